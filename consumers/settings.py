@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from storage.settings import Settings
+from rollstream.storage.settings import Settings
 
 
 class DispatchSettings(Settings):

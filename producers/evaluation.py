@@ -1,95 +1,168 @@
-"""Metrics of a version's answers to held-out prompts, and the line that records them. Pure.
+"""Generates answers to all held-out prompts, several samples and one greedy answer each, and
+measures them.
 
-Sampled accuracy (T = 1) is the metric to watch. Greedy answers change all together when the most
-likely style changes; that is a change of mode, not of skill. An answer without a reward (dead)
-counts as wrong, and is counted.
+Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
+The reward pool judges the answers, so a task's code cannot end the evaluation.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from producers.rewards import RewardVerdict
-from producers.tasks.base import STYLE_PREFIX
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
+from rollstream.producers.evaluation_part import Evaluation, JudgedAnswer, measure
+from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.tasks.base import Environment, Reply, Task, TaskPrompt, turns_of
+from rollstream.errors import EngineRefused
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
+from rollstream.streams.values import Sampling, Sources, Tokens
+
+_POLL_S = 0.05
+_IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedAnswer:
-    """One answer to a held-out prompt: its verdict, its number of generated tokens, and its part of
-    a mixture.
+class EvaluationPlan:
+    """The size of an evaluation. `samples` are drawn at temperature 1, besides one
+    greedy answer.
     """
 
-    verdict: RewardVerdict
-    length: int
-    task: str = ""
+    prompts: int
+    samples: int
+    tokens_max: int
+    seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A version's metrics on held-out prompts. Lengths (tokens) and style shares are those of the
-    sampled answers; `accuracy_by_task` is sampled too, and empty with a single task.
+@dataclass(slots=True)
+class HeldOutAnswer:
+    """One trajectory in progress. `state` is the environment's; `over`: its last turn
+    is complete.
     """
 
-    accuracy_sampled: float
-    accuracy_greedy: float
-    length_median: float
-    length_p99: float
-    shares: dict[str, float]
-    dead: int
-    accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
+    prompt: TaskPrompt
+    request: GenerationRequest
+    tokens: list[Tokens] = field(default_factory=list[Tokens])
+    sources: list[Sources] = field(default_factory=list[Sources])
+    state: str = ""
+    over: bool = False
 
-    def line(self, step: int, seconds: float) -> dict[str, object]:
-        """The line of `metrics/eval.jsonl`; `seconds` since the run's start."""
-        accuracies: dict[str, object] = {
-            f"accuracy_sampled/{task}": round(accuracy, 6)
-            for task, accuracy in self.accuracy_by_task.items()
-        }
-        return accuracies | {
-            "step": step,
-            "seconds": round(seconds, 3),
-            "accuracy_sampled": round(self.accuracy_sampled, 6),
-            "accuracy_greedy": round(self.accuracy_greedy, 6),
-            "length_median": self.length_median,
-            "length_p99": self.length_p99,
-            "shares": {name: round(share, 6) for name, share in self.shares.items()},
-            "dead": self.dead,
-        }
+    def add(self, tokens: Tokens, source: int) -> None:
+        self.tokens.append(tokens)
+        self.sources.append(np.full(len(tokens), source, np.uint8))
+
+    def turns(self) -> list[list[int]]:
+        return turns_of(np.concatenate(self.tokens), np.concatenate(self.sources))
+
+    @property
+    def sampled(self) -> bool:
+        return self.request.sampling.temperature > 0
+
+    def generated(self) -> int:
+        """Number of tokens that the model generated."""
+        return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
-def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> Evaluation:
-    """The metrics of at least one answer of each kind. Accuracy is the mean reward."""
-    assert sampled, "no sampled answer to measure"
-    assert greedy, "no greedy answer to measure"
-    lengths = np.array([one.length for one in sampled])
-    return Evaluation(
-        accuracy_sampled=_accuracy(sampled),
-        accuracy_greedy=_accuracy(greedy),
-        length_median=float(np.median(lengths)),
-        length_p99=float(np.percentile(lengths, 99)),
-        shares=_shares(sampled),
-        dead=sum(one.verdict.dead for one in (*sampled, *greedy)),
-        accuracy_by_task=_by_task(sampled),
+def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswer]:
+    """All answers to generate, by trajectory name. A task with an environment holds its slots
+    between turns.
+    """
+    hold = isinstance(task, Environment)
+    sampling_drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
+    kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
+    kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
+    made: dict[str, HeldOutAnswer] = {}
+    for group, prompt in enumerate(task.held_out(plan.prompts)):
+        tokens = np.array(prompt.tokens, np.uint32)
+        sources = np.full(len(tokens), PROMPT, np.uint8)
+        for kind, sampling in kinds.items():
+            name = f"held-out-{group}/{kind}"
+            empty = np.zeros(0, np.float32)
+            own = sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            request = GenerationRequest(name, group, tokens, sources, own, plan.seed, empty, hold=hold)
+            made[name] = HeldOutAnswer(prompt, request)
+    return made
+
+
+def evaluate(
+    task: Task,
+    plan: EvaluationPlan,
+    rewards: RewardPool,
+    engine: Engine,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Evaluation:
+    """Return the metrics of the version that `engine` holds, when every answer is judged.
+
+    The engine must be idle and serving; the pool must have no other questions.
+    """
+    answers_by_name = held_out_answers(task, plan)
+    judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
+    return measure(
+        [one for name, one in judged.items() if answers_by_name[name].sampled],
+        [one for name, one in judged.items() if not answers_by_name[name].sampled],
     )
 
 
-def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    tasks = sorted({one.task for one in answers})
-    if len(tasks) < 2:
-        return {}
-    return {task: _accuracy([one for one in answers if one.task == task]) for task in tasks}
+@dataclass(slots=True)
+class _EvaluationRound:
+    """One evaluation in progress. `to_judge` are answers that wait for room in the reward pool."""
 
+    engine: Engine
+    rewards: RewardPool
+    answers_by_name: dict[str, HeldOutAnswer]
+    judged: dict[str, JudgedAnswer] = field(default_factory=dict[str, JudgedAnswer])
+    to_judge: deque[HeldOutAnswer] = field(default_factory=deque[HeldOutAnswer])
 
-def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
-    return float(np.mean([0.0 if one.verdict.dead else one.verdict.reward for one in answers]))
+    def run(self, sleep: Callable[[float], None]) -> dict[str, JudgedAnswer]:
+        for answer in self.answers_by_name.values():
+            self.engine.submit(answer.request)
+        while len(self.judged) < len(self.answers_by_name):
+            emissions = self.engine.poll(_POLL_S)
+            for emission in emissions:
+                self._grow(self.answers_by_name[emission.trajectory], emission)
+            while self.to_judge and self.rewards.can_submit():
+                self._judge(self.to_judge.popleft())
+            outcomes = self.rewards.poll()
+            for name, outcome in outcomes:
+                self._apply_outcome(name, self.answers_by_name[name], outcome)
+            if not (emissions or outcomes):
+                sleep(_IDLE_S)
+        return self.judged
 
+    def _grow(self, answer: HeldOutAnswer, emission: Emission) -> None:
+        answer.add(emission.tokens, GENERATED)
+        if emission.finish is not None:
+            answer.over = emission.finish == "length" or not answer.request.hold
+            self.to_judge.append(answer)
 
-def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Mean of every `style/…` score over all answers."""
-    totals: dict[str, float] = {}
-    for one in answers:
-        for name, value in one.verdict.scores.items():
-            if name.startswith(STYLE_PREFIX):
-                style = name.removeprefix(STYLE_PREFIX)
-                totals[style] = totals.get(style, 0.0) + value
-    return {style: totals[style] / len(answers) for style in sorted(totals)}
+    def _judge(self, answer: HeldOutAnswer) -> None:
+        name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
+        if answer.over:
+            self.rewards.submit(name, reference, turns)
+        else:
+            self.rewards.submit_turn(name, reference, answer.state, turns)
+
+    def _apply_outcome(self, name: str, answer: HeldOutAnswer, outcome: RewardVerdict | Reply) -> None:
+        """A verdict ends the answer; a reply continues it, or completes it if the reply
+        is empty.
+        """
+        if isinstance(outcome, Reply) and outcome.tokens:
+            tokens = np.array(outcome.tokens, np.uint32)
+            answer.add(tokens, ENVIRONMENT)
+            answer.state = outcome.state
+            try:
+                self.engine.append(name, tokens)
+            except EngineRefused as error:  # the reply has tokens that the engine refuses
+                self.engine.abort(name)
+                verdict = RewardVerdict(reason=f"environment: {error}")
+                self.judged[name] = JudgedAnswer(verdict, answer.generated(), answer.prompt.task)
+            return
+        if not answer.over:  # its last turn still holds a slot
+            self.engine.abort(name)
+        if isinstance(outcome, Reply):
+            answer.over = True
+            self.to_judge.append(answer)
+        else:
+            self.judged[name] = JudgedAnswer(outcome, answer.generated(), answer.prompt.task)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from producers.tasks.base import TaskPrompt
-from streams.bus import Bus
-from streams.errors import ConfigurationError
-from streams.figures import MetricValues
-from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, Prompt
-from streams.values import Sampling
-from streams.writer import FencedWriter
+from rollstream.producers.tasks.base import TaskPrompt
+from rollstream.streams.bus import Bus
+from rollstream.errors import ConfigurationError
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, Prompt
+from rollstream.streams.values import Sampling
+from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from producers.tasks.described import Option
-from storage.settings import Settings
+from rollstream.producers.tasks.described import Option
+from rollstream.storage.settings import Settings
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
 """Prefixes of the variables with the run's credentials and settings; a task's code gets none of

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> str:
     """Resolve `__version__` lazily, so that `--help` does not import numpy."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from streams.release import RELEASE
+    from rollstream.streams.release import RELEASE
 
     return RELEASE
 

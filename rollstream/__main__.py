@@ -2,7 +2,7 @@
 
 import sys
 
-from rollstream.main import main
+from rollstream.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,10 +5,10 @@ number of GPUs.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from producers.engines.paced.roofline import Roofline, batch_max
-from simulator.constants import CONSTANTS, Model
-from simulator.policies import SchedulingPolicy
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.simulator.constants import CONSTANTS, Model
+from rollstream.simulator.policies import SchedulingPolicy
+from rollstream.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

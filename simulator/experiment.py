@@ -5,16 +5,16 @@ of the GPUs.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from producers.engines.paced.lengths import LengthDistribution, LogNormal, LogNormalMixture
-from simulator.cluster import Job, ConstantValues, cluster_of, constant_values
-from simulator.constants import MODELS, ROLLOUT_SHARES, Model
-from simulator.policies import SchedulingPolicy, ablation, policy_of
-from simulator.result import SimulationResult
-from simulator.settings import ClusterSettings, AnswerLengthSettings, SimulationSettings
-from simulator.simulation import simulate
-from simulator.traces import read_lengths
-from simulator.workload import AnswerLengths, Workload
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.paced.lengths import LengthDistribution, LogNormal, LogNormalMixture
+from rollstream.simulator.cluster import Job, ConstantValues, cluster_of, constant_values
+from rollstream.simulator.constants import MODELS, ROLLOUT_SHARES, Model
+from rollstream.simulator.policies import SchedulingPolicy, ablation, policy_of
+from rollstream.simulator.result import SimulationResult
+from rollstream.simulator.settings import ClusterSettings, AnswerLengthSettings, SimulationSettings
+from rollstream.simulator.simulation import simulate
+from rollstream.simulator.traces import read_lengths
+from rollstream.simulator.workload import AnswerLengths, Workload
+from rollstream.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

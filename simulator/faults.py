@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.repacking import SimulatedRepack
-from simulator.seat import SimulatedRollout
-from simulator.world import World
+from rollstream.simulator.repack import SimulatedRepack
+from rollstream.simulator.seat import SimulatedRollout
+from rollstream.simulator.world import World
 
 
 @dataclass(slots=True, eq=False)

@@ -7,8 +7,8 @@ identified by number, so nothing is hashed. There is no history by task.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
-from simulator.workload import Workload
+from rollstream.consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
+from rollstream.simulator.workload import Workload
 
 
 @dataclass(slots=True, eq=False)

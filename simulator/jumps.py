@@ -8,7 +8,7 @@ Exact, up to rounding, for the `Roofline` of the paced engine: `span_s(…, n)` 
 from dataclasses import replace
 from math import ceil, sqrt
 
-from producers.engines.paced.roofline import Roofline
+from rollstream.producers.engines.roofline import Roofline
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

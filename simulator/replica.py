@@ -10,10 +10,10 @@ from bisect import insort
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from producers.engines.paced.roofline import Roofline
-from simulator.jumps import seconds_of_steps, steps_lasting
-from simulator.usage import UsageTotals, ReplicaUsage
-from simulator.work import SimulatedTrajectory
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.simulator.jumps import seconds_of_steps, steps_lasting
+from rollstream.simulator.usage import UsageTotals, ReplicaUsage
+from rollstream.simulator.work import SimulatedTrajectory
 
 
 @dataclass(slots=True, eq=False)

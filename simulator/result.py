@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.trainer import SimulatedStep
+from rollstream.simulator.trainer import SimulatedStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from simulator.replica import Replica
-from simulator.work import SimulatedTrajectory
+from rollstream.simulator.replica import Replica
+from rollstream.simulator.work import SimulatedTrajectory
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ them.
 
 from pydantic import Field
 
-from storage.settings import Settings
+from rollstream.storage.settings import Settings
 
 
 class ClusterSettings(Settings):

@@ -6,16 +6,16 @@ comes from the workload's seed.
 
 import numpy as np
 
-from simulator.cluster import Cluster, Job
-from simulator.faults import FaultInjector
-from simulator.policies import SchedulingPolicy
-from simulator.repacking import ArrivingMove, SimulatedRepack
-from simulator.result import SimulationResult
-from simulator.seat import SimulatedRollout
-from simulator.work import SimulatedTrajectory
-from simulator.workload import Workload
-from simulator.world import Kind, World
-from streams.errors import ConfigurationError
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.faults import FaultInjector
+from rollstream.simulator.policies import SchedulingPolicy
+from rollstream.simulator.repack import ArrivingMove, SimulatedRepack
+from rollstream.simulator.result import SimulationResult
+from rollstream.simulator.seat import SimulatedRollout
+from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.workload import Workload
+from rollstream.simulator.world import Kind, World
+from rollstream.errors import ConfigurationError
 
 STEP_S_MAX = 86_400.0  # virtual seconds without a step, after which the run counts as stuck
 

@@ -5,8 +5,8 @@
 
 from pathlib import Path
 
-from producers.engines.paced.lengths import LengthTrace, read_trace
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.paced.lengths import LengthTrace, read_trace
+from rollstream.errors import ConfigurationError
 
 TOPIC = {"trajectories", "topic=trajectories"}
 

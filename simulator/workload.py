@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.paced.lengths import NORMAL, LengthDistribution
+from rollstream.producers.engines.paced.lengths import NORMAL, LengthDistribution
 
 EDGE, KNOTS = 6.0, 2_401
 """Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond it is one

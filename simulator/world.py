@@ -8,18 +8,18 @@ the methods below and never import the loop.
 from heapq import heappop, heappush
 from typing import Literal
 
-from consumers.dispatch.admit import AdmissionPace
-from simulator.cluster import Cluster, Job
-from simulator.dispatching import SimulatedDispatch
-from simulator.foresight import LengthForecast
-from simulator.jumps import scaled_roofline
-from simulator.placing import WavePlacement
-from simulator.policies import SchedulingPolicy
-from simulator.record import SimulationRecorder
-from simulator.replica import Replica
-from simulator.seat import SimulatedRollout
-from simulator.trainer import SimulatedTrainer
-from simulator.workload import Workload
+from rollstream.consumers.dispatch.admit import AdmissionPace
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.dispatch import SimulatedDispatch
+from rollstream.simulator.foresight import LengthForecast
+from rollstream.simulator.jumps import scaled_roofline
+from rollstream.simulator.placement import WavePlacement
+from rollstream.simulator.policies import SchedulingPolicy
+from rollstream.simulator.results import SimulationRecorder
+from rollstream.simulator.replica import Replica
+from rollstream.simulator.seat import SimulatedRollout
+from rollstream.simulator.trainer import SimulatedTrainer
+from rollstream.simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
 

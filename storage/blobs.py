@@ -13,9 +13,9 @@ import re
 import time
 from typing import NamedTuple
 
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.topics import catalogue
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.topics import catalogue
 
 HOUR_S = 3600
 MARGIN_S = 24 * HOUR_S

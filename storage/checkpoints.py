@@ -14,17 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.documents import FORMAT, create_idempotent, seal, unseal
-from storage.hashing import content_hash
-from storage.manifest import FileEntry, TensorFiles
-from storage.objects import ObjectStore
-from storage.versions.pointer import read_pointer
-from streams.errors import CorruptObject, Fenced, ObjectMissing
+from rollstream.storage.stores.json_objects import FORMAT, create_idempotent, seal, unseal
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import FileEntry, TensorFiles
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import read_pointer
+from rollstream.errors import CorruptObject, Fenced, ObjectMissing
 
 if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and states without it
     import torch
 
-    from storage.spread import Tensors
+    from rollstream.storage.weights.distributed import Tensors
 
 SHARD_BYTES = 1 << 30
 STATE = "state.json"
@@ -98,7 +98,7 @@ def write_checkpoint(
     (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
     if a trainer of a higher term has taken the weights' pointer before (3).
     """
-    from storage.shards import write_shards
+    from rollstream.storage.weights.shards import write_shards
 
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
@@ -118,7 +118,7 @@ def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
     Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if it is damaged,
     `NewerRelease` if this release cannot read it.
     """
-    from storage.shards import read_shards
+    from rollstream.storage.weights.shards import read_shards
 
     manifest = checkpoint_manifest(store, wanted)
     state = _read_state(store, wanted, manifest)

@@ -21,17 +21,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from storage.blobs import upload_hour, blob_key, parse_blob_key
-from storage.hashing import content_hash
-from storage.keys import KeyRefused
-from storage.objects import ObjectStore
-from streams.bus import Bus, AppendEntry, GroupReader, Message
-from streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
-from streams.errors import CorruptObject, DecodeError, ObjectMissing
-from streams.forwarding import BusWrapper
-from streams.records import Claim
-from streams.refusals import check_entries
-from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
+from rollstream.storage.blobs import upload_hour, blob_key, parse_blob_key
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.keys import KeyRefused
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
+from rollstream.streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
+from rollstream.errors import CorruptObject, DecodeError, ObjectMissing
+from rollstream.streams.wrapper import BusWrapper
+from rollstream.streams.records import Claim
+from rollstream.streams.refusals import check_entries
+from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
 
 class ClaimCheck(BusWrapper):

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from storage.documents import encode_json
-from storage.objects import ObjectStore
-from storage.roles import RoleRecord, read_role, role_key
-from streams.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
-from streams.figures import MetricValues
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import RoleRecord, read_role, role_key
+from rollstream.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
+from rollstream.metric_values import MetricValues
 
 POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
 POLL_S_MAX = 1.0

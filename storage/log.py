@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from storage.claim_check import ClaimCheck
-from storage.connect import open_store
-from streams.bus import Bus
-from streams.connect import open_bus
+from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
 
 
 def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from storage.leases import Lease
-from streams.errors import Fenced, StoreError
+from rollstream.storage.leases import Lease
+from rollstream.errors import Fenced, StoreError
 
 log = logging.getLogger(__name__)
 

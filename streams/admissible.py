@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory
-from streams.values import Version
+from rollstream.streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory
+from rollstream.streams.values import Version
 
 RefusalKind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)

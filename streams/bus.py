@@ -21,8 +21,8 @@ from typing import Protocol
 
 import msgspec
 
-from streams.records import Position
-from streams.topics import Topic
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic
 
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):

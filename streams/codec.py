@@ -35,8 +35,8 @@ from numpy import frombuffer, ndarray
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
-from streams.errors import DecodeError, UnknownSchema
-from streams.records import SCHEMAS, Claim, Record
+from rollstream.errors import DecodeError, UnknownSchema
+from rollstream.streams.records import SCHEMAS, Claim, Record
 
 __all__ = [
     "Decoded",

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from streams.bus import Bus
-from streams.errors import BusError, ConfigurationError
-from streams.memory_bus import MemoryBus
-from streams.sqlite_bus import SqliteBus
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.sqlite.bus import SqliteBus
 
 
 def open_bus(
@@ -43,7 +43,7 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
     """
     if not url.startswith("kafka://"):
         return
-    from streams.kafka.address import parse_kafka_url
+    from rollstream.streams.kafka.address import parse_kafka_url
 
     address, why = parse_kafka_url(url), ""
     for server in address.servers:
@@ -59,12 +59,12 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:
     """The Kafka modules are imported here because an embedded run has no Kafka client installed."""
-    from streams.kafka.address import parse_kafka_url, read_secrets
+    from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
 
     address = parse_kafka_url(url)
     secrets = read_secrets(address, os.environ)
     try:
-        from streams.kafka_bus import KafkaBus
+        from rollstream.streams.kafka.bus import KafkaBus
     except ImportError as error:
         raise ConfigurationError(
             f"{address} needs a Kafka client, and {error.name or error} is not installed; "

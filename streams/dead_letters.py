@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streams.bus import Bus, Message
-from streams.codec import decode
-from streams.errors import BusError, DecodeError, PositionLost
-from streams.records import Dead
-from streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
-from streams.writer import KeyedRecord, publish_all
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.codec import decode
+from rollstream.errors import BusError, DecodeError, PositionLost
+from rollstream.streams.records import Dead
+from rollstream.streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
+from rollstream.streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
 """Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter needs

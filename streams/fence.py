@@ -21,9 +21,9 @@ Compaction makes holes, so in compacted topics gaps are normal and only terms an
 
 from enum import Enum
 
-from streams.codec import Envelope
-from streams.errors import SequenceGap
-from streams.records import Fence
+from rollstream.streams.codec import Envelope
+from rollstream.errors import SequenceGap
+from rollstream.streams.records import Fence
 
 
 class FenceVerdict(Enum):

@@ -11,12 +11,12 @@ skips a newer decision in the ledger and generates the group again.
 
 import msgspec
 
-from streams.codec import Decoded, Envelope, decode, envelope_of
-from streams.errors import DecodeError, UnknownSchema
-from streams.fence import FenceVerdict, advance_fence
-from streams.records import Claim, Fence, Opened, Record
-from streams.release import missing_features
-from streams.topics import SCHEMAS_BY_TOPIC
+from rollstream.streams.codec import Decoded, Envelope, decode, envelope_of
+from rollstream.errors import DecodeError, UnknownSchema
+from rollstream.streams.fence import FenceVerdict, advance_fence
+from rollstream.streams.records import Claim, Fence, Opened, Record
+from rollstream.streams.release import missing_features
+from rollstream.streams.topics import SCHEMAS_BY_TOPIC
 
 REASON_MAX = 1000  # characters of an error's text that are kept
 BLOB_SHOWN = 300  # characters of a claim's key

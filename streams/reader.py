@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from streams.bus import Bus, Message
-from streams.codec import Decoded, Envelope, record_hash, decode
-from streams.dead_letters import DeadLetterWriter
-from streams.deadline import Deadline
-from streams.errors import BusError, DecodeError, NewerRelease, PositionLost
-from streams.judging import classify_message
-from streams.values import Address
-from streams.records import Opened, Position, Record
-from streams.release import upgrade_advice
-from streams.truncation import truncated_begin
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.codec import Decoded, Envelope, record_hash, decode
+from rollstream.streams.dead_letters import DeadLetterWriter
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError, DecodeError, NewerRelease, PositionLost
+from rollstream.streams.judging import classify_message
+from rollstream.streams.values import Address
+from rollstream.streams.records import Opened, Position, Record
+from rollstream.streams.release import upgrade_advice
+from rollstream.streams.truncation import truncated_begin
 
 NEAR_OFFSETS = 512  # addresses within this many offsets share one read
 

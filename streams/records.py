@@ -17,23 +17,9 @@ from typing import Literal, dataclass_transform, get_args
 import msgspec
 from msgspec import field
 
-from streams.values import (
-    Address,
-    AnnotationUsed,
-    Bytes,
-    Drafts,
-    Floats,
-    GroupMembers,
-    Member,
-    ReadTo,
-    Sampling,
-    Sources,
-    Span,
-    Tokens,
-    Version,
-)
-from streams.values import Fence as Fence
-from streams.values import Position as Position
+from rollstream.streams.values import Address, AnnotationUsed, Bytes, Drafts, Floats, GroupMembers, Member, ReadTo, Sampling, Sources, Span, Tokens, Version
+from rollstream.streams.values import Fence as Fence
+from rollstream.streams.values import Position as Position
 
 PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
 

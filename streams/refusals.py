@@ -5,9 +5,9 @@ positions that are gone.
 import dataclasses
 from collections.abc import Sequence
 
-from streams.bus import AppendEntry
-from streams.errors import BusError, PositionLost, RecordTooLarge
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.streams.topics import Topic
 
 
 def check_same_settings(existing: Topic, wanted: Topic) -> None:

@@ -10,9 +10,9 @@ a topic of many writers uses a feature only once every acting role knows it.
 
 from collections.abc import Collection, Mapping
 
-from streams.errors import NewerRelease
-from streams.records import SCHEMAS, Opened
-from streams.topics import SCHEMAS_BY_TOPIC
+from rollstream.errors import NewerRelease
+from rollstream.streams.records import SCHEMAS, Opened
+from rollstream.streams.topics import SCHEMAS_BY_TOPIC
 
 RELEASE = "0.2.0"
 

@@ -9,11 +9,11 @@ needs.
 
 from collections.abc import Iterable, Mapping
 
-from streams.bus import Bus
-from streams.codec import envelope_of
-from streams.errors import PositionLost
-from streams.values import Address
-from streams.records import Fence, Position
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import envelope_of
+from rollstream.errors import PositionLost
+from rollstream.streams.values import Address
+from rollstream.streams.records import Fence, Position
 
 TRUNCATED_GROUP = "truncated"
 """Consumer group that holds the positions below which a topic is truncated."""

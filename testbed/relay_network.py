@@ -16,21 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.connect import open_store
-from storage.documents import encode_json
-from storage.hashing import content_hash
-from storage.manifest import FileEntry, Manifest, TensorFiles, manifest_key, version_folder
-from storage.objects import ObjectStore
-from storage.relay.directory import RelayDirectory
-from storage.relay.pace import BandwidthLimiter
-from storage.relay.pushing import PushingStore
-from storage.relay.reading import RelayStore
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.values import Version
-from streams.records import WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import FileEntry, Manifest, TensorFiles, manifest_key, version_folder
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.pace import BandwidthLimiter
+from rollstream.storage.relay.pushing import PushingStore
+from rollstream.storage.relay.store import RelayStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Version
+from rollstream.streams.records import WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 from testbed.waiting import WAIT_S, wait_for
 
 RUN = "relays"

@@ -5,7 +5,7 @@ cache. Import as `testbed.update_reference`, from everywhere.
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from streams.values import Tokens
+from rollstream.streams.values import Tokens
 
 
 def over_old_cache(

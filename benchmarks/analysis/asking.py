@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.case import Case, alone, paired
-from rollstream.analysis.place import locate_run
+from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
-from storage.archive.columns import table_of
-from storage.archive.names import archive_key
-from streams.bus import Message
-from streams.codec import encode
-from streams.values import Span, Version
-from streams.records import Trajectory
+from rollstream.storage.archive.tables import table_of
+from rollstream.storage.archive.names import archive_key
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import encode
+from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Trajectory
 
 ROWS, QUICK_ROWS = 1_000_000, 100_000
 FILE_ROWS = 50_000

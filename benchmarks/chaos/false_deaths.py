@@ -21,16 +21,16 @@ from dataclasses import replace as with_fields
 from msgspec.structs import replace
 
 from benchmarks.case import Case, alone
-from consumers.dispatch.inbox import DispatchInbox
-from consumers.dispatch.service import drop_silent_rollouts
-from consumers.dispatch.state import DispatchState
-from producers.rollout.pulse import StatusRepeats
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.records import RolloutStatus
-from streams.values import Version
-from streams.topics import catalogue
-from streams.writer import publish_all
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.service import drop_silent_rollouts
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.producers.rollout.pulse import StatusRepeats
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import RolloutStatus
+from rollstream.streams.values import Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish_all
 
 ROLLOUTS = 1000
 DEAD, STUCK = 30, 10

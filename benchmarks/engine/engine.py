@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from benchmarks.case import Case, paired
-from producers.engines.base import GenerationRequest
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.values import Sampling, Version
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.streams.values import Sampling, Version
 
 TRACE = Path(__file__).parent / "traces" / "longtail-512.json"
 BATCH, CONTEXT, PROMPT, VOCABULARY, SAMPLES = 32, 512, 7, 18, 8

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from streams.errors import BusError
-from streams.reader import TopicReader, from_begin
-from streams.records import Applied, Record, StepDone, Take, Trajectory
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.errors import BusError
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Applied, Record, StepDone, Take, Trajectory
 
 COLD_STEPS = 2
 """Kernels are chosen and memory is found in the first ones."""

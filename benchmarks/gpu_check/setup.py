@@ -59,8 +59,8 @@ def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
     """A checkpoint with random weights; its tokenizer is the one of the task `numbered`."""
     import torch
 
-    from producers.tasks.numbered import Numbered
-    from storage.model import build_model
+    from rollstream.producers.tasks.numbered import Numbered
+    from rollstream.storage.models import build_model
 
     model = build_model("Qwen2ForCausalLM", shape, seed=0)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.case import Case, against
 from benchmarks.runs.epochs import Pass, history_of
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.engines.drafts.chances import HistoryAgreement, AcceptanceCurve
-from producers.engines.drafts.plan import DraftRow
-from streams.records import PROMPT, Trajectory
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.acceptance import HistoryAgreement, AcceptanceCurve
+from rollstream.producers.drafts.planner import DraftRow
+from rollstream.streams.records import PROMPT, Trajectory
 
 DEPTH, LEAST_CHANCE, FACTOR = 24, 0.1, 1.0  # vLLM's defaults; drafts are as long as trees are deep
 MOST = 32  # tokens of our drafts

@@ -35,9 +35,9 @@ from benchmarks.runs.epochs import (
     recorded,
     requests,
 )
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.engines.drafts.switch import DraftGate
-from streams.records import PROMPT, Trajectory
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.streams.records import PROMPT, Trajectory
 
 WINDOW = 8  # tokens asked for in a look-up
 DEPTH = 64  # of the tree, arctic-inference's default

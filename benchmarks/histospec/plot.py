@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from rollstream.report.charts import HEIGHT, WIDTH, Chart, draw_chart
-from rollstream.report.drafted import draft_charts
+from rollstream.report.drafts import draft_charts
 from rollstream.report.opening import open_history, run_folder
 
 HEAD = 42  # above each plot, for its title

@@ -24,11 +24,11 @@ import psutil
 from benchmarks.case import Case, against, alone, paired
 from benchmarks.runs.measured import Measured, run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
-from rollstream.config import load
-from rollstream.folder import bus_url
-from storage.metrics import read_metrics
-from streams.connect import open_bus
-from streams.topics import catalogue
+from rollstream.config.config import load
+from rollstream.config.run_folder import bus_url
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
 from testbed.servers import kafka_broker, versity
 
 PAIRS, PAIRS_QUICK = 5, 1

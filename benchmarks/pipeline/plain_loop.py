@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.packing import pack_micro_batches
-from consumers.trainer.prepare import prepare_group, training_rule
-from producers.engines.base import Emission, Engine, GenerationRequest, WeightUpdate
-from producers.engines.connect import open_engine
-from producers.engines.options import EngineOptions
-from producers.tasks.base import Task
-from rollstream.settings import Configuration
-from rollstream.config import load
-from rollstream.run_task import load_run_task
-from storage.model import load_model
-from streams.records import GENERATED, PROMPT, Trajectory
-from streams.values import Sampling, Span, Version
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.data.packing import pack_micro_batches
+from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.tasks.base import Task
+from rollstream.config.settings import Configuration
+from rollstream.config.config import load
+from rollstream.roles.run_task import load_run_task
+from rollstream.storage.models import load_model
+from rollstream.streams.records import GENERATED, PROMPT, Trajectory
+from rollstream.streams.values import Sampling, Span, Version
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.case import Case, alone
 from benchmarks.runs.killed import role
 from benchmarks.runs.watched import Watched, slots_of, watched
-from streams.records import Partial, RolloutStatus, Trajectory
+from rollstream.streams.records import Partial, RolloutStatus, Trajectory
 from testbed.run_process import read
 
 VICTIM = "rollout-1"

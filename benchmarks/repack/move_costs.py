@@ -5,14 +5,14 @@ where it went on.
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config import load
-from rollstream.folder import bus_url
-from rollstream.live.moves import MOVES_FILE, parse_moves
-from storage.metrics import read_metrics
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.reader import Received, TopicReader, from_begin
-from streams.records import Assignment, Partial, Trajectory
+from rollstream.config.config import load
+from rollstream.config.run_folder import bus_url
+from rollstream.monitor.moves import MOVES_FILE, parse_moves
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import Received, TopicReader, from_begin
+from rollstream.streams.records import Assignment, Partial, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.case import Case, alone
-from consumers.dispatch.repack import RolloutLoad, plan_repack
-from streams.values import Version
+from rollstream.consumers.dispatch.repack import RolloutLoad, plan_repack
+from rollstream.streams.values import Version
 
 ROLLOUTS = 10_000
 SLOTS = 64

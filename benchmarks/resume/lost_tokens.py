@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from streams.records import Partial, RolloutStatus, Trajectory
+from rollstream.streams.records import Partial, RolloutStatus, Trajectory
 from testbed.run_process import read
 
 

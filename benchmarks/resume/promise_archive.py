@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from storage.archive.files import encode_file
-from storage.archive.names import archive_key
-from storage.objects import ObjectStore
-from streams.bus import Message
-from streams.codec import Envelope, record_hash, encode
-from streams.values import Address, GroupMembers, Member, Span, Version
-from streams.records import Admitted, Fence, Opened, Record, StepDone, Take, Trajectory
+from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.names import archive_key
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import Envelope, record_hash, encode
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
+from rollstream.streams.records import Admitted, Fence, Opened, Record, StepDone, Take, Trajectory
 
 RUN = "recorded"
 SAMPLES, GROUPS, TAKES = 8, 8, 4  # of a group, of a step, of a step

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.case import Case, alone
-from producers.engines.base import Emission
-from producers.rollout.growing import RunningTrajectory
-from producers.rollout.outbox import BackgroundSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.settings import RolloutSettings
-from streams.bus import Bus, Message
-from streams.records import Assignment
-from streams.values import Sampling, Tokens, Version
-from streams.sqlite_bus import SqliteBus
-from streams.topics import catalogue
+from rollstream.producers.engines.base import Emission
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.settings import RolloutSettings
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.records import Assignment
+from rollstream.streams.values import Sampling, Tokens, Version
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import catalogue
 
 TOKENS, QUICK_TOKENS, PROMPT = 16_384, 4096, 256
 VERSION_TOKENS = 4096  # after so many tokens a rollout swaps in the next version

@@ -20,17 +20,17 @@ import pyarrow.parquet as pq
 
 from benchmarks.case import Case, paired
 from benchmarks.resume.promise_archive import MAX_LAG, RUN, record_run
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from consumers.replay.recorded import read_recorded
-from consumers.settings import TrainerSettings
-from consumers.trainer.intake import fetch_group
-from consumers.trainer.prepare import training_rule
-from storage.archive.reading import archived_files, local_path
-from storage.archive.whole_log import LogWithArchive
-from storage.connect import open_store
-from storage.objects import ObjectStore
-from streams.values import Member
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.replay.recorded_steps import read_recorded
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.groups import fetch_group
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.storage.archive.reading import archived_files, local_path
+from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.values import Member
 
 STEPS = {512: 400, 8192: 26}
 """By tokens per trajectory: about 125 MB of trajectories each."""

@@ -4,8 +4,8 @@ parity of its bytes, so that groups differ and are trained.
 
 from zlib import crc32
 
-from producers.tasks.base import Score, Turns
-from producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.base import Score, Turns
+from rollstream.producers.tasks.remainder import Remainder
 
 
 class Parity(Remainder):

@@ -15,19 +15,19 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.runs.measured import run
-from producers.engines.base import DraftStats, Emission, GenerationRequest
-from producers.engines.drafts import HistoryAnswer, AnswerHistory
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from producers.rollout.remembering import POLL_RECORDS_MAX, answer_from_record
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing, store_url
-from storage.connect import open_store
-from storage.model import model_from_version
-from streams.reader import TopicReader, from_begin
-from streams.records import PROMPT, Trajectory
-from streams.values import Sampling, Version
+from rollstream.producers.engines.base import DraftStats, Emission, GenerationRequest
+from rollstream.producers.drafts import HistoryAnswer, AnswerHistory
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.models import model_from_version
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import PROMPT, Trajectory
+from rollstream.streams.values import Sampling, Version
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"

@@ -15,8 +15,8 @@ from typing import TypeVar
 import psutil
 
 from benchmarks.runs.quickstart import QUICKSTART
-from storage.metrics import read_metrics
-from streams.records import StepDone
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.records import StepDone
 from testbed.run_process import read, run_line, running
 
 WAIT_S = 600.0
@@ -103,8 +103,8 @@ def started_up(warm: Path) -> float:
     loading the model.
     """
     code = (
-        "import rollstream.__main__, rollstream.commands.role, rollstream.train_role, "
-        "rollstream.roles; from storage.model import load_model; "
+        "import rollstream.__main__, rollstream.cli.role, rollstream.roles.train_role, "
+        "rollstream.roles.roles; from rollstream.storage.models import load_model; "
         f"load_model({str(warm)!r})"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config import load
-from rollstream.folder import bus_url
-from storage.metrics import read_metrics
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, Record, RolloutStatus, StepDone
+from rollstream.config.config import load
+from rollstream.config.run_folder import bus_url
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, Record, RolloutStatus, StepDone
 from testbed.run_process import run_line
 
 TIMEOUT_S = 900.0

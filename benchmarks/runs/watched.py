@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from rollstream.live.watching import TopicWatcher
-from streams.bus import Bus
-from streams.errors import BusError
-from streams.records import RolloutStatus, StepDone
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.monitor.watching import TopicWatcher
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError
+from rollstream.streams.records import RolloutStatus, StepDone
 from testbed.repository import EXAMPLES
 from testbed.run_process import run_line, running
 

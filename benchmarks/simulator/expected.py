@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.simulator.observed import Overheads, Real
-from producers.engines.connect import lengths_from, roofline_from
-from producers.engines.paced.lengths import LengthTrace
-from producers.engines.paced.roofline import Roofline
-from rollstream.profiling import measure_profile
-from simulator.jumps import scaled_roofline
-from simulator.predict import Prediction, RealRunSettings, predict
+from rollstream.producers.engines.factory import lengths_from, roofline_from
+from rollstream.producers.engines.paced.lengths import LengthTrace
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.roles.profiling import measure_profile
+from rollstream.simulator.jumps import scaled_roofline
+from rollstream.simulator.predict import Prediction, RealRunSettings, predict
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
 PROFILED_SLOTS = 96  # no run predicted here has more

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.runs.watched import Watched
-from rollstream.settings import Configuration
-from simulator.predict import Prediction
-from streams.bus import Bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Applied, Record, RolloutStatus, StepDone, Trajectory, WeightsAnnounced
+from rollstream.config.settings import Configuration
+from rollstream.simulator.predict import Prediction
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Applied, Record, RolloutStatus, StepDone, Trajectory, WeightsAnnounced
 
 
 @dataclass(frozen=True, slots=True)

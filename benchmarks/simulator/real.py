@@ -20,9 +20,9 @@ from benchmarks.runs.quickstart import QUICKSTART, warm_model
 from benchmarks.runs.watched import EXAMPLE, SETTINGS, watched
 from benchmarks.simulator.expected import expected_of, machine_of
 from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from simulator.predict import Prediction
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.simulator.predict import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
 STEPS = {"paced": 8, "torch": 50}  # in the window, whose drains must not all be of one phase

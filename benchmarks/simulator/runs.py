@@ -8,12 +8,12 @@ from statistics import mean
 
 import numpy as np
 
-from simulator.cluster import constant_values
-from simulator.constants import CONSTANTS
-from simulator.experiment import SimulationSetup, setup_of, checked_constants
-from simulator.policies import policy_of
-from simulator.result import SimulationResult
-from simulator.settings import ClusterSettings, SimulationSettings
+from rollstream.simulator.cluster import constant_values
+from rollstream.simulator.constants import CONSTANTS
+from rollstream.simulator.experiment import SimulationSetup, setup_of, checked_constants
+from rollstream.simulator.policies import policy_of
+from rollstream.simulator.result import SimulationResult
+from rollstream.simulator.settings import ClusterSettings, SimulationSettings
 
 WHOLE = ("slots", "waves_outstanding", "prompt_tokens", "length_median")
 SetUp = tuple[str, int]

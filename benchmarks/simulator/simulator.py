@@ -25,8 +25,8 @@ from benchmarks.simulator.runs import (
     speeds,
     spread,
 )
-from simulator.constants import CONSTANTS, PUBLISHED, ROLLOUT_SHARES, SET_UPS
-from simulator.policies import policy_of
+from rollstream.simulator.constants import CONSTANTS, PUBLISHED, ROLLOUT_SHARES, SET_UPS
+from rollstream.simulator.policies import policy_of
 
 ORDER = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 POLICIES = (*ORDER, "ours")

@@ -33,16 +33,16 @@ from benchmarks.case import Case, alone, paired
 from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 from benchmarks.streams.bus import BATCH, trajectory_of
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from storage.archive.columns import table_of
-from storage.archive.files import encode_file, write_options
-from storage.connect import open_store
-from streams.bus import AppendEntry, Message
-from streams.codec import encode
-from streams.records import Fence, Trajectory
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.tables import table_of
+from rollstream.storage.archive.files import encode_file, write_options
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.bus import AppendEntry, Message
+from rollstream.streams.codec import encode
+from rollstream.streams.records import Fence, Trajectory
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 
 TOKENS = 8192
 FILE_RECORDS = 1024  # 76 MB in the log

@@ -21,8 +21,8 @@ import boto3
 from botocore.config import Config
 
 from benchmarks.case import Case, paired
-from storage.connect import open_store
-from storage.s3.place import S3Address, parse_s3_url
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.s3.address import S3Address, parse_s3_url
 from testbed.servers import versity
 
 THREADS = 8

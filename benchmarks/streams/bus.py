@@ -28,13 +28,13 @@ import msgspec
 import numpy as np
 
 from benchmarks.case import Case, alone, paired
-from streams.bus import AppendEntry
-from streams.codec import decode, encode
-from streams.values import Span, Version
-from streams.records import Trajectory
-from streams.sqlite.database import Database
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import decode, encode
+from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Trajectory
+from rollstream.streams.sqlite.database import Database
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 
 BATCH = 64  # records of one append and of one read
 STREAM_BYTES = 150e6  # of one pair: over twice what SQLite holds back until a checkpoint

@@ -15,8 +15,8 @@ from functools import partial
 
 from benchmarks.case import Case, alone, paired
 from benchmarks.streams.kafka_sides import RECORD_BYTES
-from streams.connect import open_bus
-from streams.topics import Topic
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import KafkaBroker
 
 PARTITIONS = 4

@@ -16,11 +16,11 @@ from operator import attrgetter
 import numpy as np
 import psutil
 
-from streams.bus import Bus, AppendEntry
-from streams.codec import decode, encode
-from streams.connect import open_bus
-from streams.values import Span, Version
-from streams.records import Trajectory
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.codec import decode, encode
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Trajectory
 
 RECORD_BYTES = 50_000
 BATCH = 128  # records of one append

@@ -25,23 +25,23 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.case import Case, alone
-from rollstream.settings import Configuration
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from rollstream.main import main
-from rollstream.role_place import RoleLaunch
-from rollstream.roles import run_role
-from storage.connect import open_store
-from storage.documents import encode_json as encode_object
-from storage.documents import seal
-from storage.hashing import content_hash
-from storage.objects import ObjectStore
-from streams.bus import Bus, AppendEntry
-from streams.codec import Envelope, encode
-from streams.errors import NewerRelease, RollstreamError
-from streams.reader import TopicReader, from_begin
-from streams.records import Opened, Take, WeightsAnnounced
-from streams.topics import SCHEMAS_BY_TOPIC, catalogue
+from rollstream.config.settings import Configuration
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.cli.main import main
+from rollstream.roles.context import RoleLaunch
+from rollstream.roles.roles import run_role
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import encode_json as encode_object
+from rollstream.storage.stores.json_objects import seal
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.codec import Envelope, encode
+from rollstream.errors import NewerRelease, RollstreamError
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Opened, Take, WeightsAnnounced
+from rollstream.streams.topics import SCHEMAS_BY_TOPIC, catalogue
 from testbed.recorded import RUN_OF_0_1_0 as RUN
 
 OF_ONE_ROLE = {
@@ -179,8 +179,8 @@ def _copied() -> str:
         world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
-        from storage.archive.messages import messages_of
-        from storage.archive.reading import archived_files
+        from rollstream.storage.archive.messages import messages_of
+        from rollstream.storage.archive.reading import archived_files
 
         files = archived_files(world.store, world.configuration.run, "trajectories")
         kept = [m.value for file in files for m in messages_of(world.store, "trajectories", file)]

@@ -28,12 +28,12 @@ from benchmarks.runs.epochs import (
     recorded,
     requests,
 )
-from producers.engines.base import DraftStats, GenerationRequest
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.settings import VllmSettings
-from streams.values import Version
+from rollstream.producers.engines.base import DraftStats, GenerationRequest
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.settings import VllmSettings
+from rollstream.streams.values import Version
 
 ARMS = "drafts", "off"
 WORST_ROWS, WORST = 16, 0.97

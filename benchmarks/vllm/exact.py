@@ -7,11 +7,11 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
-from producers.engines.base import GenerationRequest, WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from streams.records import PROMPT
-from streams.values import Sampling
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 
 ERROR_MAX = 1e-4

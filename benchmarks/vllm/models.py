@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from streams.values import Tokens, Version
+from rollstream.streams.values import Tokens, Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 CONTEXT, PROMPT_TOKENS, VOCABULARY = 512, 32, 4096

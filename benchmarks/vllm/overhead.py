@@ -25,25 +25,25 @@ from transformers import PreTrainedModel
 
 from benchmarks.case import Case, paired
 from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
-from producers.engines.drafts import AnswerHistory
-from producers.engines.drafts.merged import CombinedSource
-from producers.engines.drafts.node import NodeHistory
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.rewards import RewardPool
-from producers.rollout.judging import EndedTurns
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.outbox import BackgroundSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.rollout.weights import WeightsFollower
-from producers.rollout.worker import RolloutLoop
-from producers.settings import RolloutSettings, TaskSettings
-from storage.connect import open_store
-from streams.connect import open_bus
-from streams.records import Assignment
-from streams.values import Sampling
-from streams.topics import catalogue
+from rollstream.producers.drafts import AnswerHistory
+from rollstream.producers.drafts.merged import CombinedSource
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import Assignment
+from rollstream.streams.values import Sampling
+from rollstream.streams.topics import catalogue
 
 BATCH = 16
 SEED = 7

@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
-from producers.engines.base import GenerationRequest, WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from storage.tensors import untie
-from storage.versions.held import TensorPatch
-from streams.records import PROMPT
-from streams.values import Sampling, Version
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.storage.weights.tensors import untie
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Sampling, Version
 
 RATIO_MAX = 1.3
 RUNNING = 4

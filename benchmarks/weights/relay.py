@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.case import Case, alone
-from storage.objects import Data, ObjectStore
-from storage.relay.chain import transfer_s
-from storage.relay.directory import RelayDirectory
-from storage.relay.held import CHUNK_BYTES
-from storage.relay.pace import BandwidthLimiter
-from storage.relay.pushing import PushingStore
-from streams.values import Version
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.relay.chain import transfer_s
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.object import CHUNK_BYTES
+from rollstream.storage.relay.pace import BandwidthLimiter
+from rollstream.storage.relay.pushing import PushingStore
+from rollstream.streams.values import Version
 from testbed.relay_network import RelayNet, RelayProcess
 from testbed.servers import versity
 
@@ -164,7 +164,7 @@ def _egress(files: dict[str, bytes], size: int) -> Iterator[Case]:
 
 
 def _encoded(manifest: object) -> bytes:
-    from storage.documents import encode_json
+    from rollstream.storage.stores.json_objects import encode_json
 
     return encode_json(manifest)
 

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from consumers.trainer.versions import VersionWriter
-from producers.engines.base import WeightUpdate
-from producers.engines.torch_engine.places import WeightView
-from producers.engines.torch_engine.weights import PreparedWrites, ServedWeights
-from producers.rollout.weights import FetchedWeights, WeightsFollower
-from storage.delta import Changes
-from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
-from storage.settings import WeightsSettings
-from storage.versions.held import TensorPatch
-from streams.connect import open_bus
-from streams.values import Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.torch.weight_views import WeightView
+from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
+from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
+from rollstream.storage.weights.delta import Changes
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 Tensors = Mapping[str, torch.Tensor]
 

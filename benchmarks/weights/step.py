@@ -21,19 +21,19 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.case import Case
 from benchmarks.weights.sides import Sides, nudged
-from consumers.settings import TrainerSettings
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import StepPublisher, CheckpointRetention, StepSnapshot
-from consumers.trainer.sample import Sample
-from producers.engines.base import GenerationRequest, WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from storage.file_store import FileStore
-from storage.metrics import MetricsFile
-from storage.tensors import untie
-from streams.records import GENERATED, PROMPT, Position, StepDone
-from streams.values import Sampling, Span, Version
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention, StepSnapshot
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.weights.tensors import untie
+from rollstream.streams.records import GENERATED, PROMPT, Position, StepDone
+from rollstream.streams.values import Sampling, Span, Version
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 8192, 8, 40
 STEPS = 3  # between two times that publishing is waited for

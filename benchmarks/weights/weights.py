@@ -18,11 +18,11 @@ import torch
 from benchmarks.case import Case
 from benchmarks.weights.sides import Link, Receiver, Sides, large_tensors, nudged
 from benchmarks.weights.step import measure_gap, measure_stall
-from storage.delta import Changes, apply_tensor, encode_tensor
-from storage.file_store import FileStore
-from storage.objects import ObjectStore
-from storage.shards import pack_tensors, plan_shards
-from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
+from rollstream.storage.weights.delta import Changes, apply_tensor, encode_tensor
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.shards import pack_tensors, plan_shards
+from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -8,8 +8,8 @@ disagree around midnight give two files and not hundreds.
 
 from collections.abc import Mapping, Sequence
 
-from storage.archive.names import utc_day, message_bytes
-from streams.bus import Message
+from rollstream.storage.archive.names import utc_day, message_bytes
+from rollstream.streams.bus import Message
 
 
 class PendingRecords:

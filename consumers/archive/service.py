@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from consumers.archive.topic import TopicArchive, WrittenFile
-from consumers.settings import ArchiveSettings
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.figures import MetricValues
+from rollstream.consumers.archive.topic import TopicArchive, WrittenFile
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.metric_values import MetricValues
 
 log = logging.getLogger(__name__)
 

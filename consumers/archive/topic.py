@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from consumers.archive.pending import PendingRecords, due_partition
-from consumers.settings import ArchiveSettings
-from storage.archive.names import ArchiveFile, archive_key, parse_archive_key
-from storage.archive.reading import FileEnd, file_end, partition_ends
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
-from streams.reader import from_begin
-from streams.records import Position
-from streams.truncation import ARCHIVE_GROUP
+from rollstream.consumers.archive.pending import PendingRecords, due_partition
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.names import ArchiveFile, archive_key, parse_archive_key
+from rollstream.storage.archive.reading import FileEnd, file_end, partition_ends
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
+from rollstream.streams.reader import from_begin
+from rollstream.streams.records import Position
+from rollstream.streams.truncation import ARCHIVE_GROUP
 
 log = logging.getLogger(__name__)
 READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
@@ -165,7 +165,7 @@ class TopicArchive:
 
     def _write(self, partition: int) -> None:
         """Write a partition's next file, or continue after another archiver's."""
-        from storage.archive.files import encode_file
+        from rollstream.storage.archive.files import encode_file
 
         messages = self._pending[partition].next_file()
         first, fence = messages[0], self._archived[partition].fence

@@ -9,28 +9,28 @@ names is before the fixed ends of the other topics.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from consumers.audit.checkpoints import CheckpointAudit
-from consumers.audit.damage import UnreadableRecords
-from consumers.audit.decisions import DecisionAudit
-from consumers.audit.fences import FenceAudit
-from consumers.audit.groups import GroupAudit
-from consumers.audit.lag import LagAudit, AuditPolicy
-from consumers.audit.messages import MissingRange, AuditSource
-from consumers.audit.noted import AnnotationAudit
-from consumers.audit.objects import StoreAudit
-from consumers.audit.once import ExactlyOnceAudit
-from consumers.audit.origins import OriginAudit
-from consumers.audit.reads import TrainerReads
-from consumers.audit.rows import RowFold, TrajectoryRows
-from consumers.audit.seen import RecordFold, Completeness, AuditMessage
-from consumers.audit.spans import ForeignCompletions, OneVersionAudit, SpanAudit
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from consumers.audit.versions import KnownRollouts, VersionAudit
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.records import Annotation, Trajectory
-from streams.topics import catalogue, is_in_key_partition
+from rollstream.consumers.audit.checkpoints import CheckpointAudit
+from rollstream.consumers.audit.damage import UnreadableRecords
+from rollstream.consumers.audit.decisions import DecisionAudit
+from rollstream.consumers.audit.fences import FenceAudit
+from rollstream.consumers.audit.groups import GroupAudit
+from rollstream.consumers.audit.spans import LagAudit, AuditPolicy
+from rollstream.consumers.audit.source import MissingRange, AuditSource
+from rollstream.consumers.audit.noted import AnnotationAudit
+from rollstream.consumers.audit.store import StoreAudit
+from rollstream.consumers.audit.exactly_once import ExactlyOnceAudit
+from rollstream.consumers.audit.origins import OriginAudit
+from rollstream.consumers.audit.trainer_reads import TrainerReads
+from rollstream.consumers.audit.rows import RowFold, TrajectoryRows
+from rollstream.consumers.audit.seen import RecordFold, Completeness, AuditMessage
+from rollstream.consumers.audit.spans_part import ForeignCompletions, OneVersionAudit, SpanAudit
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.records import Annotation, Trajectory
+from rollstream.streams.topics import catalogue, is_in_key_partition
 
 END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",

@@ -11,19 +11,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.audit.lag import AuditPolicy
-from consumers.audit.tally import InvariantResult
-from consumers.audit.versions import VersionAudit
-from consumers.trainer.checkpoint import TrainerState
-from storage.checkpoints import (
-    CheckpointId,
-    checkpoint_manifest,
-    checkpoint_state,
-    stored_checkpoints,
-)
-from storage.hashing import content_hash
-from storage.objects import ObjectStore
-from streams.errors import CorruptObject, ObjectMissing
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.versions import VersionAudit
+from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.storage.checkpoints import CheckpointId, checkpoint_manifest, checkpoint_state, stored_checkpoints
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import CorruptObject, ObjectMissing
 
 
 @dataclass(slots=True)

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
-from consumers.audit.seen import AuditMessage
-from consumers.audit.tally import InvariantResult
-from streams.bus import Bus
-from streams.codec import MAGIC, record_hash, decode, envelope_of
-from streams.errors import BusError, DecodeError, PositionLost
-from streams.values import Address
-from streams.records import Claim, Dead
+from rollstream.consumers.audit.seen import AuditMessage
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import MAGIC, record_hash, decode, envelope_of
+from rollstream.errors import BusError, DecodeError, PositionLost
+from rollstream.streams.values import Address
+from rollstream.streams.records import Claim, Dead
 
 NOTES_MAX = 10
 _CHECKSUM_AT, _BODY_AT = 8, 16

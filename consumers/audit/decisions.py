@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from consumers.audit.groups import GroupAudit
-from consumers.audit.lag import AuditPolicy
-from consumers.audit.noted import is_counted_at_intake
-from consumers.audit.reads import TrainerReads, is_within
-from consumers.audit.rows import TrajectoryRows
-from consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from consumers.audit.waiting import GroupRecords, OpenGroupCheck, recent_takes
-from consumers.trainer.annotated import REWARD, is_annotated
-from consumers.trainer.prepare import PreparedGroup, TrainingRule, prepare_group
-from streams.admissible import BelievedVersions
-from streams.values import Address, Version
-from streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
+from rollstream.consumers.audit.groups import GroupAudit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.noted import is_counted_at_intake
+from rollstream.consumers.audit.trainer_reads import TrainerReads, is_within
+from rollstream.consumers.audit.rows import TrajectoryRows
+from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.open_groups import GroupRecords, OpenGroupCheck, recent_takes
+from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.streams.admissible import BelievedVersions
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """The start of the detail of a closing whose group was not complete."""

@@ -9,18 +9,18 @@ and counted; the other folds receive them marked as void.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from consumers.audit.damage import UnreadableRecords
-from consumers.audit.messages import MissingRange
-from consumers.audit.seen import Coverage, AuditMessage
-from consumers.audit.tally import InvariantResult
-from streams.bus import Message
-from streams.errors import SequenceGap
-from streams.fence import advance_fence
-from streams.judging import ClassifiedMessage, classify_message
-from streams.values import Address
-from streams.records import Fence, Opened
-from streams.release import upgrade_advice
-from streams.topics import Topic
+from rollstream.consumers.audit.damage import UnreadableRecords
+from rollstream.consumers.audit.source import MissingRange
+from rollstream.consumers.audit.seen import Coverage, AuditMessage
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.bus import Message
+from rollstream.errors import SequenceGap
+from rollstream.streams.fence import advance_fence
+from rollstream.streams.judging import ClassifiedMessage, classify_message
+from rollstream.streams.values import Address
+from rollstream.streams.records import Fence, Opened
+from rollstream.streams.release import upgrade_advice
+from rollstream.streams.topics import Topic
 
 PartitionFences = dict[tuple[str, int], Fence]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.audit.seen import Coverage, Completeness, AuditMessage, starts_complete
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from consumers.trainer.poison import TakeAttempts
-from streams.values import Address
-from streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
+from rollstream.consumers.audit.seen import Coverage, Completeness, AuditMessage, starts_complete
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.trainer.data.poisoned_takes import TakeAttempts
+from rollstream.streams.values import Address
+from rollstream.streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.audit.seen import Coverage, AuditMessage
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from streams.records import Annotation
+from rollstream.consumers.audit.seen import Coverage, AuditMessage
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.records import Annotation
 
 AnnotationKey = tuple[str, str]
 

@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from consumers.audit.chains import ResumeChains
-from consumers.audit.groups import Admission
-from consumers.audit.rows import TrajectoryRows
-from consumers.audit.seen import Coverage, AuditMessage
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from streams.records import PROMPT, Applied, Assignment, Partial, Prompt, Trajectory
-from streams.values import Address, Tokens, Version
+from rollstream.consumers.audit.resume_chains import ResumeChains
+from rollstream.consumers.audit.groups import Admission
+from rollstream.consumers.audit.rows import TrajectoryRows
+from rollstream.consumers.audit.seen import Coverage, AuditMessage
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.records import PROMPT, Applied, Assignment, Partial, Prompt, Trajectory
+from rollstream.streams.values import Address, Tokens, Version
 
 RolloutTerm = tuple[str, int]
 """A rollout and its term."""

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.audit.seen import AuditMessage
-from streams.bus import Message
-from streams.codec import decode
-from streams.records import GENERATED, Trajectory
-from streams.values import Address
-from streams.topics import is_in_key_partition
+from rollstream.consumers.audit.seen import AuditMessage
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import decode
+from rollstream.streams.records import GENERATED, Trajectory
+from rollstream.streams.values import Address
+from rollstream.streams.topics import is_in_key_partition
 
 if TYPE_CHECKING:  # pyarrow is imported only with an archive
     import pyarrow as pa
 
-    from storage.archive.values import OriginalBytes
+    from rollstream.storage.archive.originals import OriginalBytes
 
 Integers = NDArray[np.int64]
 
@@ -100,7 +100,7 @@ class TrajectoryRows:
 
     def seen(self, row: int) -> AuditMessage:
         """One row as a message."""
-        from storage.archive.values import OriginalBytes
+        from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
         assert data is not None, "a tombstone among records"
@@ -114,7 +114,7 @@ def split_batch(
     """The rows from offset `low` on and below `high`, in order: trajectories whose bytes match
     their hashes as `TrajectoryRows`, all others as messages. Raises `CorruptObject` at a row that differs.
     """
-    from storage.archive.messages import messages_in
+    from rollstream.storage.archive.messages import messages_in
 
     offsets = batch.column("offset").to_numpy()
     wanted = np.flatnonzero((offsets >= low) & (offsets < (1 << 62 if high is None else high)))

@@ -5,10 +5,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from consumers.audit.tally import InvariantResult
-from streams.codec import Envelope, record_hash
-from streams.values import Address
-from streams.records import Record
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.codec import Envelope, record_hash
+from rollstream.streams.values import Address
+from rollstream.streams.records import Record
 
 
 class AuditMessage(msgspec.Struct, frozen=True, gc=False):

@@ -1,158 +1,172 @@
-"""Invariants 3 and 4: every generated token belongs to one span; under `keep_version` a trajectory
-has one span.
+"""Invariant 5: no token is trained above `max_lag`; the masked tokens are counted again.
 
-The log does not show which engine stamped a span, only that the spans tile the generated tokens.
-Only trained trajectories can violate these invariants: any program may append a malformed one,
-which the trainer refuses (invariant 12). Malformed completions that were not trained are counted,
-and so are foreign ones, of trajectories that were never admitted.
+A token's lag is the version that its step trains from (step - 1) minus the version of its span. The
+ledger does not name masked tokens, so the sums of each step are compared: its trained and masked
+tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a version that
+was never believed are masked too (invariant 6). Grows with the run: three numbers per step.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.audit.groups import Admission
-from consumers.audit.rows import Integers, TrajectoryRows
-from consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from streams.records import GENERATED, Assignment, Trajectory
+from rollstream.consumers.audit.rows import Integers, TrajectoryRows
+from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.trainer.data.lag import lag_of
+from rollstream.consumers.trainer.data.prepare import TrainingRule
+from rollstream.streams.values import Address
+from rollstream.streams.records import StepDone, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignCompletions:
-    """Finds completions that name no admitted trajectory, by the groups of `admissions`."""
+class AuditPolicy:
+    """The settings of the run that the checks need; `known` is False if no configuration is
+    available.
+    """
 
-    admitted: Mapping[int, Admission]
-    coverage: Coverage
+    max_lag: int | None = None
+    keep_version: bool = False
+    known: bool = True
+    rule: TrainingRule | None = None
+    """The trainer's rule for closing groups; None if its settings are not available."""
+    choose: str = "oldest"
+    checkpoint_every: int = 0
+    """Steps between checkpoints, 0 if unknown."""
+
+
+@dataclass(slots=True)
+class LagAudit:
+    """Needs the ledger before `trajectories`."""
+
     taken: LedgerIndex
-
-    def has(self, record: Trajectory) -> bool:
-        """Whether the completion is foreign; False if the first admissions are not available."""
-        if not starts_complete(self.coverage["admissions"]):
-            return False
-        group = self.admitted.get(record.group)
-        return group is None or record.trajectory not in group.names
-
-
-@dataclass(slots=True)
-class SpanAudit:
-    """Checks `trajectories`; needs the ledger before them."""
-
-    foreign: ForeignCompletions
-    tally: InvariantResult = field(
-        default_factory=lambda: InvariantResult(3, "every generated token belongs to one span")
-    )
+    policy: AuditPolicy
+    tally: InvariantResult = field(default_factory=lambda: InvariantResult(5, "no token is trained above max_lag"))
+    _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
 
     def apply(self, seen: AuditMessage) -> None:
+        if seen.void:
+            return
         record = seen.record
-        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
-            return
-        if self.foreign.has(record):
-            self.tally.counts["foreign completions"] += 1
-            return
-        self.tally.counts["trajectories"] += 1
-        self.tally.counts["spans"] += len(record.spans)
-        generated = int(np.count_nonzero(record.sources == GENERATED))
-        self.tally.counts["tokens"] += generated
-        wrong = _span_problem(record, generated)
-        if wrong and not self.foreign.taken.is_trained(record.trajectory, seen.address):
-            self.tally.counts["malformed and not trained"] += 1
-        elif wrong:
-            self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
+        if isinstance(record, StepDone) and seen.topic == "ledger":
+            self._done.append((record, seen.address))
+        elif isinstance(record, Trajectory) and seen.topic == "trajectories":
+            use = self.taken.uses.get(record.trajectory)
+            if use is not None and use.step and use.at == seen.address:
+                self._weigh(record, use.step, seen)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        right = _well_formed(rows)
-        self.tally.counts["trajectories"] += int(np.count_nonzero(right))
-        self.tally.counts["spans"] += int(rows.spans.count[right].sum())
-        self.tally.counts["tokens"] += int(rows.generated[right].sum())
-        for row in np.flatnonzero(~right).tolist():
+        steps = self._steps(rows)
+        if not steps.any():
+            return
+        spans = rows.spans
+        lags = np.maximum(steps[spans.row] - 1 - spans.number, 0)
+        is_masked = ~self._are_believed(rows)
+        if self.policy.max_lag is not None:
+            is_masked |= lags > self.policy.max_lag
+        tokens = spans.end - spans.start
+        masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
+        ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
+        odd = (spans.sums(ahead) > 0) | (trained == 0)
+        if self.policy.keep_version:
+            odd |= masked > 0
+        for row in np.flatnonzero(odd & (steps > 0)).tolist():
             self.apply(rows.seen(row))
+        plain = np.where(odd, 0, steps)
+        self._add(plain, {"trained": trained, "masked": masked})
+        counted = lags[~is_masked & (plain[spans.row] > 0)]
+        if len(counted):
+            name = "is the highest lag"
+            self.tally.counts[name] = max(self.tally.counts[name], int(counted.max()))
 
     def finish(self, coverage: Coverage) -> None:
-        _report_missing(self.tally, coverage)
-
-
-@dataclass(slots=True)
-class OneVersionAudit:
-    """Checks invariant 4; `keep_version` is None if the run's settings are unknown."""
-
-    keep_version: bool | None
-    foreign: ForeignCompletions
-    tally: InvariantResult = field(default_factory=lambda: InvariantResult(4, "under keep_version, one span each"))
-
-    def apply(self, seen: AuditMessage) -> None:
-        record = seen.record
-        if isinstance(record, Assignment) and self.keep_version and not seen.void:
-            self._ordered(record)
-        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+        if not self.policy.known:
+            self.tally.cannot("dispatch.max_lag is not known without the run's config.json")
             return
-        several = len(record.spans) > 1
-        self.tally.counts["trajectories of one span"] += not several
-        self.tally.counts["of several"] += several
-        is_trained = self.foreign.taken.is_trained(record.trajectory, seen.address)
-        if several and self.keep_version and is_trained:
-            names = ", ".join(str(span.version) for span in record.spans[:4])
-            what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
-            self.tally.offend(what, seen.topic, seen.address)
+        bound = self.policy.max_lag
+        if bound is None:
+            self.tally.notes.append("max_lag = null: ready_groups_max bounds it")
+        gone, ledger_whole = 0, starts_complete(coverage["ledger"])
+        for done, at in self._done:
+            whole = self.taken.is_whole(done.step, ledger_whole=ledger_whole)
+            if whole and self._sums[done.step, "trajectories"] == self.taken.trained[done.step]:
+                self._compare(done, at)
+            else:
+                gone += 1
+        if gone:
+            self.tally.cannot(f"{gone} steps whose takes or completions are missing")
+        for topic in ("trajectories", "ledger"):
+            if coverage[topic] == "absent":
+                self.tally.cannot(f"{topic} is missing")
 
-    def _ordered(self, order: Assignment) -> None:
-        """Count the outcomes of trajectories whose version no rollout held, as far as assignments
-        are kept.
-        """
-        if order.from_history:
-            self.tally.counts["loaded from history"] += 1
-        elif order.kind == "start" and order.attempt > 1:
-            self.tally.counts["started again"] += 1
+    def _steps(self, rows: TrajectoryRows) -> Integers:
+        """The step that trained each row, 0 for none."""
+        found: list[int] = []
+        for at, use in enumerate(map(self.taken.uses.get, rows.names), rows.first):
+            is_used = use is not None and use.at.offset == at and use.at.partition == rows.partition
+            found.append(use.step if use is not None and is_used else 0)
+        return np.array(found, np.int64)
 
-    def apply_rows(self, rows: TrajectoryRows) -> None:
-        several = rows.spans.count > 1
-        self.tally.counts["trajectories of one span"] += int(np.count_nonzero(~several))
-        if self.keep_version:
-            for row in np.flatnonzero(several).tolist():
-                self.apply(rows.seen(row))
-        else:
-            self.tally.counts["of several"] += int(np.count_nonzero(several))
+    def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
+        """For each span, whether its version is believed (as `Taken.is_believed`)."""
+        numbers, of = np.unique(rows.spans.number, return_inverse=True)
+        made = [self.taken.versions.get(number) for number in numbers.tolist()]
+        is_known = np.array([version is not None for version in made], np.bool_)
+        terms = np.array([0 if version is None else version.term for version in made], np.int64)
+        return ~is_known[of] | (terms[of] == rows.spans.term)
 
-    def finish(self, coverage: Coverage) -> None:
-        if self.keep_version is False:
-            self.tally.notes.append("the run's policy lets versions change within a trajectory")
-            return
-        _report_missing(self.tally, coverage)
-        if self.keep_version is None and self.tally.counts["of several"]:
-            self.tally.cannot("rollouts.on_update is not known without the run's config.json")
+    def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
+        """Add to the sums of each step; rows of step 0 are not counted."""
+        found, of = np.unique(steps, return_inverse=True)
+        sums = {name: np.bincount(of, counts).tolist() for name, counts in tokens.items()}
+        sums["trajectories"] = np.bincount(of).tolist()
+        for at, step in enumerate(found.tolist()):
+            for name, values in sums.items():
+                self._sums[step, name] += int(values[at]) if step else 0
 
+    def _weigh(self, record: Trajectory, step: int, seen: AuditMessage) -> None:
+        trained = masked = 0
+        for span in record.spans:
+            lag, tokens = lag_of(span, step - 1), span.end - span.start
+            if span.version.number > max(step - 1, self.taken.highest[step]):
+                what = f"step {step} trained {record.trajectory} of {span.version}, made later"
+                self.tally.offend(what, seen.topic, seen.address)
+            bound = self.policy.max_lag
+            is_above = bound is not None and lag > bound
+            if is_above or not self.taken.is_believed(span.version):
+                masked += tokens
+            else:
+                trained += tokens
+                self.tally.counts["is the highest lag"] = max(
+                    self.tally.counts["is the highest lag"], lag
+                )
+        self._sums[step, "trajectories"] += 1
+        self._sums[step, "trained"] += trained
+        self._sums[step, "masked"] += masked
+        if self.policy.known and (not trained or (masked and self.policy.keep_version)):
+            oldest = min((span.version.number for span in record.spans), default=0)
+            what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
+            self.tally.offend(f"{what}, max_lag is {self.policy.max_lag}", seen.topic, seen.address)
 
-def _span_problem(record: Trajectory, generated: int) -> str:
-    if len(record.sources) != len(record.tokens):
-        return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
-    if len(record.logprobs) != generated:
-        return f"{generated} generated tokens but {len(record.logprobs)} log-probabilities"
-    end = 0
-    for span in record.spans:
-        if span.start != end or span.end <= span.start:
-            return f"span [{span.start}, {span.end}) instead of one that starts at {end}"
-        end = span.end
-    return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
-
-
-def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
-    """The rows for which `_span_problem` returns ""."""
-    spans, generated = rows.spans, rows.generated
-    is_first = np.diff(spans.row, prepend=-1) > 0
-    before: Integers = np.where(is_first, 0, np.roll(spans.end, 1))
-    is_wrong = (spans.start != before) | (spans.end <= spans.start)
-    reached = np.zeros(len(rows), np.int64)
-    reached[spans.row] = spans.end  # the last one of each row stays
-    right = (reached == generated) & (spans.sums(is_wrong) == 0)
-    right &= rows.lengths("sources") == rows.lengths("tokens")
-    return right & (rows.lengths("logprobs") == generated)
-
-
-def _report_missing(tally: InvariantResult, coverage: Coverage) -> None:
-    if coverage["trajectories"] == "part":
-        tally.cannot("the trajectories before the first kept record")
-    elif coverage["trajectories"] == "absent":
-        tally.cannot("trajectories is missing")
+    def _compare(self, done: StepDone, at: Address) -> None:
+        found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
+        self.tally.counts["tokens trained"] += found["trained"]
+        self.tally.counts["masked"] += found["masked"]
+        stated = {
+            "trained": done.metrics.get("tokens_trained"),
+            "masked": float(done.counts.get("masked_tokens", 0)),
+        }
+        for name, number in stated.items():
+            if number is None:
+                self.tally.cannot(f"step {done.step} does not state how many tokens it trained")
+            elif number != found[name]:
+                what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
+                self.tally.offend(what, "ledger", at)
+        lag, bound = done.metrics.get("lag_consumed_max", 0.0), self.policy.max_lag
+        if bound is not None and lag > bound:
+            self.tally.offend(f"step {done.step} states lag {lag:g} > {bound}", "ledger", at)

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streams.values import Address
+from rollstream.streams.values import Address
 
 OFFENDERS_MAX = 10
 UNCHECKED_MAX = 10

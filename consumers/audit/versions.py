@@ -11,13 +11,13 @@ Grows with the run: a hash and a few bytes per version.
 
 from dataclasses import dataclass, field
 
-from consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from consumers.audit.taken import LedgerIndex
-from consumers.audit.tally import InvariantResult
-from storage.objects import ObjectStore
-from storage.roles import role_names, newest_term
-from streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
-from streams.values import Version
+from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from rollstream.consumers.audit.folds import LedgerIndex
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import role_names, newest_term
+from rollstream.streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
+from rollstream.streams.values import Version
 
 
 @dataclass(slots=True)

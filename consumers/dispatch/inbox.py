@@ -9,18 +9,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from consumers.dispatch.lengths import LengthHistory
-from consumers.dispatch.listening import SilenceClock
-from consumers.dispatch.plausible import RELAYS, ROLLOUTS, accept_any_term, refused_applied, refused_partial, refused_status
-from consumers.dispatch.state import DispatchState, VoidAssignment
-from storage.relay.chain import RELAY_TERMS
-from streams.bus import Bus
-from streams.dead_letters import DeadLetterWriter
-from streams.reader import Received, TopicReader, from_begin
-from streams.values import Address
-from streams.records import Admitted, Applied, Assignment, GroupClosed, Partial, Position, Prompt, Record, RelayStatus, RolloutStatus, Superseded, Take, Trajectory, WeightsAnnounced
-from streams.topics import is_in_key_partition
-from streams.truncation import move_back_to_oldest
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.listening import SilenceClock
+from rollstream.consumers.dispatch.plausible import RELAYS, ROLLOUTS, accept_any_term, refused_applied, refused_partial, refused_status
+from rollstream.consumers.dispatch.state import DispatchState, VoidAssignment
+from rollstream.storage.relay.chain import RELAY_TERMS
+from rollstream.streams.bus import Bus
+from rollstream.streams.dead_letters import DeadLetterWriter
+from rollstream.streams.reader import Received, TopicReader, from_begin
+from rollstream.streams.values import Address
+from rollstream.streams.records import Admitted, Applied, Assignment, GroupClosed, Partial, Position, Prompt, Record, RelayStatus, RolloutStatus, Superseded, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.topics import is_in_key_partition
+from rollstream.streams.truncation import move_back_to_oldest
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streams.codec import record_hash
-from streams.records import Prompt
+from rollstream.streams.codec import record_hash
+from rollstream.streams.records import Prompt
 
 PROMPTS_MAX = 1 << 16  # beyond it the least recently used prompt is evicted
 TASKS_MAX = 1024

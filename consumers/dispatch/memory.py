@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.dispatch.inbox import DispatchInbox
-from consumers.dispatch.kept import StateFile, PersistedState, state_to_persist
-from consumers.dispatch.lengths import PersistedLengths, LengthHistory
-from consumers.dispatch.state import DispatchState
-from storage.documents import decode_json
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.errors import CorruptObject, ObjectMissing
-from streams.values import Address
-from streams.records import Position
-from streams.truncation import DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, truncate
-from streams.writer import FencedWriter
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.persistence import StateFile, PersistedState, state_to_persist
+from rollstream.consumers.dispatch.lengths import PersistedLengths, LengthHistory
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.storage.stores.json_objects import decode_json
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.streams.values import Address
+from rollstream.streams.records import Position
+from rollstream.streams.truncation import DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, truncate
+from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from consumers.dispatch.lengths import LengthHistory
-from consumers.dispatch.orders import release_record
-from consumers.dispatch.outliers import OutlierPlan, RunningRequest, plan_outliers
-from consumers.dispatch.repack import RolloutLoad, RepackMove, plan_repack
-from consumers.dispatch.state import DispatchState, CurrentAssignment, TrackedRollout
-from consumers.dispatch.tempo import StepDuration, lag_budget
-from streams.records import Assignment
-from streams.values import Version
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.assignments import release_record
+from rollstream.consumers.dispatch.outliers import OutlierPlan, RunningRequest, plan_outliers
+from rollstream.consumers.dispatch.repack import RolloutLoad, RepackMove, plan_repack
+from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment, TrackedRollout
+from rollstream.consumers.dispatch.tempo import StepDuration, lag_budget
+from rollstream.streams.records import Assignment
+from rollstream.streams.values import Version
 
 MOVE_TIMEOUT_S = 10.0  # for the last partial of a move: a finished answer that is being scored has none
 

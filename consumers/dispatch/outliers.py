@@ -12,10 +12,10 @@ finish, and dropped.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.dispatch.lengths import ExpectedLength
-from consumers.dispatch.repack import RolloutLoad
-from consumers.dispatch.tempo import LagBudget
-from streams.values import Version
+from rollstream.consumers.dispatch.lengths import ExpectedLength
+from rollstream.consumers.dispatch.repack import RolloutLoad
+from rollstream.consumers.dispatch.tempo import LagBudget
+from rollstream.streams.values import Version
 
 UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
 DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold

@@ -9,7 +9,7 @@ waits for a better place: a free slot on any rollout is used.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from consumers.dispatch.layout import WaveLayout
+from rollstream.consumers.dispatch.placement import WaveLayout
 
 
 @dataclass(frozen=True, slots=True)

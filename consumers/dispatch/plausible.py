@@ -8,12 +8,12 @@ rollout of term 1 a zombie, and the next assignment would end its process.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consumers.dispatch.state import CurrentAssignment
-from storage.keys import PART_BYTES_MAX, is_key
-from storage.objects import ObjectStore
-from storage.roles import role_names, newest_term
-from streams.links import is_count, is_version, malformed_partial
-from streams.records import Applied, Partial, RolloutStatus
+from rollstream.consumers.dispatch.state import CurrentAssignment
+from rollstream.storage.stores.keys import PART_BYTES_MAX, is_key
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import role_names, newest_term
+from rollstream.streams.partial_links import is_count, is_version, malformed_partial
+from rollstream.streams.records import Applied, Partial, RolloutStatus
 
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from streams.values import Version
+from rollstream.streams.values import Version
 
 DESTINATIONS_TRIED_MAX = 64  # destinations tried for one source, fullest first, when the other bound is tight
 

@@ -14,29 +14,29 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from consumers.dispatch.admit import AdmissionPace, admissible_groups
-from consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
-from consumers.dispatch.kept import restore_state
-from consumers.dispatch.memory import DispatchPersistence
-from consumers.dispatch.moves import MoveSummary, RepackPlanner
-from consumers.dispatch.ordering import PlannedAssignment, AssignmentPlanner
-from consumers.dispatch.orders import admission_record, free_room, release_record
-from consumers.dispatch.plausible import RoleTerms
-from consumers.dispatch.recover import unassigned_trajectories
-from consumers.dispatch.state import DispatchState, CurrentAssignment, VoidAssignment
-from consumers.dispatch.stranded import VersionReload
-from consumers.dispatch.waves import WaveLayouts
-from consumers.settings import DispatchSettings
-from storage.manifest import read_manifest
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.errors import CorruptObject, ObjectMissing
-from streams.figures import MetricValues
-from streams.reader import TopicReader
-from streams.values import Address, Version
-from streams.records import Admitted, Assignment
-from streams.topics import partition_of
-from streams.writer import FencedWriter
+from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
+from rollstream.consumers.dispatch.persistence import restore_state
+from rollstream.consumers.dispatch.memory import DispatchPersistence
+from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
+from rollstream.consumers.dispatch.planner import PlannedAssignment, AssignmentPlanner
+from rollstream.consumers.dispatch.assignments import admission_record, free_room, release_record
+from rollstream.consumers.dispatch.plausible import RoleTerms
+from rollstream.consumers.dispatch.recovery import unassigned_trajectories
+from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment, VoidAssignment
+from rollstream.consumers.dispatch.version_reload import VersionReload
+from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Admitted, Assignment
+from rollstream.streams.topics import partition_of
+from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 

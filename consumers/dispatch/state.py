@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from streams.values import Address, Version
-from streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
 
 SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is smoothed
 

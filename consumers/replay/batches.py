@@ -7,17 +7,17 @@ another rule adds to the recorded takes (a larger `max_lag`) are packed into fur
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from consumers.replay.recorded import PlannedStep
-from consumers.settings import TrainerSettings
-from consumers.trainer.figures import StepMetrics
-from consumers.trainer.intake import fetch_annotations, fetch_group
-from consumers.trainer.packing import pack_micro_batches
-from consumers.trainer.prepare import TrainingRule, prepare_group
-from consumers.trainer.sample import Sample
-from streams.admissible import BelievedVersions
-from streams.bus import Bus
-from streams.values import GroupMembers
-from streams.records import Take, Trajectory
+from rollstream.consumers.replay.recorded_steps import PlannedStep
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
+from rollstream.consumers.trainer.data.packing import pack_micro_batches
+from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.streams.admissible import BelievedVersions
+from rollstream.streams.bus import Bus
+from rollstream.streams.values import GroupMembers
+from rollstream.streams.records import Take, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import torch
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
-from consumers.trainer.layout import token_rows
-from consumers.trainer.policy_forward import policy_scorer
-from consumers.trainer.sample import sample_of
-from streams.records import Trajectory
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.policy_forward import policy_scorer
+from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.streams.records import Trajectory
 
 
 class BehaviourModel:

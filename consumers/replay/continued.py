@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from streams.bus import Bus, AppendEntry, Message
-from streams.errors import BusError, ConfigurationError
-from streams.records import Position
+from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.records import Position
 
 BEGUN_GROUP = "replay"
 """Consumer group whose commit marks a topic as begun by a replay."""

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from consumers.replay.gathering import SourceTrajectory
-from consumers.trainer.sample import sample_of
-from streams.errors import ConfigurationError, DecodeError
-from streams.records import GENERATED, PROMPT, Trajectory
-from streams.values import Span, Version
+from rollstream.consumers.replay.offline_log import SourceTrajectory
+from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.errors import ConfigurationError, DecodeError
+from rollstream.streams.records import GENERATED, PROMPT, Trajectory
+from rollstream.streams.values import Span, Version
 
 LINE_BYTES_MAX = 64 << 20
 LOGPROB_MAX = 1e-3  # rounding error of a token with probability 1

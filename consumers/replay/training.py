@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.replay.batches import ReplayCourse, replay_batches
-from consumers.replay.recorded import PlannedStep
-from consumers.trainer.checkpoint import TrainerState
-from consumers.trainer.figures import StepMetrics
-from consumers.trainer.learning import Learning
-from consumers.trainer.ledger import Ledger, LedgerTail
-from consumers.trainer.publisher import StepPublisher, StepSnapshot
-from streams.bus import Bus
-from streams.records import Configured, Position, StepDone
-from streams.values import Version
+from rollstream.consumers.replay.batches import ReplayCourse, replay_batches
+from rollstream.consumers.replay.recorded_steps import PlannedStep
+from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
+from rollstream.streams.bus import Bus
+from rollstream.streams.records import Configured, Position, StepDone
+from rollstream.streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from consumers.trainer.intake import GroupIntake
-from streams.values import Address
-from streams.records import Position
+from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.streams.values import Address
+from rollstream.streams.records import Position
 
 
 @dataclass(frozen=True, slots=True)

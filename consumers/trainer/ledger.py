@@ -8,12 +8,12 @@ after a crash the ledger names everything that may have been trained, and a take
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from consumers.trainer.poison import TakeAttempts, SupersededTakes
-from streams.bus import Bus
-from streams.reader import TopicReader
-from streams.records import Configured, GroupClosed, Position, Record, StepDone, Superseded, Take
-from streams.values import Version
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.data.poisoned_takes import TakeAttempts, SupersededTakes
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader
+from rollstream.streams.records import Configured, GroupClosed, Position, Record, StepDone, Superseded, Take
+from rollstream.streams.values import Version
+from rollstream.streams.writer import FencedWriter
 
 LEDGER_KEY = "run"
 

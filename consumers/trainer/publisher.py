@@ -23,23 +23,18 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from consumers.trainer.copies import BufferPool
-from consumers.trainer.forgetting import LogTruncation
-from consumers.trainer.ledger import Ledger
-from consumers.trainer.step_lines import step_line
-from consumers.trainer.totals import TrainerTotals
-from consumers.trainer.versions import VersionWriter
-from storage.checkpoints import (
-    delete_checkpoints,
-    plan_checkpoints,
-    stored_checkpoints,
-    write_checkpoint,
-)
-from storage.metrics import MetricsFile
-from storage.objects import ObjectStore
-from storage.spread import Tensors
-from storage.versions.pointer import check_term
-from streams.records import StepDone
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.data.forgetting import LogTruncation
+from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.consumers.trainer.step_lines import step_line
+from rollstream.consumers.trainer.totals import TrainerTotals
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.storage.checkpoints import delete_checkpoints, plan_checkpoints, stored_checkpoints, write_checkpoint
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.distributed import Tensors
+from rollstream.storage.weights.pointer import check_term
+from rollstream.streams.records import StepDone
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ fork has a second line, of the higher term: the last line of a step is the valid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streams.records import StepDone
+from rollstream.streams.records import StepDone
 
 
 def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streams.admissible import REFUSAL_KINDS
-from streams.figures import LAG_BUCKETS, SECONDS_BUCKETS, MetricValues, MetricHistogram
-from streams.records import StepDone
+from rollstream.streams.admissible import REFUSAL_KINDS
+from rollstream.metric_values import LAG_BUCKETS, SECONDS_BUCKETS, MetricValues, MetricHistogram
+from rollstream.streams.records import StepDone
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}

@@ -1,7 +1,7 @@
 """Writes the trainer's versions: each is published once, believed and announced, after earlier
 terms were fenced.
 
-Each version is a delta of the believed one unless the rule of `storage/versions/anchoring.py` asks
+Each version is a delta of the believed one unless the rule of `storage/weights/anchoring.py` asks
 for an anchor. A step that is repeated after a crash produces the bytes of its version again: a
 number that is already believed is recognised, not written again, and the chain continues from it.
 Where the bytes differ (another machine), the run continues as a fork: it publishes nothing until
@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from storage.hashing import content_hash
-from storage.manifest import Manifest, read_manifest
-from storage.objects import ObjectStore
-from storage.settings import WeightsSettings
-from storage.spread import DistributedTensors, Tensors, tensor_hashes
-from storage.versions.anchoring import AnchorRule, AnchorChain, anchor_due
-from storage.versions.announcing import announcement
-from storage.versions.chains import chain_of
-from storage.versions.held import ResidentWeights
-from storage.versions.pointer import Pointer, advance_pointer, believed_pointer, take_pointer
-from storage.versions.publish import SHARD_INDEX, NewVersion, publish_version
-from storage.versions.retention import StoredVersion, plan_retention, delete_versions, stored_versions
-from streams.errors import CorruptObject, ObjectMissing
-from streams.values import Version
-from streams.writer import FencedWriter
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.distributed import DistributedTensors, Tensors, tensor_hashes
+from rollstream.storage.weights.anchoring import AnchorRule, AnchorChain, anchor_due
+from rollstream.storage.weights.announcing import announcement
+from rollstream.storage.weights.anchors import chain_of
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.pointer import Pointer, advance_pointer, believed_pointer, take_pointer
+from rollstream.storage.weights.publish import SHARD_INDEX, NewVersion, publish_version
+from rollstream.storage.weights.retention import StoredVersion, plan_retention, delete_versions, stored_versions
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.streams.values import Version
+from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 

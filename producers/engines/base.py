@@ -18,8 +18,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from storage.versions.held import TensorPatch
-from streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 

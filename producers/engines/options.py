@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import DraftGate
+from rollstream.producers.drafts.source_part import DraftSource
+from rollstream.producers.drafts.gate import DraftGate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Emissions that an engine has made and `poll` has not returned yet."""
 
-from producers.engines.base import Emission
+from rollstream.producers.engines.base import Emission
 
 
 def take_back(outbox: list[Emission], trajectory: str) -> Emission | None:

@@ -10,8 +10,8 @@ import msgspec
 import xxhash
 from transformers import PreTrainedConfig
 
-from producers.engines.paced.roofline import Roofline
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.errors import ConfigurationError
 
 SHAPE_FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

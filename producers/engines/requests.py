@@ -4,9 +4,9 @@ parameter.
 
 from collections.abc import Container
 
-from producers.engines.base import GenerationRequest
-from streams.errors import EngineRefused
-from streams.values import Sampling, Tokens
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling, Tokens
 
 
 def check_request(request: GenerationRequest, known: Container[str], vocabulary: int) -> None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streams.bus import Bus
-from streams.codec import decode
-from streams.drafted import join_drafts
-from streams.errors import BusTimeout, DecodeError, PositionLost
-from streams.links import malformed_partial
-from streams.records import GENERATED, Partial
-from streams.values import Address, Drafts, Floats, Sources, Span, Tokens
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import decode
+from rollstream.streams.draft_runs import join_drafts
+from rollstream.errors import BusTimeout, DecodeError, PositionLost
+from rollstream.streams.partial_links import malformed_partial
+from rollstream.streams.records import GENERATED, Partial
+from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens
 
 TOPIC = "partials"
 LINKS_BYTES_MAX = 64 << 20  # of one trajectory: a million tokens are 9 MiB

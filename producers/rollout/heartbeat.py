@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from producers.rollout.pulse import StatusRepeats
-from streams.bus import Bus
-from streams.records import RolloutStatus
-from streams.writer import publish_all
+from rollstream.producers.rollout.pulse import StatusRepeats
+from rollstream.streams.bus import Bus
+from rollstream.streams.records import RolloutStatus
+from rollstream.streams.writer import publish_all
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from producers.engines.base import WeightUpdate
-from storage.versions.held import TensorPatch
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.storage.weights.resident import TensorPatch
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:

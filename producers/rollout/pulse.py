@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from streams.records import RolloutStatus
+from rollstream.streams.records import RolloutStatus
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 

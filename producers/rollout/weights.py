@@ -16,19 +16,19 @@ from dataclasses import dataclass
 
 import torch
 
-from producers.engines.base import WeightComparison, WeightUpdate
-from producers.rollout.patched import merged_update
-from producers.rollout.sampled import TensorRotation
-from storage.objects import ObjectStore
-from storage.versions.announcing import announcement
-from storage.versions.held import ResidentWeights
-from streams.bus import Bus
-from streams.errors import CorruptObject, EngineRefused, ObjectMissing
-from streams.figures import SECONDS_BUCKETS, MetricHistogram
-from streams.reader import TopicReader, from_begin
-from streams.records import Opened, WeightsAnnounced
-from streams.values import Version
-from streams.release import check_readable_by
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.rollout.patched import merged_update
+from rollstream.producers.rollout.sampled import TensorRotation
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.announcing import announcement
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.streams.bus import Bus
+from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Opened, WeightsAnnounced
+from rollstream.streams.values import Version
+from rollstream.streams.release import check_readable_by
 
 log = logging.getLogger(__name__)
 

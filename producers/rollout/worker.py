@@ -10,21 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from producers.engines.base import Emission, Engine, UpdateMode
-from producers.rollout.judging import EndedTurns
-from producers.rollout.keeping import DraftFeed
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.pulse import Health
-from producers.rollout.tell import rollout_metrics
-from producers.rollout.update import UpdateInputs, drawn_from_history, is_draining, may_draw, quota_left, wants_update
-from producers.rollout.voice import RolloutCondition, RolloutPublisher
-from producers.rollout.weights import WeightsFollower
-from producers.rollout.work import InProgress
-from producers.settings import RolloutSettings
-from streams.figures import MetricValues
-from streams.reader import TopicReader
-from streams.records import Assignment
-from streams.values import Version
+from rollstream.producers.engines.base import Emission, Engine, UpdateMode
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.drafts.keeping import DraftFeed
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.pulse import Health
+from rollstream.producers.rollout.metrics import rollout_metrics
+from rollstream.producers.rollout.update_policy import UpdateInputs, drawn_from_history, is_draining, may_draw, quota_left, wants_update
+from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.settings import RolloutSettings
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader
+from rollstream.streams.records import Assignment
+from rollstream.streams.values import Version
 
 POLL_S = 0.03  # decoding between two polls of assignments, weights and rewards
 IDLE_S = 0.02

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producers.rewards import RewardVerdict
-from producers.scoring.finished import TrajectoryFacts
-from streams.bus import Message
-from streams.codec import decode
-from streams.errors import DecodeError
-from streams.records import PROMPT, Annotation, Trajectory
+from rollstream.producers.rewards.pool import RewardVerdict
+from rollstream.producers.scoring.functions import TrajectoryFacts
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import decode
+from rollstream.errors import DecodeError
+from rollstream.streams.records import PROMPT, Annotation, Trajectory
 
 UNNAMED_SCORE = ""  # name of a function's lone number
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import cast
 
-from producers.scoring.finished import Finished
-from producers.tasks.importing import find_callable
+from rollstream.producers.scoring.functions import Finished
+from rollstream.producers.tasks.importing import find_callable
 
 ScoringFunction = Callable[[Finished], object]
 """Returns a number, or numbers by annotation name. It may raise or hang."""

@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from streams.records import PROMPT
-from streams.values import Sources, Tokens
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Sources, Tokens
 
 STYLE_PREFIX = "style/"
 """Scores named `style/<name>` are 0 or 1; an evaluation reports their means as shares."""

@@ -13,7 +13,7 @@ Option = int | float | bool | str | list[int | float | bool | str]
 
 
 class PartDescription(Protocol):
-    """One task of a mixture (`producers.settings.PartSettings`)."""
+    """One task of a mixture (`rollstream.producers.settings.PartSettings`)."""
 
     @property
     def name(self) -> str: ...
@@ -26,7 +26,7 @@ class PartDescription(Protocol):
 
 
 class TaskDescription(Protocol):
-    """A task (`producers.settings.TaskSettings` documents the fields)."""
+    """A task (`rollstream.producers.settings.TaskSettings` documents the fields)."""
 
     @property
     def name(self) -> str: ...

@@ -8,7 +8,7 @@ seed (they iterate over sets of strings). A reward must therefore get the very e
 from fractions import Fraction
 from typing import Any, cast
 
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
 

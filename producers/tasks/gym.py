@@ -19,12 +19,12 @@ from zlib import crc32
 
 import xxhash
 
-from producers.tasks.base import Document, Score, TaskPrompt, Turns
-from producers.tasks.entries import pack, unpack
-from producers.tasks.importing import nearest
-from producers.tasks.text import TaskText
-from producers.tasks.text_tokenizer import TextTokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns
+from rollstream.producers.tasks.entries import pack, unpack
+from rollstream.producers.tasks.importing import nearest
+from rollstream.producers.tasks.text import TaskText
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.errors import ConfigurationError
 
 CHUNK = 500  # the library's own default size of a data set
 ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question

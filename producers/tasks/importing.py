@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 CYCLE_MAX = 10_000
 

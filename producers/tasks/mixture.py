@@ -10,19 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from producers.tasks.base import (
-    Document,
-    Environment,
-    Reply,
-    Score,
-    Task,
-    TaskPrompt,
-    Teacher,
-    Tokenizer,
-    Turns,
-)
-from producers.tasks.interleave import MixtureCycle
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.base import Document, Environment, Reply, Score, Task, TaskPrompt, Teacher, Tokenizer, Turns
+from rollstream.producers.tasks.interleave import MixtureCycle
+from rollstream.errors import ConfigurationError
 
 _PROBE = "".join(map(chr, range(32, 127)))
 

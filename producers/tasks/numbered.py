@@ -11,9 +11,9 @@ import json
 import numpy as np
 import xxhash
 
-from producers.tasks.base import Score, TaskPrompt, Turns, shuffled
-from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.base import Score, TaskPrompt, Turns, shuffled
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+from rollstream.errors import ConfigurationError
 
 NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
 _NUMBERS_MAX = 10**9

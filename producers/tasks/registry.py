@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
-from producers.tasks.base import Task
-from producers.tasks.described import TaskDescription, Option, PartDescription
-from producers.tasks.importing import find_callable, nearest
-from producers.tasks.mixture import MixturePart, mix
-from producers.tasks.text import TaskText
-from producers.tasks.text_tokenizer import TextTokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.base import Task
+from rollstream.producers.tasks.described import TaskDescription, Option, PartDescription
+from rollstream.producers.tasks.importing import find_callable, nearest
+from rollstream.producers.tasks.mixture import MixturePart, mix
+from rollstream.producers.tasks.text import TaskText
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.errors import ConfigurationError
 
 TASKS = {
-    "dataset": "producers.tasks.dataset:Dataset",
-    "numbered": "producers.tasks.numbered:Numbered",
-    "reasoning_gym": "producers.tasks.gym:Gym",
-    "remainder": "producers.tasks.remainder:Remainder",
-    "scripted": "producers.tasks.scripted:Scripted",
+    "dataset": "rollstream.producers.tasks.dataset:Dataset",
+    "numbered": "rollstream.producers.tasks.numbered:Numbered",
+    "reasoning_gym": "rollstream.producers.tasks.gym:Gym",
+    "remainder": "rollstream.producers.tasks.remainder:Remainder",
+    "scripted": "rollstream.producers.tasks.scripted:Scripted",
 }
 """Registered name → builder, imported on use."""
 MIXTURE = "mixture"
@@ -69,7 +69,7 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
     if missing:
         raise ConfigurationError(
             f"{where}.name = {name!r} gave a {type(task).__name__} without {', '.join(missing)}; "
-            "a task has all of producers.tasks.base.Task"
+            "a task has all of rollstream.producers.tasks.base.Task"
         )
     return cast(Task, task)
 

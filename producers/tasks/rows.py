@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from producers.tasks.importing import nearest
-from producers.tasks.text import PromptContent
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.importing import nearest
+from rollstream.producers.tasks.text import PromptContent
+from rollstream.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

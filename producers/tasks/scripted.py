@@ -11,10 +11,10 @@ from functools import cached_property
 from itertools import accumulate, product
 from zlib import crc32
 
-from producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
-from producers.tasks.remainder import CHARACTERS
-from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
+from rollstream.producers.tasks.remainder import CHARACTERS
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+from rollstream.errors import ConfigurationError
 
 Script = tuple[int, ...]
 

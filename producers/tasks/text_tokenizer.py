@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from producers.tasks.byte_tokenizer import CHAT_TEMPLATE, END, NAMES, byte_token, byte_tokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.byte_tokenizer import CHAT_TEMPLATE, END, NAMES, byte_token, byte_tokenizer
+from rollstream.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import xxhash
 
-from storage.archive.names import ArchiveFile
-from storage.file_store import FileStore
-from storage.objects import ObjectStore
-from streams.errors import ConfigurationError
+from rollstream.storage.archive.names import ArchiveFile
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ConfigurationError
 
 CACHE_BYTES = 16 << 30
 

@@ -18,30 +18,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import fields
 
-from streams.errors import ConfigurationError
-from streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    Assignment,
-    Configured,
-    Dead,
-    GroupClosed,
-    Opened,
-    Partial,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Trajectory,
-    WeightsAnnounced,
-)
-from streams.topics import catalogue
+from rollstream.errors import ConfigurationError
+from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, Dead, GroupClosed, Opened, Partial, Prompt, Record, RelayStatus, RolloutStatus, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory, WeightsAnnounced
+from rollstream.streams.topics import catalogue
 
 TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
     "prompts": (Prompt, Opened),

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, cast
 
 from rollstream.analysis.coverage import OffsetGap
-from rollstream.analysis.place import RunLocation
-from storage import log as storage_log
-from storage.archive.columns import table_of
-from storage.archive.rows import classify_rows
-from streams.bus import Bus, Message
-from streams.connect import open_bus
-from streams.errors import BusError, PositionLost
-from streams.records import Fence, Position
-from streams.truncation import truncated_begin
+from rollstream.analysis.locate import RunLocation
+from rollstream.storage import log as storage_log
+from rollstream.storage.archive.tables import table_of
+from rollstream.storage.archive.rows import classify_rows
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, PositionLost
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.truncation import truncated_begin
 
 RECORDS_MAX = 8192
 BYTES_MAX = 32 << 20  # per batch; DuckDB keeps earlier batches, spilling to disk if needed

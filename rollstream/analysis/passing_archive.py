@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from rollstream.analysis.passing import TailRecord
+from rollstream.analysis.tail import TailRecord
 from rollstream.analysis.records import archive_tables
 from rollstream.analysis.session import QuerySession
-from storage.archive.columns import records_of
+from rollstream.storage.archive.tables import records_of
 
 
 def archived_tail(session: QuerySession, topic: str, where: str) -> Iterator[TailRecord]:

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from rollstream.analysis.session import QuerySession
-from storage.archive.columns import records_of
-from storage.archive.shapes import arrow_schema
-from streams.records import Trajectory
+from rollstream.storage.archive.tables import records_of
+from rollstream.storage.archive.schema import arrow_schema
+from rollstream.streams.records import Trajectory
 
 BATCH_ROWS = 256  # per batch in memory
 TOPIC = "trajectories"

@@ -14,14 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollstream.analysis.archived import sql_literal
-from rollstream.analysis.place import locate_asked_run
+from rollstream.analysis.archive_files import sql_literal
+from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.records import trajectory_records
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText
 from rollstream.analysis.views import VIEWS
-from streams.errors import ConfigurationError
-from streams.records import GENERATED, PROMPT, Trajectory
+from rollstream.errors import ConfigurationError
+from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
-from rollstream.analysis.place import RunLocation
+from rollstream.analysis.locate import RunLocation
 from rollstream.analysis.statements import explain_error, may_be_damage, single_query
 from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, views_named_in, uses_text
 
 if TYPE_CHECKING:  # readers of archive, log and tokens are imported when a query needs them
-    from rollstream.analysis.archived import ArchivedFiles
-    from rollstream.analysis.rows import TopicViews
-    from streams.bus import Bus
+    from rollstream.analysis.archive_files import ArchivedFiles
+    from rollstream.analysis.base_views import TopicViews
+    from rollstream.streams.bus import Bus
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
 BATCH_ROWS = 2048  # rows per batch of a result
@@ -95,13 +95,13 @@ class QuerySession:
 
     @cached_property
     def archive(self) -> "ArchivedFiles":
-        from rollstream.analysis.archived import ArchivedFiles
+        from rollstream.analysis.archive_files import ArchivedFiles
 
         return ArchivedFiles(self.place, self.connection, self.skip_corrupt, self.warn)
 
     @cached_property
     def _topic_views(self) -> "TopicViews":
-        from rollstream.analysis.rows import TopicViews
+        from rollstream.analysis.base_views import TopicViews
 
         return TopicViews(self.connection, self.archive, self.bus, self.warn)
 
@@ -180,7 +180,7 @@ class QuerySession:
                     raise
                 self._derive(name)
             return
-        from rollstream.analysis import rows
+        from rollstream.analysis import base_views as rows
 
         if name in TOPICS:
             self._topic_views.define(name)

@@ -9,7 +9,7 @@ import re
 import duckdb
 
 from rollstream.analysis.views import VIEWS
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 _EXPLAIN = re.compile(r"\s*explain(\s+analyze)?(\s*\([^)]*\))?", re.IGNORECASE)
 _QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)  # a pivot is several

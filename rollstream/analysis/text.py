@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from rollstream.analysis.place import RunLocation
-from streams.errors import ConfigurationError
+from rollstream.analysis.locate import RunLocation
+from rollstream.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

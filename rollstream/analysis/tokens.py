@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from rollstream.analysis.text import TokenText
-from streams.drafted import accepted_mask
-from streams.records import ENVIRONMENT, GENERATED, Trajectory
+from rollstream.streams.draft_runs import accepted_mask
+from rollstream.streams.records import ENVIRONMENT, GENERATED, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

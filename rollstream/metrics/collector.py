@@ -13,8 +13,8 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.registry import Collector
 
 from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
-from rollstream.metrics.watch import ProcessMetrics
-from streams.figures import MetricValue, MetricHistogram
+from rollstream.metrics.process import ProcessMetrics
+from rollstream.metric_values import MetricValue, MetricHistogram
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from rollstream.settings import Configuration
-from rollstream.folder import RunFolder
-from rollstream.layers import METRICS_PORT
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.sources import METRICS_PORT
 from rollstream.metrics.server import PageResponse, PageHandler, MetricsServer
-from rollstream.metrics.watch import ProcessMetrics
+from rollstream.metrics.process import ProcessMetrics
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import msgspec
 from rollstream.metrics.lines import MetricsLine, FilePosition, read_lines
 from rollstream.metrics.points import metric_point
 from rollstream.metrics.sinks import Sink
-from streams.errors import ConfigurationError, CorruptObject, LeaseHeld
+from rollstream.errors import ConfigurationError, CorruptObject, LeaseHeld
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from streams.errors import CorruptObject
+from rollstream.errors import CorruptObject
 
 READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 

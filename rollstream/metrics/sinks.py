@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollstream.metrics.points import MetricPoint
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 
 class Sink(Protocol):

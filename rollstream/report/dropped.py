@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollstream.warnings.concern import RunWarning
-from streams.records import GroupClosed, Record, StepDone, Take, Trajectory
+from rollstream.monitor.concern import RunWarning
+from rollstream.streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 
 DROPPED_MIN = 40
 """If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""

@@ -9,23 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.live.moves import RequestMove
+from rollstream.monitor.moves import RequestMove
 from rollstream.report.busy import BusyIntervals
-from rollstream.report.drafted import DraftHistory
+from rollstream.report.drafts import DraftHistory
 from rollstream.report.dropped import DroppedSamples
-from rollstream.warnings.concern import RunWarning
-from streams.records import (
-    Admitted,
-    Applied,
-    GroupClosed,
-    Record,
-    RolloutStatus,
-    StepDone,
-    Superseded,
-    Take,
-    Trajectory,
-    WeightsAnnounced,
-)
+from rollstream.monitor.concern import RunWarning
+from rollstream.streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
 
 GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes

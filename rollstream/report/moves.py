@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
-from rollstream.live.moves import RequestMove
+from rollstream.monitor.moves import RequestMove
 
 DRAWN_MAX = 2000  # newest moves drawn; more would merge into an area and take megabytes
 ARROW_HALF_WIDTH = 3.5  # half the width of an arrowhead

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollstream.config import load_for_viewing
-from rollstream.folder import RunFolder, open_run_log_for_writing, store_url
+from rollstream.config.config import load_for_viewing
+from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.report.history import RunHistory
 from rollstream.report.reading import read_history
-from storage.connect import open_store
-from streams.errors import ConfigurationError
-from streams.topics import catalogue
+from rollstream.storage.stores.connect import open_store
+from rollstream.errors import ConfigurationError
+from rollstream.streams.topics import catalogue
 
 
 def run_folder(path: str | Path) -> RunFolder:

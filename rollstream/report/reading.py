@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.config import flat_settings, load_for_viewing
-from rollstream.folder import RunFolder
-from rollstream.live.moves import MOVES_FILE, parse_moves
-from rollstream.live.plan import run_settings_of
-from rollstream.parentage import read_parentage
+from rollstream.config.config import flat_settings, load_for_viewing
+from rollstream.config.run_folder import RunFolder
+from rollstream.monitor.moves import MOVES_FILE, parse_moves
+from rollstream.monitor.plan import run_settings_of
+from rollstream.runs.parentage import read_parentage
 from rollstream.report.dropped import drop_bias_warnings
 from rollstream.report.history import RunHistory
-from rollstream.warnings.of_run import warnings_at_end
-from storage.archive.whole import whole_topic
-from storage.metrics import read_metrics
-from storage.objects import ObjectStore
-from streams.bus import Bus
+from rollstream.monitor.of_run import warnings_at_end
+from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
 
 # The ledger first: then the admission of every ended group is read, even if groups end meanwhile.
 REPORT_TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories")

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from rollstream.live.words import clock
+from rollstream.monitor.format import clock
 from rollstream.report.charts import text, ticks
 from rollstream.report.page import heading, page, table, tiles, wide
-from simulator.experiment import PolicyRun
-from simulator.result import TimelineArrow, SimulationResult
+from rollstream.simulator.experiment import PolicyRun
+from rollstream.simulator.result import TimelineArrow, SimulationResult
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 24.0, 22.0, 14.0, 24.0
 SHADES = 10

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rollstream.live.words import clock
+from rollstream.monitor.format import clock
 from rollstream.report.dropped import DropComparison
 from rollstream.report.history import RunHistory
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rollstream.live.words import clock
+from rollstream.monitor.format import clock
 from rollstream.report.busy import BusyIntervals
 from rollstream.report.charts import text, ticks
 from rollstream.report.history import RunHistory, RolloutHistory, ServedVersion

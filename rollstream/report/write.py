@@ -4,12 +4,12 @@ import json
 import os
 from pathlib import Path
 
-from rollstream.children import describe_exit
-from rollstream.live.words import clock
+from rollstream.supervisor.process import describe_exit
+from rollstream.monitor.format import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
-from rollstream.report.drafted import draft_charts, draft_table
+from rollstream.report.drafts import draft_charts, draft_table
 from rollstream.report.history import GROUP_ENDINGS, RunHistory
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
 from rollstream.report.timeline import ROWS_MAX, draw_timeline

@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.archive.columns import table_of
-from storage.archive.names import message_bytes
-from storage.archive.rows import classify_rows
-from storage.archive.shapes import SCHEMA_NUMBER, arrow_schema, topic_columns
-from streams.bus import Message
-from streams.records import Fence
+from rollstream.storage.archive.tables import table_of
+from rollstream.storage.archive.names import message_bytes
+from rollstream.storage.archive.rows import classify_rows
+from rollstream.storage.archive.schema import SCHEMA_NUMBER, arrow_schema, topic_columns
+from rollstream.streams.bus import Message
+from rollstream.streams.records import Fence
 
 ROW_GROUP_BYTES = 64 << 20  # of records, as sized in the log
 WRITE_BATCH = 1 << 16  # values at a time; pyarrow's default of 1 024 is an eighth of a trajectory

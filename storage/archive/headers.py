@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import NODEFAULT, fields
 
-from storage.archive.rows import FLOAT_DEFAULTS, TOPIC_WRITERS
-from storage.archive.shapes import ArchiveColumn, columns_of
-from streams.records import Record
+from rollstream.storage.archive.rows import FLOAT_DEFAULTS, TOPIC_WRITERS
+from rollstream.storage.archive.schema import ArchiveColumn, columns_of
+from rollstream.streams.records import Record
 
 Pieces = list[Any]
 """Columns of text and, between them, text that is the same in every row."""

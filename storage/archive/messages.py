@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from storage.archive.names import ArchiveFile
-from storage.archive.reading import batches_from, damaged_file
-from storage.archive.values import OriginalBytes
-from storage.objects import ObjectStore
-from streams.bus import Message
+from rollstream.storage.archive.names import ArchiveFile
+from rollstream.storage.archive.reading import batches_from, damaged_file
+from rollstream.storage.archive.originals import OriginalBytes
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Message
 
 
 def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[Message]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # listing names does not import numpy
-    from streams.bus import Message
+    from rollstream.streams.bus import Message
 
 ARCHIVE_PREFIX = "archive/"
 DAY_MS = 86_400_000

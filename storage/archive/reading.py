@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.archive.names import ArchiveFile, parse_archive_key, archive_prefix
-from storage.file_store import FileStore
-from storage.objects import ObjectStore
-from streams.errors import CorruptObject, NewerRelease
-from streams.records import Fence
-from streams.release import upgrade_advice
+from rollstream.storage.archive.names import ArchiveFile, parse_archive_key, archive_prefix
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import CorruptObject, NewerRelease
+from rollstream.streams.records import Fence
+from rollstream.streams.release import upgrade_advice
 
 if TYPE_CHECKING:  # listing files does not import pyarrow
     import pyarrow as pa
@@ -64,7 +64,7 @@ def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
     """Where a file ends, read from its tail alone."""
-    from storage.archive import files
+    from rollstream.storage.archive import files
 
     metadata = _metadata(store, file)
     try:
@@ -161,8 +161,8 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
 
 def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
     """Raise `NewerRelease` if the file's columns have a newer meaning."""
-    from storage.archive.files import SCHEMA
-    from storage.archive.shapes import SCHEMA_NUMBER
+    from rollstream.storage.archive.files import SCHEMA
+    from rollstream.storage.archive.schema import SCHEMA_NUMBER
 
     number = metadata.get(SCHEMA.encode(), b"")
     if number.isdigit() and int(number) > SCHEMA_NUMBER:

@@ -12,26 +12,11 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import fields, replace
 
-from streams import judging
-from streams.bus import Message
-from streams.codec import Decoded, Envelope, record_hash, encode, is_canonical
-from streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    Configured,
-    Fence,
-    GroupClosed,
-    Opened,
-    Record,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Trajectory,
-)
-from streams.topics import catalogue
+from rollstream.streams import judging
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import Decoded, Envelope, record_hash, encode, is_canonical
+from rollstream.streams.records import Admitted, Annotation, Applied, Configured, Fence, GroupClosed, Opened, Record, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory
+from rollstream.streams.topics import catalogue
 
 ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
     "trajectories": (Trajectory,),

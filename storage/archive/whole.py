@@ -9,12 +9,12 @@ without an archive) are skipped.
 
 from collections.abc import Iterator, Mapping
 
-from storage.archive.reading import archived_files, table_from
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.errors import PositionLost
-from streams.reader import TopicReader, from_begin
-from streams.records import Opened, Position, Record
+from rollstream.storage.archive.reading import archived_files, table_from
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.errors import PositionLost
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Opened, Position, Record
 
 RECORDS_MAX = 1024  # of one read
 
@@ -58,7 +58,7 @@ def _archived(
     """Records of archived rows from `start` on and below `end`."""
     if all(start[partition].offset >= end[partition].offset for partition in start):
         return
-    from storage.archive.columns import records_of  # pyarrow, needed only for archived rows
+    from rollstream.storage.archive.tables import records_of  # pyarrow, needed only for archived rows
 
     for file in archived_files(store, run, topic):
         low, high = start[file.partition].offset, end[file.partition].offset

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from streams.errors import StoreError
+from rollstream.errors import StoreError
 
 log = logging.getLogger(__name__)
 

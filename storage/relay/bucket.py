@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from storage.hashing import content_hash
-from storage.manifest import manifest_key
-from storage.objects import ObjectStore
-from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
-from storage.relay.names import ObjectOffer
-from storage.relay.shelf import RelayCache
-from streams.errors import CorruptObject, ObjectMissing, StoreError
-from streams.values import Version
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import manifest_key
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.names_part import ObjectOffer
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from storage.relay.bucket import BucketReader
-from storage.relay.chain import ChainMember
-from storage.relay.directory import RelayDirectory
-from storage.relay.neighbour import NeighbourReader
-from storage.relay.shelf import RelayCache
-from storage.relay.wire import RelayRefused, RelayLost
-from streams.errors import StoreError
-from streams.values import Version
+from rollstream.storage.relay.bucket import BucketReader
+from rollstream.storage.relay.chain import ChainMember
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.neighbour import NeighbourReader
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import RelayRefused, RelayLost
+from rollstream.errors import StoreError
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.values import Version
+from rollstream.streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)

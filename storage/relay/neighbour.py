@@ -10,12 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from storage.relay.chain import ChainMember
-from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
-from storage.relay.names import ObjectOffer, version_of
-from storage.relay.shelf import RelayCache
-from storage.relay.wire import RelayListing, RelayLost, RelayConnection
-from streams.errors import CorruptObject
+from rollstream.storage.relay.chain import ChainMember
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.names_part import ObjectOffer, version_of
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import RelayListing, RelayLost, RelayConnection
+from rollstream.errors import CorruptObject
 
 log = logging.getLogger(__name__)
 

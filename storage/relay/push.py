@@ -7,13 +7,13 @@ import queue
 import threading
 from collections import Counter
 
-from storage.hashing import content_hash
-from storage.relay.chain import ChainMember
-from storage.relay.directory import RelayDirectory
-from storage.relay.pace import BandwidthLimiter
-from storage.relay.wire import RelayLost, RelayConnection
-from streams.errors import BusError
-from streams.figures import MetricValues
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.relay.chain import ChainMember
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.pace import BandwidthLimiter
+from rollstream.storage.relay.client import RelayLost, RelayConnection
+from rollstream.errors import BusError
+from rollstream.metric_values import MetricValues
 
 log = logging.getLogger(__name__)
 

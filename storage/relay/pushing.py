@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from storage.documents import create_idempotent
-from storage.hashing import content_hash
-from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
-from storage.relay.directory import RelayDirectory
-from storage.relay.names import MANIFEST, file_name_of, version_of
-from storage.relay.pace import BandwidthLimiter
-from storage.relay.push import ChainPush
-from streams.figures import MetricValues
-from streams.values import Version
+from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.names_part import MANIFEST, file_name_of, version_of
+from rollstream.storage.relay.pace import BandwidthLimiter
+from rollstream.storage.relay.push import ChainPush
+from rollstream.metric_values import MetricValues
+from rollstream.streams.values import Version
 
 UPLOADS_MAX = 4
 VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer

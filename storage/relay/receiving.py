@@ -5,12 +5,12 @@ matches the announced hash.
 import logging
 from collections.abc import Callable
 
-from storage.relay.answers import HttpResponder
-from storage.relay.asked import parse_push_range
-from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
-from storage.relay.names import ObjectOffer
-from storage.relay.shelf import RelayCache
-from streams.errors import CorruptObject
+from rollstream.storage.relay.answers import HttpResponder
+from rollstream.storage.relay.names import parse_push_range
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.names_part import ObjectOffer
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.errors import CorruptObject
 
 log = logging.getLogger(__name__)
 

@@ -16,25 +16,25 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from storage.objects import ObjectStore
-from storage.relay.bucket import BucketReader
-from storage.relay.chain import RELAY_TERMS
-from storage.relay.directory import RelayDirectory
-from storage.relay.intake import RelayIntake
-from storage.relay.names import URL_FILE
-from storage.relay.pace import BandwidthLimiter
-from storage.relay.serve import RelayServer
-from storage.relay.settings import RelaySettings
-from storage.relay.shelf import RelayCache
-from storage.relay.wire import TOKEN_VARIABLE, shared_token
-from storage.roles import next_term
-from streams.bus import Bus
-from streams.errors import BusError, ConfigurationError, Fenced
-from streams.figures import MetricValues
-from streams.reader import TopicReader, from_begin
-from streams.records import Opened, RelayStatus, WeightsAnnounced
-from streams.values import Version
-from streams.writer import publish
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.relay.bucket import BucketReader
+from rollstream.storage.relay.chain import RELAY_TERMS
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.intake import RelayIntake
+from rollstream.storage.relay.names_part import URL_FILE
+from rollstream.storage.relay.pace import BandwidthLimiter
+from rollstream.storage.relay.server import RelayServer
+from rollstream.storage.relay.settings import RelaySettings
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import TOKEN_VARIABLE, shared_token
+from rollstream.storage.terms import next_term
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError, ConfigurationError, Fenced
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Opened, RelayStatus, WeightsAnnounced
+from rollstream.streams.values import Version
+from rollstream.streams.writer import publish
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from storage.relay.answers import CLIENT_S, HttpResponder
-from storage.relay.asked import parse_key, parse_range, parse_wait
-from storage.relay.held import CachedObject, ObjectDropped
-from storage.relay.pace import PIECE_BYTES, BandwidthLimiter
-from storage.relay.shelf import RelayCache
+from rollstream.storage.relay.answers import CLIENT_S, HttpResponder
+from rollstream.storage.relay.names import parse_key, parse_range, parse_wait
+from rollstream.storage.relay.object import CachedObject, ObjectDropped
+from rollstream.storage.relay.pace import PIECE_BYTES, BandwidthLimiter
+from rollstream.storage.relay.cache import RelayCache
 
 STALL_S = 60.0  # without a new byte, the transfer ends
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there

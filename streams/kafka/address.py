@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
-from streams.errors import ConfigurationError
+from rollstream.errors import ConfigurationError
 
 Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]

@@ -2,7 +2,7 @@
 
 import threading
 
-from streams.deadline import Deadline
+from rollstream.deadline import Deadline
 
 
 class ByteSemaphore:

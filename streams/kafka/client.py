@@ -21,11 +21,11 @@ from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from streams.bus import Message
-from streams.deadline import Deadline
-from streams.kafka.address import KafkaAddress, Secrets, client_settings
-from streams.kafka.quiet import limit_kafka_log
-from streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
+from rollstream.streams.bus import Message
+from rollstream.deadline import Deadline
+from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
+from rollstream.streams.kafka.log_filter import limit_kafka_log
+from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
 DELIVERY_S = 120.0  # for this long the producer itself repeats a batch before it is in doubt
 FETCH_BYTES = (

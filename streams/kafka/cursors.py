@@ -1,78 +1,134 @@
-"""The cursors that a bus keeps, so that each of its readers finds its own again.
+"""Reads one topic at explicit positions, with a consumer that is kept between reads.
 
-A reader is recognised by its positions: the cursor that ended exactly there is its own. Otherwise a
-new cursor is made, up to a bound. Beyond the bound the least recently used cursor of the topic is
-moved, or the least recently used of another topic gives up its consumer: a new consumer costs
-connections and half a dozen requests.
+A read that starts where the last one ended continues without a seek and fetches nothing twice; any
+other position is sought. Records that were fetched but not yet requested stay here, bounded by the
+size of a response.
 """
 
-import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Mapping
 
-from streams.kafka.client import Consumer
-from streams.kafka.cursor import Cursor
+from rollstream.streams.bus import Bus, Message
+from rollstream.deadline import Deadline
+from rollstream.errors import BusTimeout
+from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
+from rollstream.streams.refusals import check_position
 
-PER_TOPIC_MAX = 2
-CURSORS_MAX = 16
+SLICE_S = 0.5  # a waiting reader checks this often that its position still exists
+RECORDS_MAX = 100_000  # more records than one response holds
 
 
-class CursorPool:
-    """Threads share the pool; each cursor is lent to one of them at a time."""
+class Cursor:
+    """One reader; not for several threads at once."""
 
-    def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._free: list[tuple[str, Cursor]] = []  # in order of last use, newest last
+    def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
+        self._bus = bus  # its own connection: the consumer's may wait long for a response
+        self._topic = topic
+        self._consumer = consumer
+        self._next: dict[int, int] = {}  # next offset after the last read, by partition
+        self._pending: dict[int, deque[Message]] = {}
 
-    @contextmanager
-    def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """The best cursor for a read at these positions. After an error it is closed, not kept."""
-        cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
-        try:
-            yield cursor
-        except BaseException:
-            cursor.close()
-            raise
-        for old in self._give_back(topic, cursor):
-            old.close()
+    def continues_at(self, positions: Mapping[int, int]) -> bool:
+        """Whether a read there needs no seek."""
+        return self._next == positions
 
-    def drop_topic(self, topic: str) -> None:
-        """Close the topic's cursors: records that they fetched may have been truncated."""
-        with self._lock:
-            gone = [cursor for name, cursor in self._free if name == topic]
-            self._free = [free for free in self._free if free[0] != topic]
-        for cursor in gone:
-            cursor.close()
+    def read(
+        self,
+        positions: Mapping[int, int],
+        records_max: int,
+        bytes_max: int,
+        wait_s: float,
+        answer_s: float | None,
+    ) -> list[Message]:
+        """As `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s` whether
+        there are records; with None they are not asked.
+        """
+        is_sequential = not self._seek(positions)
+        deadline = Deadline(wait_s)
+        while True:
+            messages = self._take(positions, records_max, bytes_max)
+            if messages:
+                return messages
+            if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
+                if is_sequential:  # request the next response while the caller works on this one
+                    self._fetch(0.0, positions)
+            elif answer_s is None:
+                if deadline.passed():
+                    return []
+            else:
+                if self._is_at_end(positions):
+                    if deadline.passed():
+                        return []
+                elif not self._fetch(answer_s, positions):
+                    raise BusTimeout(
+                        f"cannot read {self._topic!r}: the brokers have records there but sent "
+                        f"none within {answer_s:g} s; check that all of them run"
+                    )
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer, for another cursor once this one no longer reads."""
+        return self._consumer
 
     def close(self) -> None:
-        with self._lock:
-            gone, self._free = self._free, []
-        for _, cursor in gone:
-            cursor.close()
+        self._consumer.close()
 
-    def _borrow(self, topic: str, positions: Mapping[int, int]) -> Cursor | None:
-        with self._lock:
-            mine = [free for free in self._free if free[0] == topic]
-            exact = [free for free in mine if free[1].continues_at(positions)]
-            if not exact and len(mine) < PER_TOPIC_MAX:
-                return None
-            chosen = (exact or mine)[0]
-            self._free.remove(chosen)
-            return chosen[1]
+    def _seek(self, positions: Mapping[int, int]) -> bool:
+        """Move to these positions; returns whether any seek was needed."""
+        has_sought = False
+        if self._next.keys() != positions.keys():
+            self._consumer.assign([(self._topic, p) for p in positions])
+            self._pending = {p: deque() for p in positions}
+            self._next = {}
+        for partition, offset in positions.items():
+            if self._next.get(partition) != offset:
+                self._consumer.seek((self._topic, partition), offset)
+                self._pending[partition].clear()
+                self._next[partition] = offset
+                has_sought = True
+        return has_sought
 
-    def _spare_consumer(self) -> Consumer | None:
-        """The consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
-        with self._lock:
-            return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
+    def _take(
+        self, positions: Mapping[int, int], records_max: int, bytes_max: int
+    ) -> list[Message]:
+        """Take fetched records, partition after partition."""
+        messages: list[Message] = []
+        for partition in positions:
+            pending = self._pending[partition]
+            while pending and len(messages) < records_max:
+                message = pending[0]
+                bytes_max -= len(message.key) + len(message.value or b"")
+                if bytes_max < 0 and messages:
+                    return messages
+                messages.append(pending.popleft())
+                self._next[partition] = message.offset + 1
+        return messages
 
-    def _give_back(self, topic: str, cursor: Cursor) -> list[Cursor]:
-        """Keep the cursor and return those above the bounds."""
-        with self._lock:
-            self._free.append((topic, cursor))
-            mine = [free for free in self._free if free[0] == topic]
-            surplus = mine[: max(0, len(mine) - PER_TOPIC_MAX)]
-            rest = [free for free in self._free if free not in surplus]
-            surplus += rest[: max(0, len(rest) - CURSORS_MAX)]
-            self._free = [free for free in self._free if free not in surplus]
-            return [cursor for _, cursor in surplus]
+    def _fetch(self, wait_s: float, positions: Mapping[int, int]) -> bool:
+        """Fetch records into `_pending`; returns whether any came within `wait_s`. All fetched
+        records are taken, so that a full partition does not starve the others.
+        """
+        try:
+            messages = self._consumer.poll(wait_s, RECORDS_MAX)
+        except OffsetOutOfRange:
+            check_kept(self._bus, self._topic, positions)
+            return False  # in range by now: a partition leader was behind
+        for message in messages:
+            self._pending[message.partition].append(message)
+        return bool(messages)
+
+    def _is_at_end(self, positions: Mapping[int, int]) -> bool:
+        """Whether there is nothing after these positions. A position beyond the end raises."""
+        ends = self._bus.end(self._topic)
+        if any(ends[partition] < offset for partition, offset in positions.items()):
+            check_kept(self._bus, self._topic, positions)
+        return all(ends[partition] <= offset for partition, offset in positions.items())
+
+
+def check_kept(bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
+    """Raise `PositionLost` or `BusError` if a position is outside of the partition's present
+    range.
+    """
+    begins, ends = bus.begin(topic), bus.end(topic)
+    for partition, offset in positions.items():
+        check_position(topic, partition, offset, begins[partition], ends[partition])

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from streams.errors import BusError
-from streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
+from rollstream.errors import BusError
+from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
 """Room for a batch of small records, or for what surrounds one large record. With the largest

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from streams.deadline import Deadline
-from streams.errors import BusError, BusTimeout
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError, BusTimeout
 
 Sync = Literal["normal", "full"]
 

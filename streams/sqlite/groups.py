@@ -4,9 +4,9 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from streams.claims import PartitionLease, claim_partitions
-from streams.records import Fence, Position
-from streams.sqlite.database import Database, Sync
+from rollstream.streams.claims import PartitionLease, claim_partitions
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.sqlite.database import Database, Sync
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS commits (group_name TEXT, topic TEXT, partition INTEGER, "

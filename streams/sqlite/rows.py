@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
 
-from streams.bus import AppendEntry, Message
+from rollstream.streams.bus import AppendEntry, Message
 
 ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
 

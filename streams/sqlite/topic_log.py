@@ -15,13 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streams.bus import AppendEntry, Message
-from streams.deadline import Deadline
-from streams.errors import BusError
-from streams.refusals import check_entries, check_position, check_same_settings
-from streams.sqlite.database import Database, Sync
-from streams.sqlite.rows import ROW_BYTES, LogRow, pack_rows, unpack_row
-from streams.topics import TOMBSTONE_S, Topic, partition_of
+from rollstream.streams.bus import AppendEntry, Message
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError
+from rollstream.streams.refusals import check_entries, check_position, check_same_settings
+from rollstream.streams.sqlite.database import Database, Sync
+from rollstream.streams.sqlite.rows import ROW_BYTES, LogRow, pack_rows, unpack_row
+from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 
 _SETTINGS = """
 CREATE TABLE settings (topic TEXT NOT NULL);

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from storage.metrics import read_metrics
-from streams.bus import Bus, AppendEntry
-from streams.judging import classify_message
-from streams.reader import TopicReader, from_begin
-from streams.records import Dead, Fence, Take
-from streams.values import GroupMembers
-from streams.topics import partition_of
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.judging import classify_message
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Dead, Fence, Take
+from rollstream.streams.values import GroupMembers
+from rollstream.streams.topics import partition_of
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.kills.final_counts import audited
 from testbed.run_process import random_model, read, started, steps_done

@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import fields
 from xxhash import xxh3_64_intdigest
 
-from streams.codec import encode
-from streams.records import SCHEMAS, Record
+from rollstream.streams.codec import encode
+from rollstream.streams.records import SCHEMAS, Record
 from testbed.sample_records import SAMPLES
 
 NATURAL = {

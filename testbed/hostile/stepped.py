@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from storage.claim_check import ClaimCheck
-from storage.memory_store import MemoryStore
-from streams.bus import Bus, AppendEntry
-from streams.memory_bus import MemoryBus
+from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.memory import MemoryBus
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.stepped.baton import Baton, Process
 from testbed.stepped.run import Shape, SteppedRun

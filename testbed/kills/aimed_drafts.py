@@ -5,8 +5,8 @@ the time: none of it may change a token.
 
 import sys
 
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.drafts.windows import MARGINAL, WindowRule
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.windows import MARGINAL, WindowRule
 from testbed.kills import aimed_role
 from testbed.kills.aimed_moves import AimedMoves
 from testbed.kills.aimed_role import aim_at_history
@@ -26,7 +26,7 @@ class RestlessSwitch(DraftGate):
 
 def drafts_aimed(gate: AimedGate) -> None:
     aim_at_history(gate)
-    import rollstream.rollout_role as rollout_role  # behind the doors, which are wrapped by now
+    import rollstream.roles.rollout as rollout_role  # behind the doors, which are wrapped by now
 
     rollout_role.Switch = RestlessSwitch  # type: ignore[misc]
 

@@ -6,9 +6,9 @@ of a move has a kind of its own, so that a test can aim at the middle of one (do
 import sys
 from collections.abc import Sequence
 
-from streams.bus import AppendEntry
-from streams.codec import decode
-from streams.records import Assignment, Partial, Record
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import decode
+from rollstream.streams.records import Assignment, Partial, Record
 from testbed.kills import aimed_role
 
 ASKED = "append assignments: asked back for a move"

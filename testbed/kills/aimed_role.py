@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import storage.connect
-import storage.metrics
-import streams.connect
-from streams.bus import Bus, AppendEntry, GroupReader
-from streams.records import Position
-from streams.topics import Topic
+import rollstream.storage.stores.connect
+import rollstream.storage.metrics_file
+import rollstream.streams.connect
+from rollstream.streams.bus import Bus, AppendEntry, GroupReader
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic
 from testbed.kills.aims import FOLDER, AimedGate
 from testbed.kills.moments import FILL
 from testbed.stepped.crashing_store import CrashingStore
@@ -72,8 +72,8 @@ def aim_at_writes(gate: AimedGate) -> None:
 
 def aim_at_supervisor(gate: AimedGate) -> None:
     """Its own note, and the command lines of its roles."""
-    import rollstream.roster as roster
-    from rollstream.lock import RunLock
+    import rollstream.supervisor.plan as roster
+    from rollstream.supervisor.lock import RunLock
 
     seat, keep = roster._seat, RunLock.keep_nonces
 
@@ -93,7 +93,7 @@ def aim_at_history(gate: AimedGate) -> None:
     """Of the rollout that fills it: `FILL` is the midst of an insertion, whose tokens lie in the
     ring while its patterns enter the table; the folder's lock is held, as ever.
     """
-    from producers.engines.drafts.node import NodeHistory
+    from rollstream.producers.drafts.node import NodeHistory
 
     take_over = NodeHistory.take_over
 
@@ -119,7 +119,7 @@ def main() -> int:
         aim_at_supervisor(gate)
     elif words[0] == "rollout":
         aim_at_history(gate)
-    from rollstream.main import main as rollstream
+    from rollstream.cli.main import main as rollstream
 
     return rollstream(words)
 

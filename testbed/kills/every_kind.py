@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from producers.engines.drafts.segment import segment_folder
+from rollstream.producers.drafts.shared_memory import segment_folder
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted
 from testbed.run_process import GROUPS, SETTINGS, random_model, run_line, running

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rollstream.config import load
-from rollstream.folder import store_url
-from storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
-from storage.connect import open_store
-from storage.objects import ObjectStore
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
+from rollstream.storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.base import ObjectStore
 from testbed.recount import places_of, recount
 
 AUDIT_S = 600.0

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import boto3
 
-from storage.s3.place import parse_s3_url
+from rollstream.storage.stores.s3.address import parse_s3_url
 from testbed.servers import CACHE, installing, use
 from testbed.waiting import WAIT_S
 

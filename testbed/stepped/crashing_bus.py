@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.bus import Bus, AppendEntry, GroupReader, Message
-from streams.records import Position
-from streams.topics import Topic
+from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic
 from testbed.stepped.crashes import Gate
 
 

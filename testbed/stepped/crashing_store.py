@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
 from testbed.stepped.crashes import Gate
 
 

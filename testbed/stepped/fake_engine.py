@@ -8,10 +8,10 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
-from producers.rewards import RewardOutcome, RewardVerdict
-from producers.tasks.base import Turns
-from streams.values import Tokens, Version
+from rollstream.producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
+from rollstream.producers.tasks.base import Turns
+from rollstream.streams.values import Tokens, Version
 
 CHUNK = 3  # tokens of each trajectory per emission
 ENDS_ONE_IN = 8

@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from consumers.trainer.poison import SupersededTakes
-from consumers.trainer.prepare import training_rule
-from storage.archive.whole import whole_topic
-from storage.objects import ObjectStore
-from streams.bus import Bus
-from streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
 
 Kind = TypeVar("Kind", bound=Record)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from producers.engines.drafts.node import NodeHistory
-from producers.rollout.keeping import DraftFeed
-from streams.bus import Bus
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.keeping import DraftFeed
+from rollstream.streams.bus import Bus
 
 TOKENS = 1024
 

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from consumers.trainer.copies import BufferPool
-from consumers.trainer.publisher import QUEUE_MAX, StepPublisher, StepSnapshot
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.publisher import QUEUE_MAX, StepPublisher, StepSnapshot
 from testbed.stepped.baton import Baton
 
 WAIT_S = 0.01

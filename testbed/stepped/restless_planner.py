@@ -6,11 +6,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from consumers.dispatch.lengths import LengthHistory
-from consumers.dispatch.moves import RepackPlan, RepackPlanner, is_generating
-from consumers.dispatch.orders import is_serving, release_record
-from consumers.dispatch.state import DispatchState
-from streams.records import Assignment
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.moves import RepackPlan, RepackPlanner, is_generating
+from rollstream.consumers.dispatch.assignments import is_serving, release_record
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.streams.records import Assignment
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,36 +13,36 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from consumers.archive.service import ArchiveService
-from consumers.dispatch.admit import AdmissionPace
-from consumers.dispatch.service import Dispatch
-from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
-from consumers.trainer.compute_failure import ComputeFailed
-from consumers.trainer.prepare import training_rule
-from consumers.trainer.resume import InitialModel, Provenance, build_trainer
-from consumers.trainer.resume import TrainerPlan
-from producers.prompt_source import PromptOrder, PromptSource
-from producers.rollout.judging import EndedTurns
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.outbox import SynchronousSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.rollout.weights import WeightsFollower, compare_all_tensors
-from producers.rollout.worker import RolloutLoop
-from producers.settings import RolloutSettings, TaskSettings
-from producers.tasks.base import Task
-from producers.tasks.registry import load_task
-from storage.archive.whole_log import LogWithArchive
-from storage.leases import LeaseCandidate, LeaseClaim
-from storage.metrics import MetricsFile
-from storage.model import build_model, model_files
-from storage.objects import ObjectStore
-from storage.roles import next_term
-from storage.settings import CheckpointSettings, WeightsSettings
-from streams.bus import Bus
-from streams.errors import Fenced, RollstreamError
-from streams.values import Sampling
-from streams.topics import catalogue
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.dispatch.admit import AdmissionPace
+from rollstream.consumers.dispatch.service import Dispatch
+from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.build import InitialModel, Provenance, build_trainer
+from rollstream.consumers.trainer.build import TrainerPlan
+from rollstream.producers.prompt_source import PromptOrder, PromptSource
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import SynchronousSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.producers.tasks.base import Task
+from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.leases import LeaseCandidate, LeaseClaim
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.models import build_model, model_files
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import next_term
+from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.streams.bus import Bus
+from rollstream.errors import Fenced, RollstreamError
+from rollstream.streams.values import Sampling
+from rollstream.streams.topics import catalogue
 from testbed.stepped.baton import Baton, Crashed, Process, Stop
 from testbed.stepped.crashes import Gate, Plan
 from testbed.stepped.crashing_bus import CrashingBus

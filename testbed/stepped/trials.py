@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from storage.connect import open_store
-from storage.memory_store import MemoryStore
-from streams.connect import open_bus
-from streams.memory_bus import MemoryBus
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.connect import open_bus
+from rollstream.streams.memory import MemoryBus
 from testbed.stepped.baton import Baton
 from testbed.stepped.crashes import AllAtOnce, Drawn, Plan, Rates, Side
 from testbed.stepped.findings import Findings, findings

@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from consumers.audit.tally import InvariantResult
-from consumers.settings import TrainerSettings
-from consumers.trainer.checkpoint import TrainerState
-from consumers.trainer.prepare import training_rule
-from storage.checkpoints import write_checkpoint
-from storage.claim_check import ClaimCheck
-from storage.connect import open_store
-from storage.manifest import Manifest, manifest_key
-from storage.objects import ObjectStore
-from storage.versions.pointer import advance_pointer, take_pointer
-from storage.versions.publish import NewVersion
-from storage.versions.publish import publish_version
-from streams.bus import Bus
-from streams.codec import record_hash, encode
-from streams.connect import open_bus
-from streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Sampling, Span, Version
-from streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, Position, Prompt, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.storage.checkpoints import write_checkpoint
+from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.manifest import Manifest, manifest_key
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import advance_pointer, take_pointer
+from rollstream.storage.weights.publish import NewVersion
+from rollstream.storage.weights.publish import publish_version
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import record_hash, encode
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Sampling, Span, Version
+from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, Position, Prompt, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 
 RUN = "audited"
 MAX_LAG = 1

@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.documents import encode_json as document
-from storage.manifest import read_manifest
-from storage.versions.pointer import POINTER_KEY, Pointer
-from streams.bus import AppendEntry
-from streams.codec import Envelope, encode
-from streams.reader import TopicReader, from_begin
-from streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
-from streams.records import Annotation, Applied, GroupClosed, Record, Take, Trajectory
-from streams.writer import publish
+from rollstream.storage.stores.json_objects import encode_json as document
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
+from rollstream.streams.records import Annotation, Applied, GroupClosed, Record, Take, Trajectory
+from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import RUN, AuditedRun, admitted, announced, completion, done
 
 Plant = Callable[[AuditedRun], None]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from storage.manifest import read_manifest
-from streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
-from streams.records import Annotation, Applied, GroupClosed, Opened, Superseded, Take
-from streams.writer import publish
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
+from rollstream.streams.records import Annotation, Applied, GroupClosed, Opened, Superseded, Take
+from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import (
     PROMPT,
     AuditedRun,

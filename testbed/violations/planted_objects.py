@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from storage.claim_check import ClaimCheck
-from storage.versions.pointer import POINTER_KEY
-from streams.bus import AppendEntry
-from streams.codec import Envelope, record_hash, encode
-from streams.values import Address, Member
-from streams.records import Dead, GroupClosed, Opened
-from streams.writer import publish
+from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.weights.pointer import POINTER_KEY
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import Envelope, record_hash, encode
+from rollstream.streams.values import Address, Member
+from rollstream.streams.records import Dead, GroupClosed, Opened
+from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import PROMPT, AuditedRun, completion, order, partial
 from testbed.violations.planted_fields import Found, both, go_on, train
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from consumers.archive.service import ArchiveService
-from consumers.settings import ArchiveSettings
-from producers.tasks.remainder import CHARACTERS
-from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
-from storage.connect import open_store
-from storage.metrics import MetricsFile
-from streams.bus import Bus, AppendEntry
-from streams.connect import open_bus
-from streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
-from streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, StepDone, Take, Trajectory
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.producers.tasks.remainder import CHARACTERS
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
+from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, StepDone, Take, Trajectory
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 
 TOKENIZER = CharacterTokenizer(CHARACTERS)
 RUN = "asked"

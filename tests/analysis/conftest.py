@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from rollstream.analysis.place import locate_run
+from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
-from streams.topics import catalogue
+from rollstream.streams.topics import catalogue
 from tests.analysis.asked_run import (
     CONFIGURATION,
     archive,

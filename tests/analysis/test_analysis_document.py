@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from rollstream.analysis.place import locate_run
+from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import TOPICS, VIEWS
-from storage.archive.shapes import arrow_schema
+from rollstream.storage.archive.schema import arrow_schema
 from tests.analysis.document import DOCUMENT, ROOT, blocks, run
 
 BLOCKS = list(blocks(DOCUMENT.read_text()))

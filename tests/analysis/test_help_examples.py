@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollstream.main import parser
+from rollstream.cli.main import parser
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollstream.main import main
+from rollstream.cli.main import main
 
 
 def inspect(capsys, *words):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rollstream.analysis.fetched import ArchiveCache
-from rollstream.analysis.place import locate_run
-from rollstream.main import main
-from storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
-from storage.connect import open_store
-from storage.memory_store import MemoryStore
-from streams.errors import ConfigurationError
+from rollstream.analysis.locate import locate_run
+from rollstream.cli.main import main
+from rollstream.storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.errors import ConfigurationError
 from testbed.repository import ROOT
 from testbed.servers import moto_s3
 
@@ -109,7 +109,7 @@ def test_asking_imports_what_it_needs_and_no_more(command, absent, folders):
     run = str(folders["archive"])
     words = [*command, "--run", run] if command[0] == "query" else [*command[:2], run]
     code = (
-        "import sys; from rollstream.main import main; assert main(sys.argv[1:]) == 0; "
+        "import sys; from rollstream.cli.main import main; assert main(sys.argv[1:]) == 0; "
         f"print(sorted(set({absent.split()}) & set(sys.modules)))"
     )
     done = subprocess.run(

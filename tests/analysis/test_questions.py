@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollstream.main import main
-from streams.errors import ConfigurationError
+from rollstream.cli.main import main
+from rollstream.errors import ConfigurationError
 
 
 @pytest.fixture

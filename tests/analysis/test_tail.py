@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
-from rollstream.analysis.lines import describe
-from rollstream.main import main
-from streams.codec import decode
-from streams.errors import ConfigurationError
-from streams.writer import publish
+from rollstream.analysis.describe import describe
+from rollstream.cli.main import main
+from rollstream.streams.codec import decode
+from rollstream.errors import ConfigurationError
+from rollstream.streams.writer import publish
 from testbed.repository import ROOT
 from testbed.sample_records import SAMPLES
 from testbed.waiting import WAIT_S

@@ -5,11 +5,11 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.place import locate_run
+from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from streams.records import GroupClosed, Superseded
-from streams.writer import FencedWriter
+from rollstream.streams.records import GroupClosed, Superseded
+from rollstream.streams.writer import FencedWriter
 from testbed.repository import EXAMPLES
 from tests.analysis.asked_run import archive, open_log
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_64_intdigest
 
-from storage.archive.files import encode_file
-from storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
-from streams.bus import Bus, AppendEntry, Message
-from streams.codec import Envelope, encode
-from streams.values import Address, Span, Version
-from streams.records import Admitted, Fence, Opened, Record, Trajectory
+from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
+from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.values import Address, Span, Version
+from rollstream.streams.records import Admitted, Fence, Opened, Record, Trajectory
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),

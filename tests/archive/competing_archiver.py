@@ -3,10 +3,10 @@ tests.archive.competing_archiver BUS_FOLDER STORE_FOLDER`."""
 
 import sys
 
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from storage.connect import open_store
-from streams.connect import open_bus
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import open_bus
 
 if __name__ == "__main__":
     bus, store = open_bus(f"sqlite:{sys.argv[1]}"), open_store(f"file:{sys.argv[2]}")

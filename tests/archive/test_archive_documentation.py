@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from storage.archive.rows import ARCHIVED_CLASSES
-from storage.archive.shapes import ENVELOPE_COLUMNS, topic_columns
-from storage.connect import open_store
-from streams.memory_bus import MemoryBus
-from streams.topics import catalogue
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES
+from rollstream.storage.archive.schema import ENVELOPE_COLUMNS, topic_columns
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.topics import catalogue
 from testbed.repository import ROOT
 from tests.archive.archive_samples import append, trajectory
 

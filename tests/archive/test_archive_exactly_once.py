@@ -19,19 +19,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from storage.archive.columns import originals_of
-from storage.archive.names import message_bytes
-from storage.archive.reading import archived_files, archived_to, table_from
-from storage.archive.rows import classify_rows
-from storage.memory_store import MemoryStore
-from streams.bus import Message
-from streams.errors import BusError, PositionLost
-from streams.memory_bus import MemoryBus
-from streams.records import Fence
-from streams.topics import catalogue
-from streams.truncation import ARCHIVE_GROUP, truncate
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.tables import originals_of
+from rollstream.storage.archive.names import message_bytes
+from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.archive.rows import classify_rows
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.bus import Message
+from rollstream.errors import BusError, PositionLost
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import Fence
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import ARCHIVE_GROUP, truncate
 from tests.archive.archive_samples import append_of_term
 
 TOPIC = "admissions"

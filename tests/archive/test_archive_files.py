@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_array_equal
 
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from storage.archive.columns import records_of
-from storage.archive.files import encode_file
-from storage.archive.names import ArchiveFile, utc_day, archive_key, parse_archive_key
-from storage.archive.reading import archived_files, archived_to, file_end, partition_ends, local_path, table_from
-from storage.archive.rows import ARCHIVED_CLASSES
-from storage.archive.shapes import arrow_schema
-from storage.connect import open_store
-from storage.objects import ObjectStore
-from streams.errors import CorruptObject
-from streams.memory_bus import MemoryBus
-from streams.records import Fence, Trajectory
-from streams.topics import catalogue
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.tables import records_of
+from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.names import ArchiveFile, utc_day, archive_key, parse_archive_key
+from rollstream.storage.archive.reading import archived_files, archived_to, file_end, partition_ends, local_path, table_from
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES
+from rollstream.storage.archive.schema import arrow_schema
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import CorruptObject
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import Fence, Trajectory
+from rollstream.streams.topics import catalogue
 from tests.archive.archive_samples import admission, append, log_of, trajectory
 
 FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
@@ -91,8 +91,8 @@ def test_a_record_of_a_later_day_begins_a_new_file(folder: Path) -> None:
 
 
 def test_a_clock_that_goes_back_over_midnight_makes_no_more_files() -> None:
-    from consumers.archive.pending import PendingRecords
-    from streams.bus import Message
+    from rollstream.consumers.archive.pending import PendingRecords
+    from rollstream.streams.bus import Message
 
     held = PendingRecords(0.0)
     for offset, minutes in enumerate((-1, 1, -1, 1, 2)):
@@ -216,7 +216,7 @@ def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
 
 def test_data_that_changed_in_the_middle_is_found_when_it_is_read() -> None:
     """Parquet's pages carry no checksum by default; ours are found by zstd or by a row's hash."""
-    from storage.archive.columns import originals_of
+    from rollstream.storage.archive.tables import originals_of
 
     data = bytearray(whole_file())
     pages = pq.ParquetFile(io.BytesIO(bytes(data))).metadata.row_group(0)

@@ -9,19 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive.shapes import arrow_schema
-from storage.archive.columns import originals_of, records_of, table_of
-from storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
-from streams.bus import Message
-from streams.codec import Envelope, record_hash, decode, encode, is_canonical
-from streams.errors import (
-    ConfigurationError,
-    CorruptObject,
-    DecodeError,
-    NewerRelease,
-    SequenceGap,
-)
-from streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
+from rollstream.storage.archive.schema import arrow_schema
+from rollstream.storage.archive.tables import originals_of, records_of, table_of
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import Envelope, record_hash, decode, encode, is_canonical
+from rollstream.errors import ConfigurationError, CorruptObject, DecodeError, NewerRelease, SequenceGap
+from rollstream.streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
 from tests.archive.archive_samples import (
     admission,
     any_record,

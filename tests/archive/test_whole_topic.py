@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from storage.archive.files import encode_file
-from storage.archive.names import archive_key
-from storage.archive.whole import whole_topic
-from storage.file_store import FileStore
-from streams.records import Fence, GroupClosed
-from streams.sqlite_bus import SqliteBus
-from streams.topics import catalogue
-from streams.truncation import position_before, truncate
-from streams.writer import FencedWriter
+from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.names import archive_key
+from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.stores.file import FileStore
+from rollstream.streams.records import Fence, GroupClosed
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.writer import FencedWriter
 
 RUN = "tiny"
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.archive.service import ArchiveService
-from consumers.audit.audit import Audit
-from consumers.audit.tally import InvariantResult
-from consumers.settings import ArchiveSettings
-from storage.connect import open_store
-from streams.connect import open_bus
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import open_bus
 from testbed.violations.healthy_run import KEEP, POLICY, RUN, audited, completion, open_run
 from testbed.violations.planted import PLANTED, Plant
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from consumers.archive.topic import TopicArchive
-from consumers.audit import messages
-from consumers.audit.messages import AuditSource
-from consumers.audit.tally import InvariantResult
-from consumers.settings import ArchiveSettings
-from streams.values import Address
-from streams.truncation import position_before, truncate
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.audit import source as messages
+from rollstream.consumers.audit.source import AuditSource
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.streams.values import Address
+from rollstream.streams.truncation import position_before, truncate
 from testbed.violations.healthy_run import RUN, open_run
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.main import main, parser
-from storage.connect import open_store
-from streams.records import GroupClosed
+from rollstream.cli.main import main, parser
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.records import GroupClosed
 from testbed.repository import ROOT
 from testbed.servers import moto_s3
 from testbed.violations.healthy_run import open_run
@@ -137,7 +137,7 @@ def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monk
 def test_an_audit_imports_neither_torch_nor_duckdb(folder: Path) -> None:
     """It may run beside a trainer, on a small machine."""
     code = (
-        "import sys; from rollstream.main import main; assert main(sys.argv[1:]) == 0; "
+        "import sys; from rollstream.cli.main import main; assert main(sys.argv[1:]) == 0; "
         "print(sorted({'torch', 'transformers', 'duckdb', 'pydantic'} & set(sys.modules)))"
     )
     line = [sys.executable, "-c", code, "audit", str(folder)]

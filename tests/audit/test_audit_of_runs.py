@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from consumers.archive.service import ArchiveService
-from consumers.settings import ArchiveSettings, TrainerSettings
-from producers.settings import RolloutSettings
-from rollstream.main import main
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.records import StepDone
-from streams.topics import catalogue
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.settings import ArchiveSettings, TrainerSettings
+from rollstream.producers.settings import RolloutSettings
+from rollstream.cli.main import main
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import StepDone
+from rollstream.streams.topics import catalogue
 from testbed.recount import places_of, recount
 from testbed.servers.kafka_broker import new_url
 from testbed.waiting import WAIT_S, wait_for

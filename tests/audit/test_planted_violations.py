@@ -4,10 +4,10 @@ the place.
 
 from pathlib import Path
 
-from streams.bus import AppendEntry
-from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, GroupClosed, Opened, StepDone
-from streams.values import Version
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, GroupClosed, Opened, StepDone
+from rollstream.streams.values import Version
 from testbed.violations.healthy_run import KEEP, audited, completion, open_run
 from testbed.violations.planted import append_raw
 

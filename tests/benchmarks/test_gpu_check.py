@@ -13,7 +13,7 @@ from benchmarks.gpu_check.__main__ import Check, report
 from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
-from rollstream.config import load
+from rollstream.config.config import load
 from testbed.repository import ROOT
 from tests.support.planted_states import SAMPLES, done, finished
 

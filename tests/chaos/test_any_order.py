@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.segment import segment_folder
+from rollstream.producers.drafts.shared_memory import segment_folder
 from testbed.kills.final_counts import counted
 from testbed.kills.roles_by_hand import RunByHand, by_hand
 from testbed.run_process import GROUPS, random_model, steps_done

@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
-from consumers.trainer.forgetting import LogTruncation
-from consumers.trainer.intake import GroupIntake
-from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import StepPublisher, CheckpointRetention
-from consumers.trainer.versions import VersionWriter
-from storage.checkpoints import stored_checkpoints, write_checkpoint
-from storage.manifest import version_folder
-from storage.memory_store import MemoryStore
-from storage.metrics import MetricsFile
-from storage.settings import WeightsSettings
-from storage.versions.pointer import advance_pointer, take_pointer
-from storage.versions.publish import NewVersion
-from storage.versions.publish import publish_version
-from streams.errors import Fenced
-from streams.memory_bus import MemoryBus
-from streams.reader import from_begin, from_end
-from streams.values import Address, Span, Version
-from streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
-from streams.topics import catalogue
-from streams.truncation import DISPATCH_GROUP
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from rollstream.consumers.trainer.data.forgetting import LogTruncation
+from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.storage.checkpoints import stored_checkpoints, write_checkpoint
+from rollstream.storage.weights.manifest import version_folder
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.pointer import advance_pointer, take_pointer
+from rollstream.storage.weights.publish import NewVersion
+from rollstream.storage.weights.publish import publish_version
+from rollstream.errors import Fenced
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import from_begin, from_end
+from rollstream.streams.values import Address, Span, Version
+from rollstream.streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import DISPATCH_GROUP
+from rollstream.streams.writer import FencedWriter, publish
 
 
 def memory_bus() -> MemoryBus:

@@ -4,11 +4,11 @@
 
 import pytest
 
-from consumers.trainer.poison import FAILED_MAX
-from storage.archive.whole import whole_topic
-from storage.memory_store import MemoryStore
-from streams.memory_bus import MemoryBus
-from streams.records import GroupClosed
+from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
+from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import GroupClosed
 from testbed.stepped.baton import Baton
 from testbed.stepped.crashes import Drawn, Rates
 from testbed.stepped.run import RUN, Shape, SteppedRun

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from consumers.audit.tally import InvariantResult
-from storage.archive.whole import whole_topic
-from storage.memory_store import MemoryStore
-from streams.memory_bus import MemoryBus
-from streams.records import Assignment, Trajectory
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import Assignment, Trajectory
 from testbed.stepped.baton import Baton, Process
 from testbed.stepped.crashes import Drawn, Rates, Side
 from testbed.stepped.findings import findings

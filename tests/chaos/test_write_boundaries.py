@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from streams.deadline import Deadline
+from rollstream.deadline import Deadline
 from testbed.stepped.trials import Trial, at_boundary
 
 SAMPLE = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.main import parser
+from rollstream.cli.main import parser
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollstream.main import main, parser
+from rollstream.cli.main import main, parser
 from testbed.repository import ROOT
 
 COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)
@@ -30,7 +30,7 @@ def test_every_example_in_the_help_parses(command, capsys):
 
 def test_help_imports_nothing_slow():
     code = (
-        "import sys; from rollstream.main import parser; parser().format_help(); "
+        "import sys; from rollstream.cli.main import parser; parser().format_help(); "
         "print(sorted({'torch', 'pydantic', 'numpy', 'rich', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

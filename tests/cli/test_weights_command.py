@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollstream.main import main
-from storage.file_store import FileStore
-from storage.manifest import read_manifest, version_folder
-from storage.model import build_model, model_files, published_tensors
-from storage.versions.pointer import advance_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish_version
-from streams.values import Version
+from rollstream.cli.main import main
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.manifest import read_manifest, version_folder
+from rollstream.storage.models import build_model, model_files, published_tensors
+from rollstream.storage.weights.pointer import advance_pointer, take_pointer
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.streams.values import Version
 
 SIZES = {
     "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,

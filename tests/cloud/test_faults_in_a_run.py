@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import open_store
-from storage.metrics import read_metrics
-from streams.connect import open_bus
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.connect import open_bus
 from testbed.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy

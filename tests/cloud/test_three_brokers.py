@@ -11,12 +11,12 @@ from types import TracebackType
 import pytest
 from kafka import KafkaAdminClient
 
-from streams.connect import open_bus
-from streams.errors import BusError
-from streams.reader import TopicReader, from_begin
-from streams.records import GroupClosed
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import GroupClosed
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 from testbed.servers import use
 from testbed.servers.kafka_broker import VERSION, KafkaBroker, start_three
 from testbed.waiting import WAIT_S, wait_for

@@ -5,10 +5,10 @@ was told is there must be there afterwards.
 import threading
 from types import TracebackType
 
-from storage.objects import ObjectStore
-from streams.bus import Bus, AppendEntry
-from streams.errors import BusError, StoreError
-from streams.topics import Topic
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.errors import BusError, StoreError
+from rollstream.streams.topics import Topic
 from testbed.waiting import WAIT_S
 
 TOPIC = "witness"

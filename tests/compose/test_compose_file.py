@@ -8,10 +8,10 @@ import subprocess
 import pytest
 import yaml
 
-from rollstream.config import load
-from rollstream.folder import RunFolder
-from rollstream.main import parser
-from rollstream.roster import process_specs
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder
+from rollstream.cli.main import parser
+from rollstream.supervisor.plan import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S
 from tests.compose.compose_file import FILE, PORT, ROOT, Service, services

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.metrics import read_metrics
+from rollstream.storage.metrics_file import read_metrics
 from testbed.servers import use
 from testbed.servers.kafka_broker import VERSION, KafkaBroker, free_ports
 from testbed.servers.versity import VersityGW

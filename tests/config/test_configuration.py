@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.settings import Configuration
-from rollstream.config import essential_settings, fingerprint, flat_settings, load
-from streams.errors import ConfigurationError
+from rollstream.config.settings import Configuration
+from rollstream.config.config import essential_settings, fingerprint, flat_settings, load
+from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 

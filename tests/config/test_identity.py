@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from consumers.trainer.resume import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
-from rollstream.accepting import accept_change, configuration_key
-from rollstream.commands.configured import load_and_settle
-from rollstream.settings import Configuration
-from rollstream.config import setting_changes, essential_settings, fingerprint, load, load_for_viewing
-from rollstream.folder import RunFolder, write_configuration
-from rollstream.identity import IDENTITY_KEY, watch_configuration, check_configuration, read_or_create_identity, record_configuration
-from rollstream.main import main, parser
-from rollstream.role_place import RoleLaunch
-from rollstream.roles import run_role
-from storage.connect import open_store
-from storage.documents import encode_json
-from storage.memory_store import MemoryStore
-from storage.objects import ObjectStore
-from streams.errors import BusError, ConfigurationError, NewerRelease
-from streams.records import Configured
-from streams.release import RELEASE
+from rollstream.consumers.trainer.build import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
+from rollstream.config.change import accept_change, configuration_key
+from rollstream.cli.common import load_and_settle
+from rollstream.config.settings import Configuration
+from rollstream.config.config import setting_changes, essential_settings, fingerprint, load, load_for_viewing
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.identity import IDENTITY_KEY, watch_configuration, check_configuration, read_or_create_identity, record_configuration
+from rollstream.cli.main import main, parser
+from rollstream.roles.context import RoleLaunch
+from rollstream.roles.roles import run_role
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import BusError, ConfigurationError, NewerRelease
+from rollstream.streams.records import Configured
+from rollstream.streams.release import RELEASE
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
 def test_a_role_that_started_first_stops_when_the_trainer_records_another(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollstream.identity.UNRECORDED_S", 0.01)
+    monkeypatch.setattr("rollstream.config.identity.UNRECORDED_S", 0.01)
     stop = threading.Event()
     read_or_create_identity(store, "run")
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from rollstream.settings import Configuration
-from rollstream.config import load
-from rollstream.folder import RunFolder, bus_url, folder_of_run, model_folder, write_configuration, store_url
-from rollstream.lock import RunLock
-from streams.errors import ConfigurationError, LeaseHeld
+from rollstream.config.settings import Configuration
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder, bus_url, folder_of_run, model_folder, write_configuration, store_url
+from rollstream.supervisor.lock import RunLock
+from rollstream.errors import ConfigurationError, LeaseHeld
 
 
 def configured(path, **settings) -> Configuration:

@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 
-from producers.tasks.base import Score, TaskPrompt, Turns
-from producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.base import Score, TaskPrompt, Turns
+from rollstream.producers.tasks.remainder import Remainder
 
 
 class HalfEqual(Remainder):

@@ -10,8 +10,8 @@ from rollstream.report.dropped import DROPPED_MIN, DropComparison, DroppedSample
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from streams.values import Address, GroupMembers, Member, Version
-from streams.records import GroupClosed, StepDone, Take, Trajectory
+from rollstream.streams.values import Address, GroupMembers, Member, Version
+from rollstream.streams.records import GroupClosed, StepDone, Take, Trajectory
 
 V0 = Version(0, 1)
 

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from consumers.dispatch.inbox import DispatchInbox
-from consumers.dispatch.lengths import LengthHistory
-from consumers.dispatch.memory import DispatchPersistence
-from consumers.dispatch.moves import RepackPlanner
-from consumers.dispatch.ordering import AssignmentPlanner
-from consumers.dispatch.plausible import LOOKUP_S, RoleTerms
-from consumers.dispatch.state import DispatchState
-from consumers.dispatch.waves import WaveLayouts
-from storage.memory_store import MemoryStore
-from storage.roles import next_term
-from streams.memory_bus import MemoryBus
-from streams.values import Address, Drafts, Sampling, Span, Version
-from streams.records import Admitted, Applied, Partial, Prompt, Record, RelayStatus, RolloutStatus, Trajectory
-from streams.topics import catalogue, partition_of
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.memory import DispatchPersistence
+from rollstream.consumers.dispatch.moves import RepackPlanner
+from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.plausible import LOOKUP_S, RoleTerms
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.terms import next_term
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.values import Address, Drafts, Sampling, Span, Version
+from rollstream.streams.records import Admitted, Applied, Partial, Prompt, Record, RelayStatus, RolloutStatus, Trajectory
+from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import PACE, V3, partial, status
 
 NAMES = ("a", "b")

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.history import UnheldTrajectory, IdleRollout, reload_cost, trajectories_to_reload
-from consumers.dispatch.lengths import LengthHistory
-from consumers.dispatch.ordering import AssignmentPlanner
-from consumers.dispatch.orders import free_room
-from consumers.dispatch.state import DispatchState
-from consumers.dispatch.stranded import IDLE_WAIT_S, VersionReload
-from consumers.dispatch.waves import WaveLayouts
-from streams.values import Address, Version
-from streams.records import Assignment
+from rollstream.consumers.dispatch.history import UnheldTrajectory, IdleRollout, reload_cost, trajectories_to_reload
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.assignments import free_room
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.version_reload import IDLE_WAIT_S, VersionReload
+from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Assignment
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status
 
 V4, V6 = Version(4, 1), Version(6, 1)

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.layout import WaveLayout, RolloutSpeed, lay_out_wave
-from consumers.dispatch.lengths import ExpectedLength, LengthHistory
-from consumers.dispatch.outliers import RunningRequest, plan_outliers
-from consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
-from consumers.dispatch.ramp import end_times, share_out
-from consumers.dispatch.repack import RolloutLoad
-from streams.records import Prompt
-from streams.values import Sampling, Version
+from rollstream.consumers.dispatch.placement import WaveLayout, RolloutSpeed, lay_out_wave
+from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
+from rollstream.consumers.dispatch.outliers import RunningRequest, plan_outliers
+from rollstream.consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
+from rollstream.consumers.dispatch.ramp import end_times, share_out
+from rollstream.consumers.dispatch.repack import RolloutLoad
+from rollstream.streams.records import Prompt
+from rollstream.streams.values import Sampling, Version
 
 V3 = Version(3, 1)
 

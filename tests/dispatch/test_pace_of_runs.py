@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from consumers.settings import DispatchSettings
-from producers.settings import TaskSettings
-from storage.roles import next_term
-from streams.records import Admitted, Assignment, GroupClosed, StepDone, Take, Trajectory
-from streams.values import Version
-from streams.writer import publish
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.producers.settings import TaskSettings
+from rollstream.storage.terms import next_term
+from rollstream.streams.records import Admitted, Assignment, GroupClosed, StepDone, Take, Trajectory
+from rollstream.streams.values import Version
+from rollstream.streams.writer import publish
 from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
 from tests.support.tiny_run import TinyRun, tiny_run

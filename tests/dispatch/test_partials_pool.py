@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from consumers.dispatch.admit import AdmissionPace, admissible_groups
-from consumers.dispatch.inbox import DispatchInbox
-from consumers.dispatch.memory import DispatchPersistence
-from consumers.dispatch.state import DispatchState, CurrentAssignment
-from storage.memory_store import MemoryStore
-from streams.memory_bus import MemoryBus
-from streams.values import Address, Version
-from streams.records import Admitted
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.memory import DispatchPersistence
+from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Admitted
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import partial
 
 PACE = AdmissionPace(groups_per_step=2, max_lag=1, ready_groups_max=5, waves_max=1000)

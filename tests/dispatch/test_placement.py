@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
+from rollstream.consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
 
 groups = st.lists(st.integers(1, 12), max_size=12).map(
     lambda sizes: [PlacementWork(tuple(f"{g}.{i}" for i in range(size))) for g, size in enumerate(sizes)]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.lengths import ExpectedLength, LengthHistory
-from consumers.dispatch.moves import RepackPlanner
-from consumers.dispatch.outliers import RunningRequest, is_outlier, plan_outliers
-from consumers.dispatch.repack import RolloutLoad
-from consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
-from streams.values import Address, Version
+from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
+from rollstream.consumers.dispatch.moves import RepackPlanner
+from rollstream.consumers.dispatch.outliers import RunningRequest, is_outlier, plan_outliers
+from rollstream.consumers.dispatch.repack import RolloutLoad
+from rollstream.consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
+from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import V3, order_all, partial, state_with_group, status
 
 ROOMY = RolloutLoad("a", V3, 4, 0, 500, 501, 100_000, 64)

@@ -9,8 +9,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.repack import RolloutLoad, RepackMove, is_candidate, plan_repack
-from streams.values import Version
+from rollstream.consumers.dispatch.repack import RolloutLoad, RepackMove, is_candidate, plan_repack
+from rollstream.streams.values import Version
 
 loads = st.lists(
     st.builds(

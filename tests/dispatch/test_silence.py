@@ -2,14 +2,14 @@
 
 import pytest
 
-from consumers.dispatch.inbox import DispatchInbox
-from consumers.dispatch.service import drop_silent_rollouts
-from consumers.dispatch.state import DispatchState
-from streams.bus import Bus
-from streams.memory_bus import MemoryBus
-from streams.records import RolloutStatus
-from streams.topics import catalogue
-from streams.writer import publish_all
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.service import drop_silent_rollouts
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.streams.bus import Bus
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import RolloutStatus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish_all
 from tests.dispatch.test_recovery import status
 from tests.support.hand_clock import HandClock
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from producers.engines.drafts import prompt_key
-from producers.engines.drafts.lookup import HistoryView, look_up_draft
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.records import GENERATED, PROMPT, Annotation, Partial, Prompt, Trajectory
-from streams.values import Sampling, Span, Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish_all
+from rollstream.producers.drafts import prompt_key
+from rollstream.producers.drafts.source import HistoryView, look_up_draft
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import GENERATED, PROMPT, Annotation, Partial, Prompt, Trajectory
+from rollstream.streams.values import Sampling, Span, Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish_all
 
 V = Version(0, 1)
 

@@ -12,10 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-from producers.engines.base import DraftStats
-from producers.engines.drafts.node import NodeHistory
-from producers.rollout.keeping import DraftFeed
-from streams.connect import open_bus
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.keeping import DraftFeed
+from rollstream.streams.connect import open_bus
 from tests.drafts.drafts_log import guessed
 
 TOKENS = 4096

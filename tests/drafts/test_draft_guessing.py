@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from producers.engines.drafts import AnswerHistory
-from producers.engines.drafts.guessing import SHARE_TOKENS_MIN, DraftedSequence, Speculation
-from producers.engines.drafts.plan import StepCost
-from producers.engines.drafts.source import Draft
-from producers.engines.drafts.switch import DECIDE_STEPS, DraftGate
-from producers.engines.drafts.windows import ADDITIVE
-from streams.values import Drafts
+from rollstream.producers.drafts import AnswerHistory
+from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
+from rollstream.producers.drafts.planner import StepCost
+from rollstream.producers.drafts.source_part import Draft
+from rollstream.producers.drafts.gate import DECIDE_STEPS, DraftGate
+from rollstream.producers.drafts.windows import ADDITIVE
+from rollstream.streams.values import Drafts
 
 PROMPT, VOCABULARY = 7, 1000
 

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.drafts import HistoryAnswer, AnswerHistory, prompt_key
-from producers.engines.drafts.history import history_bytes
-from producers.engines.drafts.ranks import reward_priority
-from producers.engines.drafts.memory import PROBES, HistoryLayout, allocate_memory
-from producers.engines.drafts.ngrams import ngram_key, ngram_keys, ngram_sums
-from producers.engines.drafts.table import NgramTable
-from streams.records import ENVIRONMENT, GENERATED, PROMPT
-from streams.values import Tokens
+from rollstream.producers.drafts import HistoryAnswer, AnswerHistory, prompt_key
+from rollstream.producers.drafts.history import history_bytes
+from rollstream.producers.drafts.ranks import reward_priority
+from rollstream.producers.drafts.memory import PROBES, HistoryLayout, allocate_memory
+from rollstream.producers.drafts.ngrams import ngram_key, ngram_keys, ngram_sums
+from rollstream.producers.drafts.index import NgramTable
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
+from rollstream.streams.values import Tokens
 
 LENGTHS = (3, 4, 5, 6, 7)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.drafts.plan import DraftRow, StepCost, StepTimes, best_draft_speed, draft_lengths, expected_gain, level_lengths, tokens_per_s
-from producers.engines.drafts.switch import SuccessRate
-from producers.engines.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
+from rollstream.producers.drafts.planner import DraftRow, StepCost, StepTimes, best_draft_speed, draft_lengths, expected_gain, level_lengths, tokens_per_s
+from rollstream.producers.drafts.gate import SuccessRate
+from rollstream.producers.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
 
 ROWS = st.lists(
     st.builds(DraftRow, st.integers(0, 32), st.floats(0, 1)),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.memory import HistoryLayout
-from streams.bus import Bus
+from rollstream.producers.drafts.memory import HistoryLayout
+from rollstream.streams.bus import Bus
 from testbed.waiting import WAIT_S, wait_for
 from tests.drafts.drafts_log import answer, ask, asked, log_in, partial, tell
 

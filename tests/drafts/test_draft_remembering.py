@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.base import DraftStats
-from producers.engines.drafts.history import AnswerHistory
-from producers.engines.drafts.node import NodeHistory
-from producers.rollout import siblings
-from producers.rollout.keeping import IDLE_POLL_FACTOR, DraftFeed
-from producers.rollout.remembering import HistoryFeed
-from streams.bus import Bus
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts import siblings
+from rollstream.producers.drafts.keeping import IDLE_POLL_FACTOR, DraftFeed
+from rollstream.producers.drafts.feed import HistoryFeed
+from rollstream.streams.bus import Bus
 from tests.drafts.drafts_log import answer, ask, asked, guessed, log_in, partial, reward, tell
 
 

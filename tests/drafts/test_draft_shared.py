@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.drafts.guessing import DraftedSequence, Speculation
-from producers.engines.drafts.history import AnswerHistory
-from producers.engines.drafts.memory import HEAD_WORD, WRITER_WORD, HistoryLayout
-from producers.engines.drafts.merged import CombinedSource, running_tokens
-from producers.engines.drafts.node import NodeHistory
-from producers.engines.drafts.segment import lock_folder, make_segment, map_segment, segment_folder
-from producers.engines.drafts.shared import SharedHistory
-from producers.engines.drafts.switch import DraftGate
-from streams.errors import StoreError
+from rollstream.producers.drafts.speculation import DraftedSequence, Speculation
+from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.memory import HEAD_WORD, WRITER_WORD, HistoryLayout
+from rollstream.producers.drafts.merged import CombinedSource, running_tokens
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.shared_memory import lock_folder, make_segment, map_segment, segment_folder
+from rollstream.producers.drafts.shared import SharedHistory
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.errors import StoreError
 from tests.drafts.test_draft_history import SEQUENCES, tokens
 
 ANSWER = tokens(1, 2, 3, 4, 5, 6, 7, 8)

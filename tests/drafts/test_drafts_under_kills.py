@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.drafted import accepted_tokens
-from streams.records import Trajectory
+from rollstream.streams.draft_runs import accepted_tokens
+from rollstream.streams.records import Trajectory
 from testbed.kills.aimed_moves import ASKED, GIVEN_UP, WENT_ON
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted

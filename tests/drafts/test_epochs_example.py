@@ -2,10 +2,10 @@
 
 import pytest
 
-from producers.settings import RolloutSettings
-from producers.tasks.remainder import Remainder
-from rollstream.config import load
-from streams.errors import ConfigurationError
+from rollstream.producers.settings import RolloutSettings
+from rollstream.producers.tasks.remainder import Remainder
+from rollstream.config.config import load
+from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"

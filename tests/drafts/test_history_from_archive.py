@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.history import AnswerHistory
-from producers.rollout.remembering import HistoryFeed
-from storage.archive.files import encode_file
-from storage.archive.names import archive_key
-from storage.archive.whole_log import LogWithArchive
-from storage.file_store import FileStore
-from streams.bus import Bus
-from streams.records import Fence
-from streams.topics import partition_of
+from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.feed import HistoryFeed
+from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.names import archive_key
+from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.stores.file import FileStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.records import Fence
+from rollstream.streams.topics import partition_of
 from tests.drafts.drafts_log import answer, asked, guessed, log_in, tell
 
 RUN, GROUP = "tiny", 7

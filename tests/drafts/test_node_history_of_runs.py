@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.segment import segment_folder
+from rollstream.producers.drafts.shared_memory import segment_folder
 from testbed.run_process import (
     assert_the_log_adds_up,
     random_model,

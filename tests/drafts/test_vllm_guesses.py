@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from producers.engines.drafts import AnswerHistory
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.drafts.windows import ADDITIVE
-from producers.engines.vllm_engine.proposer import draft_config
-from producers.engines.vllm_engine.proposer_guesses import ProposerSpeculation, SteppedRequest
+from rollstream.producers.drafts import AnswerHistory
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.windows import ADDITIVE
+from rollstream.producers.engines.vllm.proposer import draft_config
+from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
 
 PROMPT, VOCABULARY = 7, 1000
 ANSWER = list(range(100, 180))

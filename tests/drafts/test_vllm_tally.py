@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from producers.engines.base import DraftStats
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.vllm_engine.proposer_guesses import ProposerSpeculation, SteppedRequest
-from producers.engines.vllm_engine.tally import StayDrafts, DraftCounters, open_draft_counters
-from streams.drafted import join_drafts, accepted_mask, accepted_tokens
-from streams.values import Drafts
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
+from rollstream.producers.engines.vllm.tally import StayDrafts, DraftCounters, open_draft_counters
+from rollstream.streams.draft_runs import join_drafts, accepted_mask, accepted_tokens
+from rollstream.streams.values import Drafts
 from testbed.waiting import WAIT_S
 from tests.drafts.test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
 
@@ -29,9 +29,9 @@ def both() -> Iterator[tuple[DraftCounters, DraftCounters]]:
 def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone() -> None:
     program = (
         "import sys\n"
-        "from producers.engines.base import DraftStats\n"
-        "from producers.engines.vllm_engine.tally import Tally\n"
-        "from streams.records import Drafts\n"
+        "from rollstream.producers.engines.base import DraftStats\n"
+        "from rollstream.producers.engines.vllm.tally import Tally\n"
+        "from rollstream.streams.records import Drafts\n"
         "tally = Tally(sys.argv[1])\n"
         "tally.write(DraftStats(passes=3, accepted=7, lookup_s=0.25))\n"
         "tally.add(2, 9, Drafts((1, 3, 2), 2, 5, 2, 1, 0.5))\n"

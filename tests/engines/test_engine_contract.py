@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from producers.engines.base import WeightUpdate
-from streams.errors import EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
 from tests.support.contract_engines import KINDS, Kind
 from tests.support.engine_samples import (
     V1,

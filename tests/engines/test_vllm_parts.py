@@ -11,23 +11,23 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from producers.engines.connect import open_engine
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import environment
-from producers.engines.vllm_engine.chunks import check_update, patch_chunks, whole_chunks
-from producers.engines.vllm_engine.messages import stage_patches, stage_tensors, read_staged_patches
-from producers.engines.vllm_engine.needed import expected_tensors
-from producers.engines.vllm_engine.sequence import VllmSequence
-from producers.engines.vllm_engine.staging import staged_tensors
-from storage.versions.held import TensorPatch
-from streams.errors import ConfigurationError, EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import environment_part
+from rollstream.producers.engines.vllm.chunks import check_update, patch_chunks, whole_chunks
+from rollstream.producers.engines.vllm.messages import stage_patches, stage_tensors, read_staged_patches
+from rollstream.producers.engines.vllm.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.sequence import VllmSequence
+from rollstream.producers.engines.vllm.staging import staged_tensors
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 READ = """
 import sys, json
-from producers.engines.vllm_engine.staging import staged_tensors
+from rollstream.producers.engines.vllm.staging import staged_tensors
 ((name, tensor),) = staged_tensors(sys.argv[1], json.loads(sys.argv[2]))
 print(name, tensor.dtype, tensor.tolist())
 """
@@ -46,7 +46,7 @@ def missing(name: str) -> str:
 def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
     found: object, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "version", found)
+    monkeypatch.setattr(environment_part, "version", found)
     model = tiny_model("llama")
     with pytest.raises(ConfigurationError, match=said):
         open_engine(

@@ -5,17 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.rollout.orders import AssignmentQueue
-from storage.memory_store import MemoryStore
-from storage.relay.relay import Relay
-from storage.relay.settings import RelaySettings
-from streams.bus import Bus
-from streams.errors import Fenced
-from streams.memory_bus import MemoryBus
-from streams.records import Assignment, RelayStatus
-from streams.values import Sampling, Version
-from streams.topics import catalogue, partition_of
-from streams.writer import FencedWriter, publish
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.relay.relay import Relay
+from rollstream.storage.relay.settings import RelaySettings
+from rollstream.streams.bus import Bus
+from rollstream.errors import Fenced
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import Assignment, RelayStatus
+from rollstream.streams.values import Sampling, Version
+from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.writer import FencedWriter, publish
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import load, truncates_log
-from rollstream.folder import store_url
-from storage.connect import open_store
+from rollstream.config.config import load, truncates_log
+from rollstream.config.run_folder import store_url
+from rollstream.storage.stores.connect import open_store
 from testbed.kills.roles_by_hand import by_hand
 from testbed.run_process import assert_the_log_adds_up
 from testbed.servers import kafka_broker, versity

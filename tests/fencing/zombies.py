@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.objects import ObjectStore
-from storage.versions.pointer import read_pointer
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import read_pointer
 from testbed.kills.aims import Aim
 from testbed.kills.final_counts import Counted, counted
 from testbed.kills.roles_by_hand import Hand, RunByHand

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Record
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Record
 from testbed.run_process import run_line, running
 
 SETTINGS = [

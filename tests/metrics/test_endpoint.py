@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.settings import Configuration
+from rollstream.config.settings import Configuration
 from rollstream.metrics.endpoint import endpoint_file, metrics_port, serve_metrics
-from rollstream.metrics.watch import ProcessMetrics
-from rollstream.settings import MetricsSettings
-from streams.figures import MetricHistogram
+from rollstream.metrics.process import ProcessMetrics
+from rollstream.config.settings import MetricsSettings
+from rollstream.metric_values import MetricHistogram
 from testbed.scraping import endpoint, get, scrape, value
 
 PLAIN = Configuration(run="tiny")

@@ -13,8 +13,8 @@ import pytest
 
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.metrics.endpoint import endpoint_file
-from storage.metrics import read_metrics
-from streams.records import StepDone, Trajectory
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.records import StepDone, Trajectory
 from testbed.scraping import Series, endpoint, get, scrape, value
 from testbed.waiting import WAIT_S, wait_for
 from tests.metrics.live_run import records, started

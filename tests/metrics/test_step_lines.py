@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from consumers.trainer.step_lines import missing_lines, step_line
-from storage.metrics import MetricsFile, read_metrics
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
-from streams.records import StepDone
-from streams.values import Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.step_lines import missing_lines, step_line
+from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import StepDone
+from rollstream.streams.values import Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 
 def logged(folder: Path, *steps: StepDone) -> dict[int, StepDone]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from rollstream.live.snapshot import take_snapshot
-from rollstream.live.state import RunState
+from rollstream.monitor.snapshot import take_snapshot
+from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from streams.values import Drafts, Sampling
-from streams.records import Prompt, Trajectory
+from rollstream.streams.values import Drafts, Sampling
+from rollstream.streams.records import Prompt, Trajectory
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from rollstream.config import load
-from rollstream.live.feed import RunFeed
-from rollstream.live.look import RunObserver
-from rollstream.live.plan import RunSettings, run_settings_of
-from rollstream.live.snapshot import RunSnapshot, take_snapshot
-from rollstream.live.state import RunState
-from rollstream.live.view import LiveView
-from rollstream.supervisor import RoleState
-from streams.connect import open_bus
-from streams.records import GroupClosed, Superseded
+from rollstream.config.config import load
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.plan import RunSettings, run_settings_of
+from rollstream.monitor.snapshot import RunSnapshot, take_snapshot
+from rollstream.monitor.state import RunState
+from rollstream.monitor.view import LiveView
+from rollstream.supervisor.supervisor import RoleState
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import GroupClosed, Superseded
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 from tests.support.synthetic_run import (

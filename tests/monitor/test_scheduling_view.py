@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.live.moves import MOVES_FILE, RequestMove, parse_move, parse_moves
-from rollstream.live.state import MOVES_KEPT
+from rollstream.monitor.moves import MOVES_FILE, RequestMove, parse_move, parse_moves
+from rollstream.monitor.state import MOVES_KEPT
 from rollstream.report.history import RunHistory, RolloutHistory, ServedVersion
 from rollstream.report.opening import open_history
 from rollstream.report.timeline import draw_timeline
-from storage.metrics import MetricsFile
+from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.settings import Configuration
-from rollstream.folder import RunFolder, write_configuration
-from rollstream.main import main
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.records import Dead
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.cli.main import main
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import Dead
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 from tests.support.synthetic_run import GROUPS, publish_run

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rollstream.live.state import DeadLetters, RunState
-from rollstream.warnings.all import warnings_of
-from streams.records import Annotation, GroupClosed
+from rollstream.monitor.state import DeadLetters, RunState
+from rollstream.monitor.all import warnings_of
+from rollstream.streams.records import Annotation, GroupClosed
 from tests.support import planted_states as planted
 from tests.support.planted_states import GROUPS, NOW_S, SAMPLES, STEPS, healthy, kinds, moment
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollstream.live.state import DeadLetters, RunState, ArchiveBacklog
+from rollstream.monitor.state import DeadLetters, RunState, ArchiveBacklog
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.warnings import flow
-from rollstream.warnings.all import ALL_CHECKS, warnings_of
-from streams.records import GroupClosed, Prompt
-from streams.values import Sampling, Version
+from rollstream.monitor import warnings_flow
+from rollstream.monitor.all import ALL_CHECKS, warnings_of
+from rollstream.streams.records import GroupClosed, Prompt
+from rollstream.streams.values import Sampling, Version
 from tests.support import planted_states as planted
 from tests.support.planted_states import (
     GROUPS,
@@ -57,7 +57,7 @@ def test_no_step_for_long():
 
 def test_no_first_step_for_long():
     state = planted.plan().state()
-    state.began_s = NOW_S - flow.FIRST_STEP_S - 1
+    state.began_s = NOW_S - warnings_flow.FIRST_STEP_S - 1
     state.apply(planted.announced(0))
     state.apply(planted.status("rollout-0"))
     state.newest_s["status"] = NOW_S

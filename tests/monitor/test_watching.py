@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.live.feed import RunFeed
-from rollstream.live.lines import TAIL_BYTES, JsonLinesTail
-from rollstream.live.numbers import IntervalSet
-from rollstream.live.watching import TopicWatcher, positions_since, tail_positions
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.errors import SequenceGap
-from streams.memory_bus import MemoryBus
-from streams.records import GroupClosed, Position, WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.lines import TAIL_BYTES, JsonLinesTail
+from rollstream.monitor.numbers import IntervalSet
+from rollstream.monitor.watching import TopicWatcher, positions_since, tail_positions
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.errors import SequenceGap
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import GroupClosed, Position, WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 from tests.support import planted_states as planted
 from tests.support.synthetic_run import GROUPS
 

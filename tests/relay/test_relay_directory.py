@@ -1,10 +1,10 @@
 """Which relays a process takes to be alive: by its own clock, from a topic read to its end."""
 
-from storage.relay.directory import RelayDirectory
-from streams.memory_bus import MemoryBus
-from streams.records import RelayStatus
-from streams.topics import catalogue
-from streams.writer import publish_all
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import RelayStatus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish_all
 from tests.support.hand_clock import HandClock
 
 TIMEOUT_S = 5.0

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.relay.chain import ChainMember, living_chain, unexpired_suspects, transfer_s, upstream_of
-from storage.relay.keeping import CachedVersion, versions_to_keep
-from streams.values import Version
+from rollstream.storage.relay.chain import ChainMember, living_chain, unexpired_suspects, transfer_s, upstream_of
+from rollstream.storage.relay.keeping import CachedVersion, versions_to_keep
+from rollstream.streams.values import Version
 
 TIMEOUT_S = 5.0
 NOW_S = 100.0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.documents import encode_json
-from storage.manifest import manifest_key, version_folder
-from storage.relay.wire import RelayConnection
-from streams.records import RelayStatus
-from streams.values import Version
-from streams.writer import publish
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.manifest import manifest_key, version_folder
+from rollstream.storage.relay.client import RelayConnection
+from rollstream.streams.records import RelayStatus
+from rollstream.streams.values import Version
+from rollstream.streams.writer import publish
 from testbed.relay_network import RelayNet, RelayProcess, manifest_of
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy

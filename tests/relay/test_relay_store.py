@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from storage.documents import encode_json
-from storage.manifest import manifest_key, read_manifest, version_folder
-from storage.memory_store import MemoryStore
-from storage.objects import Data
-from storage.relay.directory import RelayDirectory
-from storage.relay.pushing import PushingStore
-from storage.relay.reading import RelayStore
-from streams.errors import ObjectMissing, StoreError
-from streams.records import RelayStatus
-from streams.values import Version
-from streams.writer import publish
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.manifest import manifest_key, read_manifest, version_folder
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.stores.base import Data
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.pushing import PushingStore
+from rollstream.storage.relay.store import RelayStore
+from rollstream.errors import ObjectMissing, StoreError
+from rollstream.streams.records import RelayStatus
+from rollstream.streams.values import Version
+from rollstream.streams.writer import publish
 from testbed.relay_network import RelayNet, manifest_of
 from testbed.waiting import WAIT_S, wait_for
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.accepting import accept_change, store_configuration, configuration_key
-from rollstream.settings import Configuration
-from rollstream.config import fingerprint
-from rollstream.folder import RunFolder, write_configuration
-from rollstream.main import main
-from storage.memory_store import MemoryStore
-from streams.errors import ConfigurationError
-from streams.records import Configured, StepDone
+from rollstream.config.change import accept_change, store_configuration, configuration_key
+from rollstream.config.settings import Configuration
+from rollstream.config.config import fingerprint
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.cli.main import main
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.errors import ConfigurationError
+from rollstream.streams.records import Configured, StepDone
 from tests.support.tiny_run import TinyRun, tiny_run
 
 

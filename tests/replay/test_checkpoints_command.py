@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.trainer.checkpoint import CheckpointGroup, TrainerState
-from rollstream.main import main
-from storage.checkpoints import write_checkpoint
-from storage.file_store import FileStore
-from streams.values import Address
-from streams.records import Fence, Position
+from rollstream.consumers.trainer.checkpoint import CheckpointGroup, TrainerState
+from rollstream.cli.main import main
+from rollstream.storage.checkpoints import write_checkpoint
+from rollstream.storage.stores.file import FileStore
+from rollstream.streams.values import Address
+from rollstream.streams.records import Fence, Position
 
 TENSORS = {"masters.a": torch.ones(3, 5), "optimiser.counters": torch.tensor([4, 4])}
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from consumers.replay.gathering import RecordedSource, LabelledSource, GatherRules, check_tokens, gather_sources
-from streams.admissible import TrainingBounds
-from streams.errors import ConfigurationError
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.values import Span, Version
-from streams.records import Trajectory
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.consumers.replay.offline_log import RecordedSource, LabelledSource, GatherRules, check_tokens, gather_sources
+from rollstream.streams.admissible import TrainingBounds
+from rollstream.errors import ConfigurationError
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Trajectory
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 
 VOCABULARY = 10
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.replay.planning import index_log
-from consumers.replay.recorded import read_recorded
-from rollstream.main import main
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
+from rollstream.consumers.replay.offline_steps import index_log
+from rollstream.consumers.replay.recorded_steps import read_recorded
+from rollstream.cli.main import main
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
 from tests.replay.test_replay_of_runs import killed, own_hashes
 from tests.support.kept_run import made
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from consumers.replay.continued import TopicHash
-from consumers.replay.copying import HISTORY, hash_topic
-from rollstream.main import main
-from storage.log import open_log
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Fence, GroupClosed, Position
-from streams.sqlite_bus import SqliteBus
-from streams.topics import catalogue
-from streams.truncation import truncate
-from streams.writer import FencedWriter
+from rollstream.consumers.replay.continued import TopicHash
+from rollstream.consumers.replay.topic_copy import HISTORY, hash_topic
+from rollstream.cli.main import main
+from rollstream.storage.log import open_log
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Fence, GroupClosed, Position
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import truncate
+from rollstream.streams.writer import FencedWriter
 from testbed.servers.kafka_broker import new_url
 from tests.support.kept_run import made
 from tests.support.killed_at import run_killed_at
@@ -199,7 +199,7 @@ def long_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_copy_that_was_killed_goes_on_exactly(long_archive: Path, tmp_path: Path, capsys):
     to = f"sqlite:{tmp_path}/copy"
-    run_killed_at("streams.sqlite_bus:SqliteBus.append", 3, publish(long_archive, to))
+    run_killed_at("rollstream.streams.sqlite.bus:SqliteBus.append", 3, publish(long_archive, to))
     bus = open_bus(to)
     there = bus.end("ledger")[0]
     assert 0 < there < 20_001, "it was not killed in the middle"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.replay.recorded import read_recorded
-from rollstream.main import main
-from storage.connect import open_store
-from streams.connect import open_bus
-from streams.topics import catalogue
+from rollstream.consumers.replay.recorded_steps import read_recorded
+from rollstream.cli.main import main
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
 from tests.support.kept_run import STEPS, made
 from tests.support.killed_at import run_killed_at
 
@@ -147,7 +147,7 @@ def test_a_wish_that_means_nothing_is_refused(run, tmp_path, capsys, words, said
 
 def killed(command: list[str], steps: int) -> None:
     """A real process, killed once it has written this many lines of metrics."""
-    run_killed_at("storage.metrics:MetricsFile.append", steps, command)
+    run_killed_at("rollstream.storage.metrics_file:MetricsFile.append", steps, command)
 
 
 def own_hashes(out: Path) -> dict[int, list[str]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.folder import RunFolder
-from rollstream.main import main
+from rollstream.config.run_folder import RunFolder
+from rollstream.cli.main import main
 from rollstream.report.comparison import compare_runs
 from rollstream.report.opening import open_history
 from tests.report.test_report import drawings

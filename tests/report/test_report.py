@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.settings import Configuration
-from rollstream.folder import RunFolder, write_configuration
-from rollstream.main import main
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.cli.main import main
 from rollstream.report.busy import BusyIntervals
 from rollstream.report.charts import Chart, Series, draw_chart, ticks
 from rollstream.report.history import RunHistory, RolloutHistory
@@ -18,7 +18,7 @@ from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.timeline import time_axis, version_bars, draw_timeline, timeline_rows
 from rollstream.report.write import report_page
-from streams.records import GroupClosed, Superseded
+from rollstream.streams.records import GroupClosed, Superseded
 from tests.support.synthetic_run import (
     GROUPS,
     STARTED_S,

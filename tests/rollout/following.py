@@ -8,27 +8,27 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from consumers.trainer.versions import VersionWriter
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from producers.rewards import RewardPool
-from producers.rollout.judging import EndedTurns
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.outbox import SynchronousSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.rollout.weights import FetchedWeights, WeightsFollower
-from producers.rollout.worker import RolloutLoop
-from producers.settings import RolloutSettings, TaskSettings
-from storage.connect import open_store
-from storage.model import model_files
-from storage.settings import WeightsSettings
-from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Record
-from streams.values import Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import SynchronousSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.models import model_files
+from rollstream.storage.settings import WeightsSettings
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Record
+from rollstream.streams.values import Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 CONFIG = Qwen3Config(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,

@@ -11,13 +11,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from producers.rollout.growing import RunningTrajectory
-from producers.rollout.sampled import TensorRotation
-from producers.rollout.weights import compare_all_tensors
-from producers.rollout.worker import RolloutLoop
-from streams.errors import EngineRefused, ObjectMissing
-from streams.records import Applied, Assignment, RolloutStatus
-from streams.values import Sampling, Version
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.sampled import TensorRotation
+from rollstream.producers.rollout.weights import compare_all_tensors
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.errors import EngineRefused, ObjectMissing
+from rollstream.streams.records import Applied, Assignment, RolloutStatus
+from rollstream.streams.values import Sampling, Version
 from testbed.waiting import wait_for
 from tests.rollout.following import Followed, damage
 

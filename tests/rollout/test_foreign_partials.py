@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from producers.rollout import chain
-from producers.rollout.chain import ChainRequest, ChainContent, read_chains
-from streams.bus import AppendEntry
-from streams.errors import DecodeError
-from streams.memory_bus import MemoryBus
-from streams.values import Address, Drafts, Span, Version
-from streams.records import Partial, Trajectory
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.producers.rollout import chain
+from rollstream.producers.rollout.chain import ChainRequest, ChainContent, read_chains
+from rollstream.streams.bus import AppendEntry
+from rollstream.errors import DecodeError
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.values import Address, Drafts, Span, Version
+from rollstream.streams.records import Partial, Trajectory
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 from tests.rollout.test_giving_up import Scene, order, whole
 
 V3 = Version(3, 1)

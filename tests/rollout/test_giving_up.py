@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from producers.rollout.chain import read_chain
-from producers.rollout.judging import EndedTurns
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.outbox import SynchronousSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.rollout.weights import WeightsFollower
-from producers.rollout.worker import RolloutLoop
-from producers.settings import RolloutSettings
-from storage.memory_store import MemoryStore
-from streams.bus import Bus
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.records import Assignment, Partial, Record, Trajectory
-from streams.values import Sampling, Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.producers.rollout.chain import read_chain
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import SynchronousSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Assignment, Partial, Record, Trajectory
+from rollstream.streams.values import Sampling, Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 from testbed.stepped.fake_engine import FakeEngine, FakeRewards
 
 V0 = Version(0, 1)

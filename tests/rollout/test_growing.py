@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from producers.engines.base import Emission
-from producers.rollout.chain import read_chain
-from producers.rollout.growing import RunningTrajectory
-from streams.connect import open_bus
-from streams.drafted import accepted_mask
-from streams.errors import DecodeError
-from streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
-from streams.values import Address, Drafts, Sampling, Version
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.producers.engines.base import Emission
+from rollstream.producers.rollout.chain import read_chain
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.streams.connect import open_bus
+from rollstream.streams.draft_runs import accepted_mask
+from rollstream.errors import DecodeError
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
+from rollstream.streams.values import Address, Drafts, Sampling, Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 
 ORDER = Assignment(
     kind="start",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.pulse import StatusRepeats
-from streams.bus import AppendEntry
-from streams.errors import BusError
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.records import RolloutStatus
-from streams.topics import catalogue
+from rollstream.producers.rollout.heartbeat import Heartbeat
+from rollstream.producers.rollout.pulse import StatusRepeats
+from rollstream.streams.bus import AppendEntry
+from rollstream.errors import BusError
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import RolloutStatus
+from rollstream.streams.topics import catalogue
 from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
 from tests.rollout.following import Followed

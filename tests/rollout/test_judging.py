@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from producers.rewards import RewardPool
-from producers.rollout.growing import RunningTrajectory
-from producers.rollout.judging import ContinuedTurn, EndedTurns
-from producers.settings import TaskSettings
-from streams.records import Trajectory
-from streams.values import Version
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
+from rollstream.producers.settings import TaskSettings
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Version
 from testbed.waiting import wait_for
 from tests.rollout.test_growing import ORDER, emission
 

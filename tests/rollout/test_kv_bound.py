@@ -5,10 +5,10 @@ version, and may go anywhere.
 import numpy as np
 import torch
 
-from producers.engines.paced.engine import PacedEngine, PacedShape
-from producers.engines.paced.lengths import LengthSampler, LogNormal
-from producers.engines.paced.roofline import Roofline
-from producers.rollout.worker import RolloutLoop
+from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
+from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.producers.rollout.worker import RolloutLoop
 from tests.rollout.test_giving_up import SETTINGS, V0, Scene, order
 
 SLOW = Roofline(weights_s=1.0, kv_token_s=0.0, row_s=0.0)

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.rollout.outbox import RECORDS_MAX, BackgroundSender
-from streams.connect import open_bus
-from streams.errors import RecordTooLarge
-from streams.reader import TopicReader, from_begin
-from streams.values import Address
-from streams.records import Annotation
-from streams.sqlite_bus import SqliteBus
-from streams.topics import catalogue
-from streams.writer import KeyedRecord
+from rollstream.producers.rollout.sender import RECORDS_MAX, BackgroundSender
+from rollstream.streams.connect import open_bus
+from rollstream.errors import RecordTooLarge
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Address
+from rollstream.streams.records import Annotation
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import KeyedRecord
 from testbed.waiting import WAIT_S
 
 

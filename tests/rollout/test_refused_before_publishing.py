@@ -1,7 +1,7 @@
 """What the trainer would refuse is published as dead, with the reason (invariants 2 and 12)."""
 
-from streams.admissible import TrainingBounds
-from streams.records import Partial, Trajectory
+from rollstream.streams.admissible import TrainingBounds
+from rollstream.streams.records import Partial, Trajectory
 from tests.rollout.test_giving_up import Scene, order
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consumers.archive.topic import TopicArchive
-from consumers.settings import ArchiveSettings
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.rollout.remembering import HistoryFeed
-from storage.archive.whole_log import LogWithArchive
-from storage.connect import open_store
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.records import GENERATED, PROMPT, Trajectory
-from streams.values import Span, Version
-from streams.topics import catalogue
-from streams.writer import publish_all
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.feed import HistoryFeed
+from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import GENERATED, PROMPT, Trajectory
+from rollstream.streams.values import Span, Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish_all
 
 
 def answer(group: int, generated: list[int], finish: str = "stop") -> Trajectory:

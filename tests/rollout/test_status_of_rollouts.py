@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.rollout.pulse import StatusSchedule
-from streams.records import RolloutStatus
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.streams.records import RolloutStatus
 from tests.rollout.following import Followed
 
 

@@ -6,8 +6,8 @@ import json
 import time
 from dataclasses import replace
 
-from producers.tasks.base import Score, TaskPrompt, Turns
-from producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.base import Score, TaskPrompt, Turns
+from rollstream.producers.tasks.remainder import Remainder
 
 
 class Failing(Remainder):

@@ -2,7 +2,7 @@
 
 from zlib import crc32
 
-from producers.scoring.finished import Finished
+from rollstream.producers.scoring.functions import Finished
 
 
 def reward_and_length(finished: Finished) -> dict[str, float]:

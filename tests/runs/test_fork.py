@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny_run import TinyRun
 
-from rollstream.config import load
-from rollstream.folder import RunFolder, open_run_log_for_writing, store_url
-from rollstream.main import main
-from rollstream.parentage import PromptsLeft, read_parentage, prompts_left
-from storage.connect import open_store
-from storage.manifest import read_manifest
-from storage.versions.pointer import believed_pointer
-from streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
+from rollstream.cli.main import main
+from rollstream.runs.parentage import PromptsLeft, read_parentage, prompts_left
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
 from tests.support.kept_run import STEPS, TASK, made
 from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
+from rollstream.streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
 from testbed.recount import places_of, recount
 from testbed.run_process import (
     GROUPS,

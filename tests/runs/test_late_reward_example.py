@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
+from rollstream.streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
 from testbed.run_process import read, role, role_restarted, run_line, running
 from testbed.waiting import WAIT_S, wait_for
 from testbed.repository import ROOT

@@ -12,13 +12,13 @@ from tests.runs.test_resume import hashes, train_until, used
 from tests.runs.test_whole_run import assert_every_group_has_one_ending
 from tests.support.tiny_run import TinyRun, tiny_run
 
-from producers.rewards import RewardPool
-from producers.scoring.annotate import AnnotationPlan
-from producers.scoring.service import Scorer
-from producers.settings import TaskSettings
-from streams.reader import TopicReader, from_begin
-from streams.records import Annotation, GroupClosed, Prompt, StepDone, Take, Trajectory
-from streams.writer import publish
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.scoring.annotate import AnnotationPlan
+from rollstream.producers.scoring.scorer import Scorer
+from rollstream.producers.settings import TaskSettings
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Annotation, GroupClosed, Prompt, StepDone, Take, Trajectory
+from rollstream.streams.writer import publish
 from testbed.waiting import WAIT_S, wait_for
 
 LATE = TaskSettings(reward="late")

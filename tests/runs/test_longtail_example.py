@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.main import main
-from streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
+from rollstream.cli.main import main
+from rollstream.streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
 from testbed.run_process import read, role, role_restarted, run_line, running
 from testbed.waiting import WAIT_S, wait_for
 from testbed.repository import ROOT

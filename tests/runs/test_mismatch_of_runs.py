@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tests.support.tiny_run import tiny_run
 
-from consumers.settings import DispatchSettings
-from rollstream.settings import Configuration
-from rollstream.live.plan import run_settings_of
-from rollstream.live.snapshot import take_snapshot
-from rollstream.warnings.all import warnings_of
-from streams.records import StepDone
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.config.settings import Configuration
+from rollstream.monitor.plan import run_settings_of
+from rollstream.monitor.snapshot import take_snapshot
+from rollstream.monitor.all import warnings_of
+from rollstream.streams.records import StepDone
 
 
 def test_engine_and_trainer_agree_in_a_run_and_nobody_is_warned(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.records import StepDone
+from rollstream.streams.records import StepDone
 from testbed.run_process import (
     assert_the_log_adds_up,
     read,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.metrics import read_metrics
+from rollstream.storage.metrics_file import read_metrics
 from testbed.repository import EXAMPLES
 
 QUICKSTART = EXAMPLES / "quickstart.toml"

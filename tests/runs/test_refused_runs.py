@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.metrics import read_metrics
-from storage.model import build_model
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.storage.models import build_model
 from testbed.run_process import (
     SIZES,
     STEPS,
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def unserved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that the trainer takes; its rope depends on the batch, so no engine of ours does."""
-    from producers.settings import TaskSettings
-    from producers.tasks.registry import load_task
+    from rollstream.producers.settings import TaskSettings
+    from rollstream.producers.tasks.registry import load_task
 
     folder = tmp_path_factory.mktemp("unserved")
     tokenizer = load_task(TaskSettings()).tokenizer()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.support.tiny_run import TinyRun, tiny_run
 
-from producers.settings import TaskSettings
-from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
+from rollstream.producers.settings import TaskSettings
+from rollstream.streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
 from testbed.waiting import WAIT_S, wait_for
 
 UNEVEN = TaskSettings(name="tests.support.uneven_task:Uneven")

@@ -10,16 +10,16 @@ import pytest
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
-from consumers.archive.service import ArchiveService
-from consumers.dispatch.admit import AdmissionPace, admissible_groups
-from consumers.settings import ArchiveSettings
-from consumers.trainer.service import Trainer
-from storage.checkpoints import delete_checkpoints, stored_checkpoints
-from storage.versions.pointer import believed_pointer
-from streams.errors import PositionLost
-from streams.reader import from_end
-from streams.records import Admitted, GroupClosed, Prompt, Take
-from streams.truncation import truncate
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.consumers.trainer.loop import Trainer
+from rollstream.storage.checkpoints import delete_checkpoints, stored_checkpoints
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.errors import PositionLost
+from rollstream.streams.reader import from_end
+from rollstream.streams.records import Admitted, GroupClosed, Prompt, Take
+from rollstream.streams.truncation import truncate
 from testbed.waiting import WAIT_S, wait_for
 
 TOPICS = ArchiveSettings().topics

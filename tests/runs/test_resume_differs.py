@@ -10,12 +10,12 @@ import pytest
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.tiny_run import TinyRun, tiny_run
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import AuditPolicy
-from storage.manifest import Manifest, read_manifest
-from storage.versions.pointer import believed_pointer
-from streams.records import StepDone, Trajectory
-from streams.values import Version
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.records import StepDone, Trajectory
+from rollstream.streams.values import Version
 from testbed.waiting import wait_for
 
 STEPS = 8

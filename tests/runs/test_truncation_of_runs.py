@@ -7,11 +7,11 @@ import pytest
 from tests.runs.test_resume import hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, tiny_run
 
-from consumers.dispatch.kept import STATE_KEY, StateFile, PersistedState, state_to_persist, restore_state
-from consumers.dispatch.state import DispatchState
-from storage.memory_store import MemoryStore
-from streams.errors import Fenced
-from streams.records import Position, StepDone
+from rollstream.consumers.dispatch.persistence import STATE_KEY, StateFile, PersistedState, state_to_persist, restore_state
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.errors import Fenced
+from rollstream.streams.records import Position, StepDone
 from testbed.waiting import wait_for
 
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})
@@ -59,7 +59,7 @@ def test_trainer_and_dispatch_restart_in_a_truncated_log(tmp_path: Path) -> None
 
 
 def test_what_dispatch_kept_is_the_fold_of_the_whole_log(tmp_path: Path) -> None:
-    from consumers.dispatch.inbox import DispatchInbox
+    from rollstream.consumers.dispatch.inbox import DispatchInbox
 
     with tiny_run(tmp_path, trainer={"steps": 4}, dispatch=OFTEN) as run:
         run.start_all()

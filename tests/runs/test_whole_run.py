@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.support.tiny_run import TinyRun, tiny_run
 
-from consumers.settings import DispatchSettings
-from producers.engines.torch_engine import TorchEngine
-from producers.settings import RolloutSettings, TaskSettings
-from streams.records import Admitted, Applied, Assignment, GroupClosed, StepDone, Take, Trajectory
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.streams.records import Admitted, Applied, Assignment, GroupClosed, StepDone, Take, Trajectory
 
 DISPATCH_S = 1.0
 POLICIES = ("in_flight", "in_flight_recompute", "keep_version")

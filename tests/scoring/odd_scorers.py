@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from producers.scoring.finished import Finished
+from rollstream.producers.scoring.functions import Finished
 
 
 def facts(finished: Finished) -> dict[str, float]:

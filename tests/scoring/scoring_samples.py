@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from producers.rewards import RewardPool
-from producers.scoring.annotate import AnnotationPlan
-from producers.scoring.service import Scorer
-from producers.settings import TaskSettings
-from producers.tasks.registry import load_task
-from producers.tasks.tokenizer import BOS, EOS
-from streams.bus import Bus
-from streams.reader import TopicReader, from_begin
-from streams.records import Annotation, Trajectory
-from streams.values import Span, Version
-from streams.writer import publish
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.scoring.annotate import AnnotationPlan
+from rollstream.producers.scoring.scorer import Scorer
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.registry import load_task
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Annotation, Trajectory
+from rollstream.streams.values import Span, Version
+from rollstream.streams.writer import publish
 from testbed.waiting import WAIT_S
 
 ENCODE = load_task(TaskSettings()).tokenizer().encode

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.connect import open_bus
-from streams.topics import catalogue
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
 from testbed.servers import kafka_broker
 from testbed.waiting import wait_for
 from tests.scoring.scoring_samples import finished, is_caught_up, notes, post, running, scorer

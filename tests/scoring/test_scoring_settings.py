@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import load
-from rollstream.folder import RunFolder
-from rollstream.roster import process_specs
-from streams.errors import ConfigurationError
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder
+from rollstream.supervisor.plan import process_specs
+from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "late-reward.toml"

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from producers.engines.paced.lengths import LengthDistribution, LogNormal
-from producers.engines.paced.roofline import Roofline
-from simulator.cluster import Cluster, Job
-from simulator.policies import SchedulingPolicy, policy_of
-from simulator.result import SimulationResult
-from simulator.simulation import simulate
-from simulator.workload import AnswerLengths, Workload
+from rollstream.producers.engines.paced.lengths import LengthDistribution, LogNormal
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.policies import SchedulingPolicy, policy_of
+from rollstream.simulator.result import SimulationResult
+from rollstream.simulator.simulation import simulate
+from rollstream.simulator.workload import AnswerLengths, Workload
 
 STEADY = Roofline(weights_s=0.01, kv_token_s=0.0, row_s=0.0, prefill_token_s=0.0)
 SMALL = Cluster(

@@ -4,7 +4,7 @@ trains for 0.5 s, a rollout takes weights for 0.25 s, two rollouts hold one wave
 
 import pytest
 
-from producers.engines.paced.roofline import Roofline
+from rollstream.producers.engines.roofline import Roofline
 from tests.simulator.small import run
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.paced.lengths import LogNormal
-from producers.engines.paced.roofline import Roofline
-from rollstream.main import main
-from simulator.cluster import cluster_of, constant_values
-from simulator.constants import CONSTANTS, MODELS
-from simulator.policies import SYNCHRONOUS, policy_of
-from simulator.predict import RealRunSettings, predict
-from simulator.traces import read_lengths
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.paced.lengths import LogNormal
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.cli.main import main
+from rollstream.simulator.cluster import cluster_of, constant_values
+from rollstream.simulator.constants import CONSTANTS, MODELS
+from rollstream.simulator.policies import SYNCHRONOUS, policy_of
+from rollstream.simulator.predict import RealRunSettings, predict
+from rollstream.simulator.traces import read_lengths
+from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 QUICK = ("--set", "scale=64", "--set", "constants.steps=4", "--set", "constants.steps_skipped=1")

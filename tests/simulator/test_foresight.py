@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import consumers.dispatch.lengths as service
-import simulator.foresight as simulated
-from producers.engines.paced.roofline import Roofline
-from simulator.foresight import LengthForecast
-from simulator.replica import Replica
-from simulator.work import SimulatedTrajectory
-from streams.records import Prompt
-from streams.values import Sampling
+import rollstream.consumers.dispatch.lengths as service
+import rollstream.simulator.foresight as simulated
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.simulator.foresight import LengthForecast
+from rollstream.simulator.replica import Replica
+from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.streams.records import Prompt
+from rollstream.streams.values import Sampling
 from tests.simulator.small import TAILED, workload
 
 PROMPTS = 64  # of the small workload

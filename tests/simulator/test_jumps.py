@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.paced.roofline import Roofline
-from simulator.jumps import scaled_roofline, seconds_of_steps, steps_lasting
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.simulator.jumps import scaled_roofline, seconds_of_steps, steps_lasting
 
 seconds = st.floats(1e-6, 1.0)
 rooflines = st.builds(

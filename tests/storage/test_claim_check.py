@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from storage.blobs import MARGIN_S, collect_blobs, upload_hour, blob_key
-from storage.claim_check import ClaimCheck, is_claim
-from storage.file_store import FileStore
-from storage.hashing import content_hash
-from streams.bus import AppendEntry
-from streams.codec import CLAIM_START, Envelope, encode
-from streams.dead_letters import DeadLetterWriter
-from streams.errors import CorruptObject, RecordTooLarge, StoreTimeout
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.values import Address
-from streams.records import Admitted, Annotation, Claim
-from streams.sqlite_bus import SqliteBus
-from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
-from streams.truncation import position_before, truncate
-from streams.writer import FencedWriter, publish
+from rollstream.storage.blobs import MARGIN_S, collect_blobs, upload_hour, blob_key
+from rollstream.storage.claim_check import ClaimCheck, is_claim
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import CLAIM_START, Envelope, encode
+from rollstream.streams.dead_letters import DeadLetterWriter
+from rollstream.errors import CorruptObject, RecordTooLarge, StoreTimeout
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Address
+from rollstream.streams.records import Admitted, Annotation, Claim
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
+from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.writer import FencedWriter, publish
 
 
 def sealed(header: bytes) -> bytes:

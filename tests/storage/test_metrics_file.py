@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from storage.metrics import MetricsFile, read_metrics
-from streams.errors import CorruptObject
+from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.errors import CorruptObject
 
 
 def test_lines_come_back_in_order_with_null_for_nan(tmp_path):
@@ -55,7 +55,7 @@ def test_a_damaged_line_is_named(tmp_path):
 def test_a_line_that_does_not_fit_leaves_no_half_of_it(tmp_path):
     script = """
 import resource, signal, sys
-from storage.metrics import MetricsFile
+from rollstream.storage.metrics_file import MetricsFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 metrics = MetricsFile(sys.argv[1])

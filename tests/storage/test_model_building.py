@@ -3,19 +3,13 @@
 import pytest
 import torch
 
-from storage.file_store import FileStore
-from storage.manifest import version_folder
-from storage.memory_store import MemoryStore
-from storage.model import (
-    build_model,
-    load_model,
-    model_files,
-    model_from_version,
-    published_tensors,
-)
-from storage.versions.publish import NewVersion, publish_version
-from streams.errors import ConfigurationError, CorruptObject
-from streams.values import Version
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.manifest import version_folder
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.models import build_model, load_model, model_files, model_from_version, published_tensors
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.streams.values import Version
 from tests.storage.storage_samples import TINY
 
 VERSION = Version(3, 1)

@@ -5,21 +5,21 @@ import json
 import pytest
 import torch
 
-from consumers.dispatch.kept import StateFile, PersistedState, read_persisted_state
-from storage.checkpoints import newest_checkpoint, write_checkpoint
-from storage.documents import decode_json, encode_json, seal
-from storage.leases import LeaseCandidate, LeaseClaim
-from storage.manifest import Manifest, manifest_key, read_manifest
-from storage.memory_store import MemoryStore
-from storage.objects import ObjectStore
-from storage.roles import next_term, read_role, role_key
-from storage.versions.pointer import POINTER_KEY, read_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish_version
-from storage.versions.retention import stored_versions
-from streams.errors import NewerRelease
-from streams.records import Position
-from streams.values import Version
-from streams.release import RELEASE
+from rollstream.consumers.dispatch.persistence import StateFile, PersistedState, read_persisted_state
+from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
+from rollstream.storage.stores.json_objects import decode_json, encode_json, seal
+from rollstream.storage.leases import LeaseCandidate, LeaseClaim
+from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import next_term, read_role, role_key
+from rollstream.storage.weights.pointer import POINTER_KEY, read_pointer, take_pointer
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.storage.weights.retention import stored_versions
+from rollstream.errors import NewerRelease
+from rollstream.streams.records import Position
+from rollstream.streams.values import Version
+from rollstream.streams.release import RELEASE
 
 V0 = Version(0, 1)
 

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from storage.leases import LeaseCandidate, LeaseClaim, acquire_lease, may_take
-from storage.memory_store import MemoryStore
-from storage.renewal import LeaseRenewal, renew_once
-from storage.roles import RoleRecord, next_term, read_role, role_key
-from streams.errors import CorruptObject, Fenced, LeaseHeld, StoreError
+from rollstream.storage.leases import LeaseCandidate, LeaseClaim, acquire_lease, may_take
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.renewal import LeaseRenewal, renew_once
+from rollstream.storage.terms import RoleRecord, next_term, read_role, role_key
+from rollstream.errors import CorruptObject, Fenced, LeaseHeld, StoreError
 from testbed.waiting import WAIT_S
 from tests.storage.storage_samples import in_threads
 
@@ -209,8 +209,8 @@ def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog)
 def test_leases_and_the_pointer_do_not_cost_their_users_torch():
     script = """
 import sys
-import storage.connect, storage.metrics, storage.renewal
-import storage.versions.pointer, storage.versions.retention
+import rollstream.storage.stores.connect, rollstream.storage.metrics_file, rollstream.storage.renewal
+import rollstream.storage.weights.pointer, rollstream.storage.weights.retention
 print("torch" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

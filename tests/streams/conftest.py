@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.claim_check import ClaimCheck
-from storage.file_store import FileStore
-from streams.bus import Bus
-from streams.connect import open_bus
+from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.stores.file import FileStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
 from testbed.servers import kafka_broker
 from tests.support.hand_clock import HandClock
 

@@ -2,9 +2,9 @@
 
 import os
 
-from streams.bus import Bus
-from streams.errors import BusError
-from streams.topics import Topic
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError
+from rollstream.streams.topics import Topic
 
 
 def check_that_a_forked_child_is_refused(bus: Bus) -> None:

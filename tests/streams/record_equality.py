@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from streams.records import Record
+from rollstream.streams.records import Record
 
 
 def differences(one: Record, other: Record) -> list[str]:

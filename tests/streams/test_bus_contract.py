@@ -1,14 +1,14 @@
-"""The conformance suite of `streams.bus.Bus`: the same assertions on every back end."""
+"""The conformance suite of `rollstream.streams.bus.Bus`: the same assertions on every back end."""
 
 import threading
 import time
 
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.errors import BusError, PositionLost, RecordTooLarge
-from streams.records import Fence, Position
-from streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
 from testbed.waiting import WAIT_S
 from tests.support.hand_clock import HandClock
 

@@ -4,11 +4,11 @@ Kafka's own groups: `test_kafka_groups.py`.
 
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.claims import LEASE_S, PartitionLease, claim_partitions
-from streams.errors import PositionLost
-from streams.records import Position
-from streams.topics import Topic
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.claims import LEASE_S, PartitionLease, claim_partitions
+from rollstream.errors import PositionLost
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic
 from tests.support.hand_clock import HandClock
 
 EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streams.bus import Bus, AppendEntry
-from streams.connect import open_bus
-from streams.errors import PositionLost
-from streams.memory_bus import MemoryBus
-from streams.records import Fence, Position
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic, partition_of
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.errors import PositionLost
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic, partition_of
 from testbed.servers import kafka_broker
 
 PARTITIONS = 2

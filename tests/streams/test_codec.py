@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from streams.codec import Envelope, record_hash, decode, encode, envelope_of
-from streams.errors import DecodeError, UnknownSchema
-from streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory
-from streams.values import Version
+from rollstream.streams.codec import Envelope, record_hash, decode, encode, envelope_of
+from rollstream.errors import DecodeError, UnknownSchema
+from rollstream.streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory
+from rollstream.streams.values import Version
 from testbed.sample_records import SAMPLES, trajectory
 from tests.streams.record_equality import differences
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
-from streams.errors import BusTimeout
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.records import Dead, Position
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
+from rollstream.errors import BusTimeout
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Dead, Position
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 from testbed.sample_records import trajectory
 
 TOPIC = "trajectories"

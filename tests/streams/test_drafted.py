@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streams.codec import decode, encode, is_canonical
-from streams.drafted import extend_runs, join_drafts, accepted_mask, accepted_tokens
-from streams.values import Drafts
-from streams.records import Trajectory
+from rollstream.streams.codec import decode, encode, is_canonical
+from rollstream.streams.draft_runs import extend_runs, join_drafts, accepted_mask, accepted_tokens
+from rollstream.streams.values import Drafts
+from rollstream.streams.records import Trajectory
 from testbed.sample_records import trajectory
 from tests.streams.record_equality import differences
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streams.codec import Envelope
-from streams.errors import SequenceGap
-from streams.fence import FenceVerdict, advance_fence
-from streams.records import Fence
+from rollstream.streams.codec import Envelope
+from rollstream.errors import SequenceGap
+from rollstream.streams.fence import FenceVerdict, advance_fence
+from rollstream.streams.records import Fence
 
 
 def verdicts(*records: tuple[int, int], compacted: bool = False, fence: Fence = Fence()) -> str:  # noqa: B008

@@ -5,9 +5,9 @@ import subprocess
 
 import numpy as np
 
-from streams.connect import open_bus
-from streams.topics import catalogue
-from streams.writer import publish
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
 from testbed.repository import EXAMPLES
 from testbed.sample_records import trajectory
 from testbed.servers import kafka_broker

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.codec import Envelope, record_hash, encode
-from streams.errors import BusError, BusTimeout, PositionLost, RecordTooLarge, SequenceGap
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin, from_end, read_all_at, read_at
-from streams.values import Address, Version
-from streams.records import Annotation, Fence, GroupClosed, Opened, Position, Record, WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish, publish_all
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.codec import Envelope, record_hash, encode
+from rollstream.errors import BusError, BusTimeout, PositionLost, RecordTooLarge, SequenceGap
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin, from_end, read_all_at, read_at
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Annotation, Fence, GroupClosed, Opened, Position, Record, WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish, publish_all
 from testbed.sample_records import SAMPLES, trajectory
 from tests.streams.record_equality import differences
 

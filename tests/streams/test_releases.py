@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from streams import release
-from streams.bus import Bus, AppendEntry
-from streams.codec import Envelope, decode, encode
-from streams.dead_letters import DeadLetterWriter
-from streams.errors import NewerRelease
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.records import SCHEMAS, Claim, Dead, GroupClosed, Opened
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.streams import release
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.codec import Envelope, decode, encode
+from rollstream.streams.dead_letters import DeadLetterWriter
+from rollstream.errors import NewerRelease
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import SCHEMAS, Claim, Dead, GroupClosed, Opened
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 from testbed.sample_records import trajectory
 from tests.streams.test_codec import sealed, tampered
 

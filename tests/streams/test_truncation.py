@@ -2,13 +2,13 @@
 
 import pytest
 
-from streams.errors import PositionLost
-from streams.reader import TopicReader, from_begin
-from streams.values import Address
-from streams.records import Admitted, Fence, GroupClosed, Position
-from streams.topics import catalogue
-from streams.truncation import TRUNCATED_GROUP, position_before, earliest_positions, truncate
-from streams.writer import FencedWriter
+from rollstream.errors import PositionLost
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Address
+from rollstream.streams.records import Admitted, Fence, GroupClosed, Position
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import TRUNCATED_GROUP, position_before, earliest_positions, truncate
+from rollstream.streams.writer import FencedWriter
 
 
 def closed(group: int) -> GroupClosed:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.children import ChildProcess, ProcessSpec
-from rollstream.opening import EngineUnavailable, classify_engine_errors
-from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_final_exit
-from rollstream.supervisor import SupervisorLimits, Supervisor
-from streams.errors import ConfigurationError, EngineRefused
+from rollstream.supervisor.process import ChildProcess, ProcessSpec
+from rollstream.roles.engine_errors import EngineUnavailable, classify_engine_errors
+from rollstream.supervisor.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_final_exit
+from rollstream.supervisor.supervisor import SupervisorLimits, Supervisor
+from rollstream.errors import ConfigurationError, EngineRefused
 
 CAUSE = RuntimeError("out of memory")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.children import ProcessSpec, last_lines
-from rollstream.lock import RunLock
-from rollstream.restarts import RestartPolicy
-from rollstream.supervisor import SupervisorLimits, Supervisor
+from rollstream.supervisor.process import ProcessSpec, last_lines
+from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.restarts import RestartPolicy
+from rollstream.supervisor.supervisor import SupervisorLimits, Supervisor
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 
@@ -176,10 +176,10 @@ def test_the_next_supervisor_hands_on_the_nonces_of_the_one_before(tmp_path):
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
-from rollstream.children import Seat
-from rollstream.commands.signals import listen
-from rollstream.supervisor import Supervisor
-role = ("from rollstream.lifeline import end_with_parent; end_with_parent();"
+from rollstream.supervisor.process import Seat
+from rollstream.cli.signals import listen
+from rollstream.supervisor.supervisor import Supervisor
+role = ("from rollstream.supervisor.lifeline import end_with_parent; end_with_parent();"
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
 seats = [Seat(name, [sys.executable, "-c", role]) for name in ("a", "b")]
 signals = listen()
@@ -223,7 +223,7 @@ def test_roles_end_when_their_supervisor_is_killed(supervised):
 
 
 def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
-    code = "from rollstream.lifeline import end_with_parent; end_with_parent(); print('survived')"
+    code = "from rollstream.supervisor.lifeline import end_with_parent; end_with_parent(); print('survived')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")

@@ -6,12 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from rollstream.children import ProcessSpec
-from rollstream.commands.signals import StopSignals
-from rollstream.settings import Configuration
-from rollstream.folder import RunFolder
-from rollstream.lock import RunLock
-from rollstream.warming import WarmupProcess, WarmupFailed, newest_progress
+from rollstream.supervisor.process import ProcessSpec
+from rollstream.cli.signals import StopSignals
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder
+from rollstream.supervisor.lock import RunLock
+from rollstream.warmup.warming import WarmupProcess, WarmupFailed, newest_progress
 
 
 @pytest.fixture

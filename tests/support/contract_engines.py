@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from producers.engines.base import Engine
+from rollstream.producers.engines.base import Engine
 from tests.support import engine_samples, paced_samples
 from tests.support.engine_samples import VOCABULARY
 

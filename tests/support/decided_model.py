@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from producers.settings import TaskSettings
-from producers.tasks.registry import load_task
-from storage.model import build_model
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.models import build_model
 from testbed.run_process import SIZES
 
 SCALE = 14.0  # of weights drawn with a deviation of 0.02

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from producers.engines.drafts.memory import HEADER_BYTES, WRITER_WORD
-from producers.engines.drafts.segment import HISTORY_FILE, segment_folder
-from streams.drafted import accepted_tokens
-from streams.records import Assignment, Trajectory
+from rollstream.producers.drafts.memory import HEADER_BYTES, WRITER_WORD
+from rollstream.producers.drafts.shared_memory import HISTORY_FILE, segment_folder
+from rollstream.streams.draft_runs import accepted_tokens
+from rollstream.streams.records import Assignment, Trajectory
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.moments import FILL
 from testbed.run_process import read, run_line, running

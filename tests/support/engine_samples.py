@@ -19,11 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import Emission, Engine, GenerationRequest
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.records import GENERATED, PROMPT
-from streams.values import Sampling, Span, Tokens, Version
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.streams.records import GENERATED, PROMPT
+from rollstream.streams.values import Sampling, Span, Tokens, Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 VOCABULARY = 19

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from consumers.archive.service import ArchiveService
-from consumers.settings import ArchiveSettings
-from producers.settings import SamplingSettings, TaskSettings
-from rollstream.settings import Configuration
-from rollstream.config import fingerprint
-from rollstream.folder import RunFolder, write_configuration
-from storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.producers.settings import SamplingSettings, TaskSettings
+from rollstream.config.settings import Configuration
+from rollstream.config.config import fingerprint
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 STEPS = 6

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch
 
-from producers.engines.paced.engine import PacedEngine, PacedShape
-from producers.engines.paced.lengths import LengthSampler, LogNormal
-from producers.engines.paced.roofline import Roofline
+from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
+from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal
+from rollstream.producers.engines.roofline import Roofline
 from tests.support import engine_samples
 from tests.support.engine_samples import V1
 

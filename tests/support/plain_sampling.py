@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from producers.engines.base import GenerationRequest
-from producers.engines.draws import trajectory_key, uniforms
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from rollstream.config import load
-from rollstream.folder import store_url
-from storage.connect import open_store
-from storage.model import model_from_version
-from storage.objects import ObjectStore
-from streams.records import GENERATED, Prompt, Trajectory
-from streams.values import Tokens, Version
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.models import model_from_version
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.records import GENERATED, Prompt, Trajectory
+from rollstream.streams.values import Tokens, Version
 from testbed.run_process import read
 
 SLOTS = 8

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from rich.console import Console
 
-from rollstream.settings import Configuration
-from rollstream.live.frame import TerminalSize, render_frame
-from rollstream.live.plan import RunSettings, run_settings_of
-from rollstream.live.snapshot import RunSnapshot, take_snapshot
-from rollstream.live.state import RunState
-from rollstream.warnings.all import warnings_of
-from streams.values import Address, GroupMembers, Member, Span, Version
-from streams.records import Admitted, Applied, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
+from rollstream.config.settings import Configuration
+from rollstream.monitor.frame import TerminalSize, render_frame
+from rollstream.monitor.plan import RunSettings, run_settings_of
+from rollstream.monitor.snapshot import RunSnapshot, take_snapshot
+from rollstream.monitor.state import RunState
+from rollstream.monitor.all import warnings_of
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
+from rollstream.streams.records import Admitted, Applied, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
 
 NOW_S = 1_700_000_000.0
 STEP_S = 2.0

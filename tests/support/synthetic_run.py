@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.settings import Configuration
-from rollstream.folder import RunFolder, write_configuration
-from storage.metrics import MetricsFile
-from streams.connect import open_bus
-from streams.values import Address, GroupMembers, Member, Span, Version
-from streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
+from rollstream.streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 
 STARTED_S = 1_700_000_000.0
 STEP_S = 1.1

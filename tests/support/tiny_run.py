@@ -11,41 +11,41 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from consumers.dispatch.admit import AdmissionPace
-from consumers.dispatch.service import Dispatch
-from consumers.settings import DispatchSettings, TrainerSettings
-from consumers.trainer.prepare import training_rule
-from consumers.trainer.resume import InitialModel, TrainerPlan, Provenance, build_trainer
-from consumers.trainer.service import Trainer
-from producers.engines.connect import open_engine
-from producers.engines.options import EngineOptions
-from producers.prompt_source import PromptOrder, PromptSource
-from producers.rewards import RewardPool
-from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.judging import EndedTurns
-from producers.rollout.orders import AssignmentQueue
-from producers.rollout.outbox import SynchronousSender
-from producers.rollout.pulse import StatusSchedule
-from producers.rollout.voice import RolloutPublisher
-from producers.rollout.weights import WeightsFollower, compare_all_tensors
-from producers.rollout.worker import RolloutLoop
-from producers.settings import RolloutSettings, TaskSettings
-from producers.tasks.base import Environment
-from producers.tasks.registry import load_task
-from storage.connect import open_store
-from storage.manifest import read_manifest
-from storage.metrics import MetricsFile
-from storage.model import build_model, config_from_version, model_files
-from storage.objects import ObjectStore
-from storage.roles import next_term
-from storage.settings import CheckpointSettings, WeightsSettings
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.errors import Fenced
-from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, Record, Trajectory
-from streams.values import Sampling
-from streams.topics import catalogue
+from rollstream.consumers.dispatch.admit import AdmissionPace
+from rollstream.consumers.dispatch.service import Dispatch
+from rollstream.consumers.settings import DispatchSettings, TrainerSettings
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.build import InitialModel, TrainerPlan, Provenance, build_trainer
+from rollstream.consumers.trainer.loop import Trainer
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.prompt_source import PromptOrder, PromptSource
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.heartbeat import Heartbeat
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import SynchronousSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.models import build_model, config_from_version, model_files
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import next_term
+from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.errors import Fenced
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, Record, Trajectory
+from rollstream.streams.values import Sampling
+from rollstream.streams.topics import catalogue
 from testbed.waiting import WAIT_S
 
 SIZES = {

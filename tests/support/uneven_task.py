@@ -2,8 +2,8 @@
 
 from zlib import crc32
 
-from producers.tasks.base import Score, Turns
-from producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.base import Score, Turns
+from rollstream.producers.tasks.remainder import Remainder
 
 
 class Uneven(Remainder):

@@ -1,6 +1,6 @@
 """An environment whose reference names how its reply is wrong; imported by reward processes too."""
 
-from producers.tasks.base import Reply, Turns
+from rollstream.producers.tasks.base import Reply, Turns
 from tests.tasks.odd_tasks import Odd
 
 REPLIES: dict[str, tuple[object, object]] = {

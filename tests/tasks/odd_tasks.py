@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from producers.tasks.base import Score, TaskPrompt, Turns
-from producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.base import Score, TaskPrompt, Turns
+from rollstream.producers.tasks.remainder import Remainder
 
 
 class Odd(Remainder):

@@ -6,16 +6,16 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from producers.engines.base import Emission, GenerationRequest
-from producers.evaluation import JudgedAnswer, measure
-from producers.evaluator import EvaluationPlan, held_out_answers, evaluate
-from producers.rewards import RewardPool, RewardVerdict
-from producers.settings import TaskSettings
-from producers.tasks.remainder import Remainder
-from producers.tasks.scripted import Scripted
-from producers.tasks.tokenizer import EOS
-from streams.errors import EngineRefused
-from streams.values import Tokens, Version
+from rollstream.producers.engines.base import Emission, GenerationRequest
+from rollstream.producers.evaluation_part import JudgedAnswer, measure
+from rollstream.producers.evaluation import EvaluationPlan, held_out_answers, evaluate
+from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.scripted import Scripted
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Tokens, Version
 
 ENCODE = Remainder().tokenizer().encode
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.metrics import read_metrics
+from rollstream.storage.metrics_file import read_metrics
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 

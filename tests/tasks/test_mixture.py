@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.settings import PartSettings, TaskSettings
-from producers.tasks.base import Environment, Reply, Task
-from producers.tasks.interleave import MixtureCycle
-from producers.tasks.registry import load_task
-from producers.tasks.remainder import Remainder
-from producers.tasks.scripted import Scripted
-from producers.tasks.tokenizer import EOS
-from streams.errors import ConfigurationError
+from rollstream.producers.settings import PartSettings, TaskSettings
+from rollstream.producers.tasks.base import Environment, Reply, Task
+from rollstream.producers.tasks.interleave import MixtureCycle
+from rollstream.producers.tasks.registry import load_task
+from rollstream.producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.scripted import Scripted
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.errors import ConfigurationError
 
 
 def mixture(*parts: PartSettings) -> Task:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from producers.prompt_source import PromptOrder
-from producers.tasks.base import TaskPrompt
-from streams.errors import ConfigurationError
-from streams.values import Sampling
+from rollstream.producers.prompt_source import PromptOrder
+from rollstream.producers.tasks.base import TaskPrompt
+from rollstream.errors import ConfigurationError
+from rollstream.streams.values import Sampling
 
 
 def order(*prompts: TaskPrompt) -> PromptOrder:

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from producers.rewards import RewardOutcome, RewardPool, RewardVerdict
-from producers.settings import TaskSettings
-from producers.tasks.base import Reply
-from streams.errors import ConfigurationError
+from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.base import Reply
+from rollstream.errors import ConfigurationError
 from testbed.waiting import WAIT_S, wait_for
 from tests.tasks.odd_replies import REPLIES
 
@@ -124,8 +124,8 @@ def test_a_task_beside_the_working_directory_imports_its_neighbours(
 ):
     (tmp_path / "my_neighbour.py").write_text("REWARD = 0.75\n")
     (tmp_path / "my_task.py").write_text(
-        "from producers.tasks.base import Score\n"
-        "from producers.tasks.remainder import Remainder\n"
+        "from rollstream.producers.tasks.base import Score\n"
+        "from rollstream.producers.tasks.remainder import Remainder\n"
         "class Mine(Remainder):\n"
         "    def judge(self, reference, turns):\n"
         "        from my_neighbour import REWARD\n"
@@ -214,8 +214,8 @@ def test_an_idle_pool_has_no_process():
 
 PARENT = """
 import sys, time
-from producers.rewards import RewardPool
-from producers.settings import TaskSettings
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.settings import TaskSettings
 pool = RewardPool(TaskSettings(name="tests.tasks.odd_tasks:Odd", reward_timeout_s=600))
 pool.submit("hanging", sys.argv[1], [[5]])
 while True:

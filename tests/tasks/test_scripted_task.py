@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from producers.tasks.base import Environment, Reply, turns_of
-from producers.tasks.scripted import Scripted
-from producers.tasks.tokenizer import EOS
-from streams.errors import ConfigurationError
-from streams.records import ENVIRONMENT, GENERATED, PROMPT
+from rollstream.producers.tasks.base import Environment, Reply, turns_of
+from rollstream.producers.tasks.scripted import Scripted
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.errors import ConfigurationError
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 
 REFERENCE = json.dumps({"script": [7, 5, 9]})
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from producers.tasks.base import Tokenizer
-from producers.tasks.remainder import CHARACTERS, Remainder
-from producers.tasks.tokenizer import BOS, CharacterTokenizer
+from rollstream.producers.tasks.base import Tokenizer
+from rollstream.producers.tasks.remainder import CHARACTERS, Remainder
+from rollstream.producers.tasks.character_tokenizer import BOS, CharacterTokenizer
 
 
 @pytest.fixture(scope="module")

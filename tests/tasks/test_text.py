@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from producers.tasks.byte_tokenizer import END, byte_token
-from producers.tasks.text import TaskText
-from producers.tasks.text_tokenizer import TextTokenizer
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.byte_tokenizer import END, byte_token
+from rollstream.producers.tasks.text import TaskText
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.errors import ConfigurationError
 
 BUILT_IN = TextTokenizer(None)
 ENDING = byte_token(END)
@@ -127,8 +127,8 @@ def test_whether_a_prompt_surely_fits_never_errs():
 def test_rewards_decode_without_transformers(folder: Path):
     """And prompts are made without torch."""
     code = (
-        "import sys; from pathlib import Path; from producers.tasks.text import Text;"
-        "from producers.tasks.text_tokenizer import TextTokenizer;"
+        "import sys; from pathlib import Path; from rollstream.producers.tasks.text import Text;"
+        "from rollstream.producers.tasks.text_tokenizer import TextTokenizer;"
         f"text = Text(TextTokenizer(Path({str(folder)!r})));"
         "assert text.answer([[121, 258]]) == 'y'; assert 'transformers' not in sys.modules;"
         "assert text.prompt('hi'); assert 'torch' not in sys.modules"

@@ -14,13 +14,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from producers.tasks.remainder import Remainder
-from producers.tasks.scripted import Scripted
-from rollstream.teaching import SftSchedule, batches, learning_rate_share, train_sft
-from rollstream.warmup import is_warmed_up, warm_up
-from storage.model import build_model
-from storage.settings import ModelSettings
-from streams.errors import ConfigurationError
+from rollstream.producers.tasks.remainder import Remainder
+from rollstream.producers.tasks.scripted import Scripted
+from rollstream.warmup.sft import SftSchedule, batches, learning_rate_share, train_sft
+from rollstream.warmup.warmup import is_warmed_up, warm_up
+from rollstream.storage.models import build_model
+from rollstream.storage.settings import ModelSettings
+from rollstream.errors import ConfigurationError
 
 TINY = ModelSettings(
     config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -72,10 +72,10 @@ def test_a_warm_up_that_is_there_is_kept(tmp_path: Path):
 KILLED = """
 import sys
 from pathlib import Path
-from producers.tasks.remainder import Remainder
-from rollstream.teaching import Course
-from rollstream.warmup import warm_up
-from storage.settings import ModelSettings
+from rollstream.producers.tasks.remainder import Remainder
+from rollstream.warmup.sft import Course
+from rollstream.warmup.warmup import warm_up
+from rollstream.storage.settings import ModelSettings
 model, course = ModelSettings.model_validate_json(sys.argv[2]), Course(200, 100_000)
 warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), course)
 """

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import transformers
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.sample import Sample
-from streams.records import ENVIRONMENT, GENERATED, PROMPT
-from streams.values import Span, Version
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
+from rollstream.streams.values import Span, Version
 
 VOCABULARY = 23
 SHAPE = {

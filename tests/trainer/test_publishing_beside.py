@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import QUEUE_MAX, StepPublisher, CheckpointRetention, StepSnapshot
-from consumers.trainer.versions import VersionWriter
-from storage.checkpoints import CheckpointId, read_checkpoint
-from storage.file_store import FileStore
-from storage.metrics import MetricsFile
-from storage.objects import Data
-from storage.settings import WeightsSettings
-from storage.versions.fetch import fetch_tensors
-from streams.connect import open_bus
-from streams.errors import StoreError
-from streams.records import Position, StepDone
-from streams.values import Version
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.consumers.trainer.publisher import QUEUE_MAX, StepPublisher, CheckpointRetention, StepSnapshot
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.base import Data
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.streams.connect import open_bus
+from rollstream.errors import StoreError
+from rollstream.streams.records import Position, StepDone
+from rollstream.streams.values import Version
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 STEPS = 9
 FILES = {"config.json": b"{}"}

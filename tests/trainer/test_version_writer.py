@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from consumers.trainer.versions import VersionWriter
-from storage.manifest import manifest_key, read_manifest
-from storage.memory_store import MemoryStore
-from storage.settings import WeightsSettings
-from storage.versions.fetch import fetch_tensors
-from streams.memory_bus import MemoryBus
-from streams.reader import TopicReader, from_begin
-from streams.values import Version
-from streams.records import WeightsAnnounced
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.storage.weights.manifest import manifest_key, read_manifest
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Version
+from rollstream.streams.records import WeightsAnnounced
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 FILES = {"config.json": b"{}"}
 

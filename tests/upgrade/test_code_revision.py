@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rollstream
-from rollstream.main import main
+from rollstream.cli.main import main
 from rollstream.revision import UNKNOWN, code_revision
-from streams.release import RELEASE
+from rollstream.streams.release import RELEASE
 
 SOURCES = Path(rollstream.__file__).parent.parent
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rollstream.config import load
-from rollstream.folder import open_run_log_for_writing
-from rollstream.main import main
-from rollstream.role_place import RoleLaunch
-from rollstream.roles import run_role
-from streams.reader import TopicReader
-from streams.records import Configured, Opened, Position, Record
-from streams.release import RELEASE
+from rollstream.config.config import load
+from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.cli.main import main
+from rollstream.roles.context import RoleLaunch
+from rollstream.roles.roles import run_role
+from rollstream.streams.reader import TopicReader
+from rollstream.streams.records import Configured, Opened, Position, Record
+from rollstream.streams.release import RELEASE
 from testbed.recorded import RUN_OF_0_1_0
 from testbed.run_process import WAIT_S, run_line, running
 

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from producers.engines.vllm_engine.remote.worker import ServerWorker
+from rollstream.producers.engines.vllm.remote.worker import ServerWorker
 
 BRAKE = Path(os.environ["BRAKE"])
 assert issubclass(CPUWorker, Worker), "whose step is what is braked"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from producers.engines.vllm_engine.core import write_config
+from rollstream.producers.engines.vllm.core import write_config
 from testbed.repository import ROOT
 
 KEY = "not-a-secret-of-anybody"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from streams.errors import EngineRefused
-from streams.values import Sampling
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
 from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
     check_a_move,

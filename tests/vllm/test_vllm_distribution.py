@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import (
     V2,
     Gained,

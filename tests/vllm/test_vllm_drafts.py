@@ -13,19 +13,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from producers.engines.base import Emission, GenerationRequest, WeightUpdate
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.engines.drafts.merged import CombinedSource
-from producers.engines.drafts.node import NodeHistory
-from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.settings import VllmSettings
-from streams.drafted import join_drafts, accepted_mask, accepted_tokens
-from streams.errors import EngineRefused
-from streams.records import PROMPT
-from streams.values import Drafts, Sampling, Tokens, Version
+from rollstream.producers.engines.base import Emission, GenerationRequest, WeightUpdate
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.merged import CombinedSource
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.source_part import DraftSource
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.settings import VllmSettings
+from rollstream.streams.draft_runs import join_drafts, accepted_mask, accepted_tokens
+from rollstream.errors import EngineRefused
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Drafts, Sampling, Tokens, Version
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (
     V1,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.settings import VllmSettings
-from streams.values import Sampling
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.settings import VllmSettings
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, ask, prompt, run_all
 from tests.vllm.vllm_samples import vllm_model
 

@@ -4,12 +4,12 @@ and together they give the tokens of one.
 
 import pytest
 
-from producers.engines.base import WeightComparison, WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.engines.vllm_engine.staging import StagedFile
-from producers.settings import VllmSettings
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.staging import StagedFile
+from rollstream.producers.settings import VllmSettings
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 

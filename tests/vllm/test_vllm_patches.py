@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from producers.engines.vllm_engine import VllmEngine, chunks
-from producers.engines.vllm_engine.environment import require_vllm
-from storage.tensors import untie
-from storage.versions.held import TensorPatch
-from streams.errors import EngineRefused
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.vllm import VllmEngine, chunks
+from rollstream.producers.engines.vllm.environment_part import require_vllm
+from rollstream.storage.weights.tensors import untie
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.errors import EngineRefused
 from tests.support.engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 

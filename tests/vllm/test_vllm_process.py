@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine, chunks
-from streams.errors import EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine, chunks
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
 from testbed.repository import ROOT
 from testbed.update_reference import over_old_cache
 from testbed.waiting import WAIT_S

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.metrics import read_metrics
+from rollstream.storage.metrics_file import read_metrics
 from testbed.run_process import started
 from testbed.waiting import WAIT_S
 

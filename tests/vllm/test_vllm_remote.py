@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine, chunks
-from producers.settings import VllmSettings
-from streams.errors import ConfigurationError, EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine, chunks
+from rollstream.producers.settings import VllmSettings
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,

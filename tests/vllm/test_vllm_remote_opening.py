@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from producers.engines.vllm_engine.remote import opening
-from producers.engines.vllm_engine.remote.opening import open_remote
-from producers.settings import VllmSettings
-from streams.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engines.vllm.remote import factory
+from rollstream.producers.engines.vllm.remote.factory import open_remote
+from rollstream.producers.settings import VllmSettings
+from rollstream.errors import ConfigurationError, EngineRefused
 from tests.vllm.remote_server import answering
 from tests.vllm.vllm_samples import vllm_model
 
@@ -88,7 +88,7 @@ def test_what_it_serves_in_another_way_is_named(field: str, value: object, named
 
 
 def test_no_answer_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "START_S", 0.0)
+    monkeypatch.setattr(factory, "START_S", 0.0)
     with answering({}) as url, pytest.raises(EngineRefused, match="no answer"):
         open_at(url)
 

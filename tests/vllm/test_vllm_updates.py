@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from producers.engines.vllm_engine import chunks
-from streams.errors import EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.vllm import chunks
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.torch.test_engine_updates import check_in_flight, check_recompute
 from tests.support.engine_samples import (

@@ -12,11 +12,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine
-from producers.settings import VllmSettings
-from streams.values import Sampling, Version
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.settings import VllmSettings
+from rollstream.streams.values import Sampling, Version
 from tests.support.engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
 
 WIDE = SIZES | {"hidden_size": 128}  # 4 heads of 32

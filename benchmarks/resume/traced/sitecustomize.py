@@ -18,14 +18,14 @@ from collections import Counter
 from pathlib import Path
 
 SECTIONS = {
-    "consumers.trainer.ledger": {"Ledger.append": "ledger"},
-    "consumers.trainer.learner": {"Learner.state_hash": "ledger", "Learner.state": "checkpoint"},
-    "consumers.trainer.publisher": {
+    "rollstream.consumers.trainer.ledger": {"Ledger.append": "ledger"},
+    "rollstream.consumers.trainer.learn.learner": {"Learner.state_hash": "ledger", "Learner.state": "checkpoint"},
+    "rollstream.consumers.trainer.publisher": {
         "write_checkpoint": "checkpoint", "Publisher._clean_up": "checkpoint",
     },
-    "consumers.trainer.service": {"Trainer._state": "checkpoint"},
-    "producers.rollout.voice": {"Voice.partials": "partials", "Voice.give_up": "partials"},
-    "producers.rollout.outbox": {"publish_all": "partials"},
+    "rollstream.consumers.trainer.loop": {"Trainer._state": "checkpoint"},
+    "rollstream.producers.rollout.publisher": {"Voice.partials": "partials", "Voice.give_up": "partials"},
+    "rollstream.producers.rollout.sender": {"publish_all": "partials"},
 }  # fmt: skip
 """Module → function → what it is counted as."""
 

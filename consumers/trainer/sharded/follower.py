@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.sharded.messages import BeginTraining, EndRanks, EncodeDelta, FinishUpdate, GatherCopy, HashState, IdentifyTensors, LoadState, TrainRound, Tick, RankCommand, WriteDelta, WriteShards
-from consumers.trainer.sharded.ranks import RankLost, Ranks
-from consumers.trainer.sharded.shard import Shard, model_hash
-from consumers.trainer.sharded.telling import receive_command
-from consumers.trainer.sharded.writing import RankCopies, RankWriter
-from storage.objects import ObjectStore
-from streams.errors import ConfigurationError, RollstreamError
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.sharded.messages import BeginTraining, EndRanks, EncodeDelta, FinishUpdate, GatherCopy, HashState, IdentifyTensors, LoadState, TrainRound, Tick, RankCommand, WriteDelta, WriteShards
+from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
+from rollstream.consumers.trainer.sharded.shard import Shard, model_hash
+from rollstream.consumers.trainer.sharded.commands import receive_command
+from rollstream.consumers.trainer.sharded.rank_writing import RankCopies, RankWriter
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ConfigurationError, RollstreamError
 
 log = logging.getLogger(__name__)
 

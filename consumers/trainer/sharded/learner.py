@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.compute_failure import ComputeFailed, is_out_of_memory
-from consumers.trainer.copies import BufferPool
-from consumers.trainer.masters import checkpoint_tensor
-from consumers.trainer.sample import Sample
-from consumers.trainer.sharded.assignment import rounds
-from consumers.trainer.sharded.messages import BeginTraining, EndRanks, FinishUpdate, GatherCopy, HashState, LoadState, TrainRound, wire_sample
-from consumers.trainer.sharded.ranks import RankLost, Ranks
-from consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
-from consumers.trainer.sharded.telling import RankCommander
-from consumers.trainer.sharded.writing import ShardedCopy, ShardedCopies
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.learn.masters import checkpoint_tensor
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.sharded.rank_plan import rounds
+from rollstream.consumers.trainer.sharded.messages import BeginTraining, EndRanks, FinishUpdate, GatherCopy, HashState, LoadState, TrainRound, wire_sample
+from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
+from rollstream.consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
+from rollstream.consumers.trainer.sharded.commands import RankCommander
+from rollstream.consumers.trainer.sharded.rank_writing import ShardedCopy, ShardedCopies
 
 
 @dataclass(frozen=True, slots=True)

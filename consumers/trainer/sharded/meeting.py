@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from consumers.trainer.sharded.launch import rank_of
+from rollstream.consumers.trainer.sharded.rank_environment import rank_of
 
 PORT_KEY = "rollstream/port"
 CONNECT_S = 1.0

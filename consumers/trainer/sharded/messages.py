@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from consumers.trainer.sample import Sample
-from storage.manifest import Delta, Manifest, TensorFiles
-from streams.values import Span
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
+from rollstream.streams.values import Span
 
 _T = TypeVar("_T")
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from consumers.trainer.sharded.assignment import owners
-from consumers.trainer.sharded.exchange import gather_rows
-from consumers.trainer.sharded.ranks import Ranks
-from storage.tensors import untie
+from rollstream.consumers.trainer.sharded.rank_plan import owners
+from rollstream.consumers.trainer.sharded.tensors import gather_rows
+from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.storage.weights.tensors import untie
 
 
 class TensorOwnership:

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from consumers.trainer.sharded.launch import rank_of
-from consumers.trainer.sharded.meeting import rendezvous_store
-from streams.errors import ConfigurationError, RollstreamError
+from rollstream.consumers.trainer.sharded.rank_environment import rank_of
+from rollstream.consumers.trainer.sharded.meeting import rendezvous_store
+from rollstream.errors import ConfigurationError, RollstreamError
 
 log = logging.getLogger(__name__)
 

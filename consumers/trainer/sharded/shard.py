@@ -19,21 +19,21 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.layout import loss_inputs, to_device, token_rows
-from consumers.trainer.loss import surrogate_loss
-from consumers.trainer.mismatch import logprob_gaps
-from consumers.trainer.packing_probe import can_pack, check_trainable
-from consumers.trainer.policy_forward import forward_scores
-from consumers.trainer.recompute import recompute_layers
-from consumers.trainer.sample import Sample
-from consumers.trainer.sharded.exchange import gather_values, scatter_rows
-from consumers.trainer.sharded.ownership import TensorOwnership
-from consumers.trainer.sharded.ranks import Ranks
-from consumers.trainer.sharded.shard_optimiser import ShardOptimiser
-from consumers.trainer.sharded.wrapping import shard_model
-from consumers.trainer.sums import LossStatistics
-from storage.tensors import state_hash, tensor_bytes
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
+from rollstream.consumers.trainer.learn.forward import can_pack, check_trainable
+from rollstream.consumers.trainer.learn.policy_forward import forward_scores
+from rollstream.consumers.trainer.learn.recompute import recompute_layers
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.sharded.tensors import gather_values, scatter_rows
+from rollstream.consumers.trainer.sharded.ownership import TensorOwnership
+from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.consumers.trainer.sharded.shard_optimiser import ShardOptimiser
+from rollstream.consumers.trainer.sharded.wrapping import shard_model
+from rollstream.consumers.trainer.learn.sums import LossStatistics
+from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")

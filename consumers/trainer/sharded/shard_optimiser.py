@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.optimiser import NORM_EPS, UpdateResult, learning_rate
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.optimiser import NORM_EPS, UpdateResult, learning_rate
 
 
 class ShardOptimiser:

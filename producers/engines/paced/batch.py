@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from producers.engines.paced.sequence import PacedSequence
+from rollstream.producers.engines.paced.sequence import PacedSequence
 
 SPARE_SHARE = 0.01
 """Share of the capacity kept free at admission (vLLM's watermark). Without it the sequence that

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
-from producers.engines.outbox import take_back
-from producers.engines.paced.batch import PacedBatch
-from producers.engines.paced.lengths import LengthSampler
-from producers.engines.paced.pace import EngineClock
-from producers.engines.paced.roofline import Roofline, batch_max
-from producers.engines.paced.sequence import PacedSequence
-from producers.engines.requests import check_append, check_request, check_room
-from producers.engines.torch_engine.places import WeightView
-from producers.engines.torch_engine.weights import PreparedWrites, ServedWeights
-from storage.tensors import untie
-from streams.errors import EngineRefused
-from streams.values import Tokens, Version
+from rollstream.producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from rollstream.producers.engines.outbox import take_back
+from rollstream.producers.engines.paced.batch import PacedBatch
+from rollstream.producers.engines.paced.lengths import LengthSampler
+from rollstream.producers.engines.paced.pace import EngineClock
+from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.producers.engines.paced.sequence import PacedSequence
+from rollstream.producers.engines.requests import check_append, check_request, check_room
+from rollstream.producers.engines.torch.weight_views import WeightView
+from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
+from rollstream.storage.weights.tensors import untie
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Tokens, Version
 
 CATCH_UP_S_MAX = 1.0
 """Most seconds of the caller's time between two polls for which steps are made up afterwards: a

@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from producers.engines.draws import trajectory_key, uniforms
-from streams.errors import ConfigurationError
-from streams.values import Tokens
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.errors import ConfigurationError
+from rollstream.streams.values import Tokens
 
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from producers.engines.base import Emission, GenerationRequest
-from producers.engines.draws import trajectory_key, uniforms
-from producers.engines.paced.lengths import LengthSampler
-from streams.records import GENERATED, PROMPT
-from streams.values import Floats, Tokens, Version
+from rollstream.producers.engines.base import Emission, GenerationRequest
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.producers.engines.paced.lengths import LengthSampler
+from rollstream.streams.records import GENERATED, PROMPT
+from rollstream.streams.values import Floats, Tokens, Version
 
 
 class PacedSequence:

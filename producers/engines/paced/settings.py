@@ -4,7 +4,7 @@ per field.
 
 from pydantic import Field
 
-from storage.settings import Settings
+from rollstream.storage.settings import Settings
 
 
 class LengthPartSettings(Settings):

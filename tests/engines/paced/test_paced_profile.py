@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile, write_profile
-from producers.engines.timing import TimedEngine, fit_profile, measure_points
-from rollstream.config import load
-from rollstream.main import main
-from rollstream.profiling import run_profile
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile, write_profile
+from rollstream.producers.engines.profile import TimedEngine, fit_profile, measure_points
+from rollstream.config.config import load
+from rollstream.cli.main import main
+from rollstream.roles.profiling import run_profile
+from rollstream.errors import ConfigurationError
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
@@ -64,7 +64,7 @@ def test_a_profile_of_another_model_is_refused_where_it_is_named(tmp_path: Path)
 
 
 def read_any(folder: Path) -> Path:
-    from producers.engines.paced.roofline import Roofline
+    from rollstream.producers.engines.roofline import Roofline
 
     path = folder / "other.json"
     write_profile(path, EngineProfile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from producers.engines.connect import open_paced, roofline_from
-from producers.engines.paced.lengths import LogNormal
-from producers.engines.paced.settings import PacedSettings
-from rollstream.settings import Configuration
-from rollstream.config import fingerprint, load
-from streams.errors import ConfigurationError
+from rollstream.producers.engines.factory import open_paced, roofline_from
+from rollstream.producers.engines.paced.lengths import LogNormal
+from rollstream.producers.engines.paced.settings import PacedSettings
+from rollstream.config.settings import Configuration
+from rollstream.config.config import fingerprint, load
+from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 LONGTAIL = EXAMPLES / "longtail.toml"
@@ -60,7 +60,7 @@ def test_the_machine_may_change_within_a_run_but_not_what_is_generated() -> None
 
 def test_an_engine_is_what_its_settings_describe() -> None:
     settings = PacedSettings(kv_tokens=5000, time_scale=1000.0)
-    from streams.values import Sampling
+    from rollstream.streams.values import Sampling
     from tests.support.engine_samples import V1, ask, prompt
     from tests.support.paced_samples import WEIGHTS, run_all
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from streams.values import Sampling
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import (
     FAMILIES,
     ask,

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from producers.engines.base import GenerationRequest, WeightUpdate
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.engines.drafts.switch import DraftGate
-from producers.engines.drafts.windows import MULTIPLICATIVE
-from producers.engines.draws import trajectory_key, uniforms
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.drafted import join_drafts, accepted_tokens
-from streams.values import Drafts, Sampling, Version
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.windows import MULTIPLICATIVE
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.streams.draft_runs import join_drafts, accepted_tokens
+from rollstream.streams.values import Drafts, Sampling, Version
 from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
 from tests.support.engine_samples import (
     V1,

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine, attention
-from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.order import RowSegment
-from streams.values import Sampling
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine, attention
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
 
 

@@ -18,14 +18,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from producers.engines.torch_engine.weights import PreparedWrites, TensorWrite
-from storage.tensors import untie
-from storage.versions.held import TensorPatch
-from streams.errors import EngineRefused
-from streams.values import Sampling, Version
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.weights import PreparedWrites, TensorWrite
+from rollstream.storage.weights.tensors import untie
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling, Version
 from tests.support.engine_samples import (
     FAMILIES,
     SIZES,

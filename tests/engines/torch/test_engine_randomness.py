@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from producers.engines.draws import trajectory_key, uniforms
-from streams.values import Sampling
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import ask, open_torch, prompt, run_all, tiny_model
 
 SAMPLING = Sampling(temperature=0.9, tokens_max=70)

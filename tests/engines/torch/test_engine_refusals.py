@@ -15,11 +15,11 @@ from transformers import (
     T5Config,
 )
 
-from producers.engines.connect import open_engine
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.errors import ConfigurationError, EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import SIZES, V1, ask, prompt, tiny_model
 
 SMALL = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1}

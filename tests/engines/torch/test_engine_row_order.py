@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.torch_engine.order import RowLayout, RowSegment, length_classes, row_segments
+from rollstream.producers.engines.torch.order import RowLayout, RowSegment, length_classes, row_segments
 
 SLOTS = 8
 

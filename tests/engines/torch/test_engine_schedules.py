@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.base import WeightUpdate
-from producers.engines.draws import trajectory_key, uniforms
-from producers.engines.torch_engine import TorchEngine
-from producers.engines.torch_engine.sampling import draw_tokens, plan_sampling
-from streams.values import Sampling, Tokens, Version
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.draws import trajectory_key, uniforms
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.sampling import draw_tokens, plan_sampling
+from rollstream.streams.values import Sampling, Tokens, Version
 from tests.support.engine_samples import (
     Gained,
     ask,

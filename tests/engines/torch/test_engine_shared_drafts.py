@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.engines.drafts import AnswerHistory, prompt_key
-from producers.engines.drafts.merged import CombinedSource
-from producers.engines.drafts.node import NodeHistory
-from producers.engines.drafts.switch import DraftGate
-from streams.values import Sampling
+from rollstream.producers.drafts import AnswerHistory, prompt_key
+from rollstream.producers.drafts.merged import CombinedSource
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.streams.values import Sampling
 from tests.engines.torch.test_engine_drafts import asked, assert_same, drafting
 from tests.support.engine_samples import run_all, tiny_model
 

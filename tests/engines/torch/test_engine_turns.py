@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.base import WeightUpdate
-from streams.values import Sampling
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import (
     ask,
     chosen_logprobs,

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from producers.engines.base import Engine, WeightUpdate
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.errors import EngineRefused
-from streams.values import Sampling
+from rollstream.producers.engines.base import Engine, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (
     V1,

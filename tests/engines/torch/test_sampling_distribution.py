@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.torch_engine.sampling import draw_tokens, inverse_cdf, plan_sampling, processed_logprobs
-from streams.values import Sampling
+from rollstream.producers.engines.torch.sampling import draw_tokens, inverse_cdf, plan_sampling, processed_logprobs
+from rollstream.streams.values import Sampling
 from tests.support.engine_samples import (
     ask,
     open_torch,

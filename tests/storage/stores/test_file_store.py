@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.file_store import LEFTOVER_AGE_S, FileStore
-from streams.errors import ObjectMissing, StoreError
+from rollstream.storage.stores.file import LEFTOVER_AGE_S, FileStore
+from rollstream.errors import ObjectMissing, StoreError
 from tests.storage.stores.racing import check_races_of_processes
 
-START = "import sys, os; from storage.file_store import FileStore; store = FileStore(sys.argv[1])\n"
+START = "import sys, os; from rollstream.storage.stores.file import FileStore; store = FileStore(sys.argv[1])\n"
 
 
 def python(script, *arguments, **options):

@@ -7,16 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage.connect import open_store
-from storage.s3.place import parse_s3_url
-from streams.errors import (
-    CorruptObject,
-    ObjectExists,
-    ObjectMissing,
-    StoreError,
-    StoreTimeout,
-    SwapLost,
-)
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.errors import CorruptObject, ObjectExists, ObjectMissing, StoreError, StoreTimeout, SwapLost
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from tests.storage.stores.s3_operations import KEY, LARGE, OPERATIONS, READS, SMALL, content

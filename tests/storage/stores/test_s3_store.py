@@ -10,10 +10,10 @@ import sys
 import boto3
 import pytest
 
-from storage.connect import open_store
-from storage.keys import KeyRefused
-from storage.s3.place import parse_s3_url
-from streams.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.keys import KeyRefused
+from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_races_of_processes
@@ -191,7 +191,7 @@ def test_without_the_extra_the_error_names_it():
     script = """
 import sys
 sys.modules["boto3"] = sys.modules["boto3.session"] = None
-from storage.connect import open_store
+from rollstream.storage.stores.connect import open_store
 try:
     open_store("s3://bucket/run")
 except ValueError as error:
@@ -203,7 +203,7 @@ except ValueError as error:
 
 
 def test_opening_a_folder_does_not_import_boto3(tmp_path):
-    script = "import sys; from storage.connect import open_store; open_store(sys.argv[1])\n"
+    script = "import sys; from rollstream.storage.stores.connect import open_store; open_store(sys.argv[1])\n"
     script += "print(bool({'boto3', 'botocore'} & set(sys.modules)))"
     command = [sys.executable, "-c", script, f"file:{tmp_path}"]
     run = subprocess.run(command, capture_output=True, text=True)

@@ -1,10 +1,10 @@
-"""Conformance of every object store with `storage/objects.py`."""
+"""Conformance of every object store with `storage/stores/base.py`."""
 
 import pytest
 
-from storage.connect import open_store
-from storage.keys import KeyRefused
-from streams.errors import ConfigurationError, ObjectExists, ObjectMissing, SwapLost
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.keys import KeyRefused
+from rollstream.errors import ConfigurationError, ObjectExists, ObjectMissing, SwapLost
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_won, count_up, won_keys
 

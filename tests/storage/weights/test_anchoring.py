@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.versions.anchoring import AnchorRule, AnchorChain, anchor_due, is_kept_beside
-from storage.versions.pointer import Pointer
-from storage.versions.retention import StoredVersion, plan_retention
-from streams.values import Version
+from rollstream.storage.weights.anchoring import AnchorRule, AnchorChain, anchor_due, is_kept_beside
+from rollstream.storage.weights.pointer import Pointer
+from rollstream.storage.weights.retention import StoredVersion, plan_retention
+from rollstream.streams.values import Version
 
 RULE = AnchorRule(every=25, versions_max=100, keep_every=0)
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load as load_safetensors
 
-from storage.manifest import manifest_key, version_folder
-from storage.memory_store import MemoryStore
-from storage.model import build_model, model_files, model_from_version, published_tensors
-from storage.versions.fetch import fetch_tensors, fetch_model_file
-from storage.versions.held import ResidentWeights
-from storage.versions.publish import NewVersion, publish_version
-from streams.errors import CorruptObject, ObjectMissing, StoreError
-from streams.values import Version
+from rollstream.storage.weights.manifest import manifest_key, version_folder
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.models import build_model, model_files, model_from_version, published_tensors
+from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.streams.values import Version
 from tests.storage.storage_samples import TINY
 from tests.storage.weights.version_samples import (
     FILES,

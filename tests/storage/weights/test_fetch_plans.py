@@ -5,9 +5,9 @@ than it takes.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
-from storage.versions.fetch_plan import HeldTensors, FetchPlanner, FetchPrices, plan_fetch
-from streams.values import Version
+from rollstream.storage.weights.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
+from rollstream.storage.weights.fetch_plan import HeldTensors, FetchPlanner, FetchPrices, plan_fetch
+from rollstream.streams.values import Version
 
 FULL = 100  # bytes of each tensor, as U8
 NAMES = ("a", "b")

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.versions.pointer import Pointer
-from storage.versions.retention import StoredVersion, plan_retention
-from streams.values import Version
+from rollstream.storage.weights.pointer import Pointer
+from rollstream.storage.weights.retention import StoredVersion, plan_retention
+from rollstream.streams.values import Version
 
 
 def anchors(*numbers, term=1):

@@ -7,23 +7,16 @@ import torch
 from safetensors.torch import load as load_safetensors
 from transformers import AutoModelForCausalLM
 
-from storage.file_store import FileStore
-from storage.manifest import manifest_key, parse_version, version_folder
-from storage.memory_store import MemoryStore
-from storage.model import model_files, published_tensors
-from storage.shards import pack_tensors, plan_ranges, plan_shards
-from storage.versions.fetch import fetch_tensors, fetch_model_file
-from storage.versions.pointer import POINTER_KEY, advance_pointer, believed_pointer, read_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish_version
-from streams.errors import (
-    ConfigurationError,
-    CorruptObject,
-    Fenced,
-    ObjectMissing,
-    StoreError,
-    SwapLost,
-)
-from streams.values import Version
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.manifest import manifest_key, parse_version, version_folder
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.models import model_files, published_tensors
+from rollstream.storage.weights.shards import pack_tensors, plan_ranges, plan_shards
+from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
+from rollstream.storage.weights.pointer import POINTER_KEY, advance_pointer, believed_pointer, read_pointer, take_pointer
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.errors import ConfigurationError, CorruptObject, Fenced, ObjectMissing, StoreError, SwapLost
+from rollstream.streams.values import Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from storage.memory_store import MemoryStore
-from storage.versions.publish import NewVersion, publish_version
-from streams.values import Version
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.streams.values import Version
 
 FILES = {"config.json": b"{}"}
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.connect import open_bus
-from streams.errors import BusError, ConfigurationError
-from streams.kafka.address import Secrets, client_settings, parse_kafka_url, read_secrets
-from streams.kafka.appending import record_cost_bytes, bounded_batches
-from streams.kafka.bound import ByteSemaphore
-from streams.kafka.quiet import RateLimitedHandler
-from streams.kafka.topic_settings import configs_of, topic_of
-from streams.topics import Topic, catalogue
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.kafka.address import Secrets, client_settings, parse_kafka_url, read_secrets
+from rollstream.streams.kafka.producer import record_cost_bytes, bounded_batches
+from rollstream.streams.kafka.bound import ByteSemaphore
+from rollstream.streams.kafka.log_filter import RateLimitedHandler
+from rollstream.streams.kafka.topic_settings import configs_of, topic_of
+from rollstream.streams.topics import Topic, catalogue
 
 
 def test_a_url_names_brokers_a_prefix_and_options() -> None:
@@ -137,7 +137,7 @@ def test_without_the_client_the_extra_is_named() -> None:
     script = """
 import sys
 sys.modules["kafka"] = None
-from streams.connect import open_bus
+from rollstream.streams.connect import open_bus
 try:
     open_bus("kafka://h:1")
 except ValueError as error:
@@ -150,7 +150,7 @@ except ValueError as error:
 def test_an_embedded_run_does_not_load_the_client() -> None:
     script = """
 import sys
-from streams.connect import open_bus
+from rollstream.streams.connect import open_bus
 open_bus("memory:")
 print("kafka" in sys.modules)
 """

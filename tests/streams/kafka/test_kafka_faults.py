@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.connect import open_bus
-from streams.errors import BusError, BusTimeout
-from streams.kafka.address import Secrets, parse_kafka_url
-from streams.kafka_bus import KafkaBus
-from streams.reader import TopicReader, from_begin
-from streams.records import GroupClosed
-from streams.topics import Topic, catalogue
-from streams.writer import FencedWriter
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, BusTimeout
+from rollstream.streams.kafka.address import Secrets, parse_kafka_url
+from rollstream.streams.kafka.bus import KafkaBus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import GroupClosed
+from rollstream.streams.topics import Topic, catalogue
+from rollstream.streams.writer import FencedWriter
 from testbed.servers.kafka_broker import KafkaBroker, new_url
 from testbed.waiting import WAIT_S, wait_for
 from tests.streams.forked_child import check_that_a_forked_child_is_refused
@@ -26,9 +26,9 @@ from tests.streams.sqlite.test_sqlite_processes import start
 
 APPEND = """
 import sys
-from streams.bus import Entry
-from streams.connect import open_bus
-from streams.topics import Topic
+from rollstream.streams.bus import Entry
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import Topic
 bus = open_bus(sys.argv[1])
 bus.create([Topic("t", 2)])
 for number in range(int(sys.argv[2])):
@@ -37,8 +37,8 @@ for number in range(int(sys.argv[2])):
 """
 MEMBER = """
 import sys
-from streams.kafka.address import Secrets, parse
-from streams.kafka_bus import KafkaBus
+from rollstream.streams.kafka.address import Secrets, parse
+from rollstream.streams.kafka.bus import KafkaBus
 bus = KafkaBus(parse(sys.argv[1]), Secrets(), lease_s=2.0)
 reader = bus.join("g", "t", sys.argv[2])
 while True:

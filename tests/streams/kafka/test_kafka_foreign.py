@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.bus import Bus, AppendEntry
-from streams.codec import decode, encode
-from streams.connect import open_bus
-from streams.records import Trajectory
-from streams.topics import Topic
+from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.codec import decode, encode
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import Trajectory
+from rollstream.streams.topics import Topic
 from testbed.sample_records import trajectory
 from testbed.servers import use
 from testbed.servers.kafka_broker import SHORT_LIVED, jars, new_url, server

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streams.bus import Bus, AppendEntry, GroupReader, Message
-from streams.connect import open_bus
-from streams.deadline import Deadline
-from streams.errors import PositionLost
-from streams.kafka.address import Secrets, parse_kafka_url
-from streams.kafka_bus import KafkaBus
-from streams.records import Position
-from streams.topics import Topic
+from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
+from rollstream.streams.connect import open_bus
+from rollstream.deadline import Deadline
+from rollstream.errors import PositionLost
+from rollstream.streams.kafka.address import Secrets, parse_kafka_url
+from rollstream.streams.kafka.bus import KafkaBus
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import new_url
 
 EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]

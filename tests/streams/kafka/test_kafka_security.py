@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.errors import BusError
-from streams.kafka.address import parse_kafka_url, read_secrets
-from streams.kafka_bus import KafkaBus
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError
+from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
+from rollstream.streams.kafka.bus import KafkaBus
+from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import KafkaBroker
 
 PASSWORD = "hunter2-5d1c"

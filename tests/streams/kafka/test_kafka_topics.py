@@ -8,13 +8,13 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from storage.log import open_log
-from streams.bus import Bus, AppendEntry, Message
-from streams.connect import open_bus
-from streams.errors import BusError, PositionLost, RecordTooLarge
-from streams.kafka.topic_settings import BrokerTopic, unreplicated_topics
-from streams.records import Position
-from streams.topics import Topic, catalogue, partition_of
+from rollstream.storage.log import open_log
+from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.streams.kafka.topic_settings import BrokerTopic, unreplicated_topics
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic, catalogue, partition_of
 from testbed.servers.kafka_broker import new_url, server
 from testbed.waiting import WAIT_S
 

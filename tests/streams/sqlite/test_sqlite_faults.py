@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import AppendEntry
-from streams.connect import open_bus
-from streams.errors import BusError, ConfigurationError
-from streams.memory_bus import MemoryBus
-from streams.sqlite.mounts import network_file_system
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.sqlite.mounts import network_file_system
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 from testbed.waiting import WAIT_S
 from tests.streams.sqlite.test_sqlite_processes import start
 
@@ -50,7 +50,7 @@ def test_a_folder_on_a_network_file_system_is_refused(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr("streams.sqlite.mounts.MOUNTS", mounts)
+    monkeypatch.setattr("rollstream.streams.sqlite.mounts.MOUNTS", mounts)
     with pytest.raises(BusError, match=r"network file system \(nfs4\).*use a local folder"):
         SqliteBus(tmp_path / "bus")
 
@@ -70,10 +70,10 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
 FILL = """
 import resource, sys
 from pathlib import Path
-from streams.bus import Entry
-from streams.errors import BusError
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import Entry
+from rollstream.errors import BusError
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 bus = SqliteBus(Path(sys.argv[1]))
 bus.create([Topic("t")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import AppendEntry
-from streams.errors import BusError
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.errors import BusError
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 from tests.streams.forked_child import check_that_a_forked_child_is_refused
@@ -19,9 +19,9 @@ from tests.streams.forked_child import check_that_a_forked_child_is_refused
 APPEND = """
 import sys
 from pathlib import Path
-from streams.bus import Entry
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import Entry
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 bus = SqliteBus(folder)
 bus.create([Topic("t", 2)])

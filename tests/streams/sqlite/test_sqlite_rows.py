@@ -5,10 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.bus import AppendEntry
-from streams.sqlite.rows import ROW_BYTES, pack_rows, unpack_row
-from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.sqlite.rows import ROW_BYTES, pack_rows, unpack_row
+from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.topics import Topic
 
 ENTRIES = st.lists(
     st.builds(AppendEntry, st.binary(max_size=6), st.none() | st.binary(max_size=12)), min_size=1

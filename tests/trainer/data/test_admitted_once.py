@@ -7,19 +7,19 @@ import threading
 import numpy as np
 import pytest
 
-from consumers.archive.service import ArchiveService
-from consumers.settings import ArchiveSettings
-from consumers.trainer.figures import OTHER_TASKS, StepMetrics
-from consumers.trainer.lag import lags_of, mask_by_lag
-from consumers.trainer.layout import token_rows
-from consumers.trainer.mismatch import TASKS_MAX
-from consumers.trainer.progress import UpdateProgress
-from consumers.trainer.sample import admitted_sample
-from streams.admissible import REFUSAL_KINDS, BelievedVersions, TrainingBounds, believed_terms, refusal
-from streams.records import GroupClosed, StepDone, Take
-from streams.values import Span, Version
-from streams.topics import partition_of
-from streams.writer import publish
+from rollstream.consumers.archive.service import ArchiveService
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.consumers.trainer.metrics import OTHER_TASKS, StepMetrics
+from rollstream.consumers.trainer.data.lag import lags_of, mask_by_lag
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
+from rollstream.consumers.trainer.data.progress import UpdateProgress
+from rollstream.consumers.trainer.data.sample_part import admitted_sample
+from rollstream.streams.admissible import REFUSAL_KINDS, BelievedVersions, TrainingBounds, believed_terms, refusal
+from rollstream.streams.records import GroupClosed, StepDone, Take
+from rollstream.streams.values import Span, Version
+from rollstream.streams.topics import partition_of
+from rollstream.streams.writer import publish
 from testbed.stepped.hand_fed_trainer import HandFed, completion
 
 BOUNDS = TrainingBounds(vocabulary=32, context_max=8)

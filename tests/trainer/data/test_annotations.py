@@ -6,18 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.annotated import AnnotatedRewards, names_needed, annotated_rewards
-from consumers.trainer.intake import GroupIntake
-from consumers.trainer.patience import NO_ANNOTATION_S, AnnotationWatch
-from consumers.trainer.prepare import prepare_group, training_rule
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.reader import from_begin
-from streams.values import Address
-from streams.records import Admitted, Annotation, Trajectory
-from streams.topics import catalogue
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.sample import AnnotatedRewards, names_needed, annotated_rewards
+from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.data.patience import NO_ANNOTATION_S, AnnotationWatch
+from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import from_begin
+from rollstream.streams.values import Address
+from rollstream.streams.records import Admitted, Annotation, Trajectory
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter, publish
 from tests.trainer.data.test_intake_of_foreign_records import RECORD
 
 MEMBERS = ("0.0", "0.1", "0.2")

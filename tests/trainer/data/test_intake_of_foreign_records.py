@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from consumers.trainer.intake import GroupIntake
-from consumers.trainer.sample import sample_of
-from streams.bus import Bus
-from streams.connect import open_bus
-from streams.errors import DecodeError
-from streams.reader import from_begin
-from streams.values import Address, Span, Version
-from streams.records import Admitted, Annotation, Trajectory
-from streams.topics import catalogue, partition_of
-from streams.writer import FencedWriter, publish
+from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.errors import DecodeError
+from rollstream.streams.reader import from_begin
+from rollstream.streams.values import Address, Span, Version
+from rollstream.streams.records import Admitted, Annotation, Trajectory
+from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.writer import FencedWriter, publish
 
 RECORD = Trajectory(
     trajectory="0.0",

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.trainer.advantages import advantages
-from consumers.trainer.choice import GroupCandidate, freshest, load_choice, oldest
-from consumers.trainer.lag import is_dropped, lag_histogram, lags_of, mask_by_lag
-from consumers.trainer.layout import token_rows
-from consumers.trainer.packing import pack_micro_batches
-from consumers.trainer.sample import sample_of
-from consumers.trainer.sums import LossStatistics
-from streams.errors import ConfigurationError, DecodeError
-from streams.values import Span, Version
-from streams.records import Trajectory
+from rollstream.consumers.trainer.data.advantages import advantages
+from rollstream.consumers.trainer.data.selection import GroupCandidate, freshest, load_choice, oldest
+from rollstream.consumers.trainer.data.lag import is_dropped, lag_histogram, lags_of, mask_by_lag
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.data.packing import pack_micro_batches
+from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.consumers.trainer.learn.sums import LossStatistics
+from rollstream.errors import ConfigurationError, DecodeError
+from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Trajectory
 from tests.trainer.learning_reference import sample
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from consumers.trainer.copies import BufferPool
+from rollstream.consumers.trainer.learn.copies import BufferPool
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:

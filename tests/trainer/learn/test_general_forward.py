@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from consumers.trainer import scoring
-from consumers.trainer.grid import first_fit, token_grid
-from consumers.trainer.layout import token_rows
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.packing_probe import can_pack, check_trainable
-from consumers.trainer.policy_forward import forward_scores, policy_scorer
-from streams.errors import ConfigurationError
+from rollstream.consumers.trainer.learn import scoring
+from rollstream.consumers.trainer.learn.grid import first_fit, token_grid
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.forward import can_pack, check_trainable
+from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
+from rollstream.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, PACKED, PADDED, build_other
 from tests.trainer.learning_reference import (
     SHAPE,

@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from consumers.trainer.learner import TorchLearner
-from rollstream.config import load
-from rollstream.folder import model_folder
-from rollstream.run_task import prompt_order
-from rollstream.train_role import config_and_tokenizer_files
-from storage.model import load_model
-from streams.errors import ConfigurationError
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.config.config import load
+from rollstream.config.run_folder import model_folder
+from rollstream.roles.run_task import prompt_order
+from rollstream.roles.train_role import config_and_tokenizer_files
+from rollstream.storage.models import load_model
+from rollstream.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import VOCABULARY, build, settings
@@ -156,7 +156,7 @@ def run_of(folder, tokens, **task):
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path):
-    from producers.tasks.remainder import Remainder
+    from rollstream.producers.tasks.remainder import Remainder
 
     size = Remainder().tokenizer().size
     prompt_order(run_of(tmp_path / "enough", size), tmp_path)

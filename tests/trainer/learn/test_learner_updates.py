@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.trainer.compute_failure import ComputeFailed
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.optimiser import learning_rate
-from streams.errors import ConfigurationError
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.optimiser import learning_rate
+from rollstream.errors import ConfigurationError
 from tests.trainer.learning_reference import (
     build,
     largest_difference,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.trainer import scoring
-from consumers.trainer.layout import loss_inputs, token_rows
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.loss import surrogate_loss
-from consumers.trainer.packed_decoder import has_packed_form
-from consumers.trainer.policy_forward import forward_scores, policy_scorer
-from consumers.trainer.sample import Sample
+from rollstream.consumers.trainer.learn import scoring
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.learn.llama import has_packed_form
+from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
+from rollstream.consumers.trainer.data.sample_part import Sample
 from tests.trainer.learning_reference import (
     ARCHITECTURES,
     build,

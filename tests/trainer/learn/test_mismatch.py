@@ -7,18 +7,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
-from consumers.trainer.sample import Sample, sample_of
-from producers.engines.base import GenerationRequest
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from rollstream.settings import Configuration
-from rollstream.live.plan import run_settings_of
-from rollstream.live.snapshot import take_snapshot
-from rollstream.warnings.all import warnings_of as concerns_of
-from streams.records import GENERATED, PROMPT, StepDone, Trajectory
-from streams.values import Sampling, Span, Version
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
+from rollstream.consumers.trainer.data.sample_part import Sample, sample_of
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.torch import TorchEngine
+from rollstream.config.settings import Configuration
+from rollstream.monitor.plan import run_settings_of
+from rollstream.monitor.snapshot import take_snapshot
+from rollstream.monitor.all import warnings_of as concerns_of
+from rollstream.streams.records import GENERATED, PROMPT, StepDone, Trajectory
+from rollstream.streams.values import Sampling, Span, Version
 from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings
 
 V0 = Version(0, 1)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.settings import TrainerSettings
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.learning import open_learner
-from consumers.trainer.paced_learner import PacedLearner, PacedModel, change_weights, make_weights
-from consumers.trainer.sample import Sample
-from streams.errors import ConfigurationError
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.base import open_learner
+from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel, change_weights, make_weights
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.errors import ConfigurationError
 
 SIZE = 2 * 3_000_000  # one tensor of many rows and one that is what is left
 MODEL = PacedModel(3, SIZE, 0.01, step_s=4.0, token_s=0.5)

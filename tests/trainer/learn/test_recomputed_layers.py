@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from consumers.trainer.layout import token_rows
-from consumers.trainer.learner import TorchLearner
-from consumers.trainer.policy_forward import forward_scores, policy_scorer
-from consumers.trainer.recompute import recompute_layers
-from streams.errors import ConfigurationError
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
+from rollstream.consumers.trainer.learn.recompute import recompute_layers
+from rollstream.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, settings

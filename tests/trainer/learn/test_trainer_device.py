@@ -6,10 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from consumers.trainer.device import device_of
-from consumers.trainer.layout import loss_inputs, to_device, token_rows
-from consumers.trainer.learner import TorchLearner
-from streams.errors import ConfigurationError
+from rollstream.consumers.trainer.learn.device import device_of
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.errors import ConfigurationError
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, settings
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.metrics import read_metrics
-from streams.records import StepDone
+from rollstream.storage.metrics_file import read_metrics
+from rollstream.streams.records import StepDone
 from testbed.kills.final_counts import counted
 from testbed.run_process import (
     STEPS,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.trainer.learner import TorchLearner
-from storage.checkpoints import CheckpointId, read_checkpoint
-from storage.connect import open_store
-from storage.manifest import read_manifest
-from storage.versions.held import ResidentWeights
-from storage.versions.verification import verify_version
-from streams.values import Version
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.verification import verify_version
+from rollstream.streams.values import Version
 from testbed.waiting import WAIT_S, wait_for
 from tests.trainer.learning_reference import build, largest_difference
 from tests.trainer.sharded.sharded_process import COUNTS, MODEL, rules, stream

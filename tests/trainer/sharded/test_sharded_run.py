@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.records import GroupClosed, StepDone, Take
+from rollstream.streams.records import GroupClosed, StepDone, Take
 from testbed.kills.final_counts import counted
 from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
 from testbed.run_process import GROUPS, STEPS, assert_the_log_adds_up, read, steps_done

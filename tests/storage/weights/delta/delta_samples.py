@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from storage.delta.coded import ELEMENTS
+from rollstream.storage.weights.delta.coding import ELEMENTS
 
 # Of a byte each: repeated to an element they give ±0, ±1 step, denormals, infinities and NaNs.
 ODD = [0x00, 0x01, 0x7C, 0x7F, 0x80, 0x81, 0xFC, 0xFE, 0xFF]

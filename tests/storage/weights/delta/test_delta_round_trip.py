@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from storage.delta import Changes, apply_tensor, encode_tensor, encode_whole, squash
-from storage.delta.coded import ELEMENTS
-from storage.delta.sparse import SEGMENT
-from storage.tensors import DTYPES
+from rollstream.storage.weights.delta import Changes, apply_tensor, encode_tensor, encode_whole, squash
+from rollstream.storage.weights.delta.coding import ELEMENTS
+from rollstream.storage.weights.delta.sparse import SEGMENT
+from rollstream.storage.weights.tensors import DTYPES
 from tests.storage.weights.delta.delta_samples import bits_of, optimiser_step, pairs
 
 

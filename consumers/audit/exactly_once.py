@@ -1,0 +1,136 @@
+"""Invariant 2: a trajectory is trained at most once, and on its first completion.
+
+A restarted trainer repeats recorded takes without appending them again. So among the valid takes
+(those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
+that a take names is compared with the record at that address: name, group, position, bytes.
+
+Grows with the run: the name of each completed trajectory.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rollstream.consumers.audit.rows import TrajectoryRows
+from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from rollstream.consumers.audit.folds import LedgerIndex, NamedCompletion
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.streams.values import Address
+from rollstream.streams.records import Take, Trajectory
+
+
+@dataclass(slots=True)
+class ExactlyOnceAudit:
+    """Needs the ledger before `trajectories`; `taken` must be applied to each ledger record
+    first.
+    """
+
+    taken: LedgerIndex
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(2, "a trajectory is trained once, on its first completion")
+    )
+    _firsts: set[str] = field(default_factory=set[str])
+    _ends: dict[int, int] = field(default_factory=dict[int, int])
+    """The end of the read part of each partition of `trajectories`."""
+    _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
+
+    def apply(self, seen: AuditMessage) -> None:
+        if seen.void:
+            return
+        if isinstance(seen.record, Take) and seen.topic == "ledger":
+            self._take(seen.record, seen.address)
+        elif isinstance(seen.record, Trajectory) and seen.topic == "trajectories":
+            self._complete(seen.record, seen)
+
+    def apply_rows(self, rows: TrajectoryRows) -> None:
+        """A new row that matches its take, or that no take names, is only added to the completed
+        names; every other row is checked as a record.
+        """
+        uses, partition = self.taken.uses.get, rows.partition
+        columns = zip(rows.names, rows.groups, rows.hashes, rows.finishes, strict=True)
+        for row, (name, group, hash_, finish) in enumerate(columns):
+            use = uses(name)
+            is_plain = name not in self._firsts and (
+                use is None
+                or (
+                    use.hash == hash_
+                    and use.group == group
+                    and use.at.offset == rows.first + row
+                    and use.at.partition == partition
+                    and finish != "dead"
+                )
+            )
+            if is_plain:
+                self._firsts.add(name)
+            else:
+                self.apply(rows.seen(row))
+        self._ends[partition] = rows.first + len(rows)
+
+    def finish(self, coverage: Coverage) -> None:
+        counts, kept = self.tally.counts, coverage["trajectories"]
+        counts["trained"] = sum(self.taken.trained.values())
+        counts["completed"] = len(self._firsts)
+        gone = 0
+        for name, use in self.taken.uses.items():
+            if name in self._firsts:
+                continue
+            within = use.at.offset < self._ends.get(use.at.partition, 0)
+            if kept == "whole" or (kept == "archived" and within):
+                what = f"{_describe_use(name, use)}, but there is no completion"
+                self.tally.offend(what, "trajectories", use.at)
+            else:
+                gone += 1
+        if gone:
+            self.tally.cannot(f"{gone} completions that takes name are missing")
+        for topic in ("trajectories", "ledger"):
+            if coverage[topic] == "absent":
+                self.tally.cannot(f"{topic} is missing")
+        if coverage["ledger"] == "part":
+            self.tally.cannot("the takes before the ledger's first kept record")
+        for name, at in self._strangers:
+            if starts_complete(coverage["ledger"]):
+                self.tally.offend(f"{name} was trained, but no take began its group", "ledger", at)
+
+    def _take(self, take: Take, at: Address) -> None:
+        names = Counter(member.trajectory for member in take.members)
+        if len(names) < len(take.members):
+            for name in (name for name, count in names.items() if count > 1):
+                self.tally.offend(f"{name} appears twice in one take", "ledger", at)
+        for member in take.members:
+            use = self.taken.uses.get(member.trajectory)
+            if use is None:
+                self._strangers.append((member.trajectory, at))
+                continue
+            if use.take is not at and use.take != at:
+                what = f"{member.trajectory} is trained in steps {use.step} and {take.step}"
+                self.tally.offend(what, "ledger", at)
+            elif (member.at, member.hash) != (use.at, use.hash):
+                what = f"{member.trajectory} is not the completion that its group began with"
+                self.tally.offend(what, "ledger", at)
+
+    def _complete(self, record: Trajectory, seen: AuditMessage) -> None:
+        name = record.trajectory
+        self._ends[seen.address.partition] = seen.address.offset + 1
+        if name in self._firsts:
+            self.tally.counts["duplicates"] += 1
+            return
+        self._firsts.add(name)
+        use = self.taken.uses.get(name)
+        if use is None:
+            return
+        if use.at != seen.address:
+            what = f"{_describe_use(name, use)}; its first completion is this one"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif use.hash != seen.hash:
+            what = f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif record.group != use.group:
+            what = f"{name} is of group {record.group}, but was taken for group {use.group}"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif use.step and record.finish == "dead":
+            what = f"{name} is dead ({record.reason}), but was trained in step {use.step}"
+            self.tally.offend(what, seen.topic, seen.address)
+
+
+def _describe_use(name: str, use: NamedCompletion) -> str:
+    verb = f"step {use.step} trained" if use.step else "a take names"
+    return f"{verb} {name} at {use.at.partition}:{use.at.offset}"

@@ -1,0 +1,177 @@
+"""Reads all messages of a topic once, in the order of each partition: archived rows below the log's
+first offset, then the log. Nothing is written.
+
+A range that is neither archived nor in the log is returned as a `MissingRange`, with the fence after it. An
+archived row is returned as the bytes that it had in the log, verified against the hash stored
+beside it.
+"""
+
+# pyarrow ships no types
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rollstream.consumers.audit.rows import TrajectoryRows, split_batch
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.storage.archive.names import ArchiveFile
+from rollstream.storage.archive.reading import archived_files
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, Message
+from rollstream.errors import BusError, CorruptObject, PositionLost
+from rollstream.streams.values import Address
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.truncation import truncated_begin
+
+READ_RECORDS_MAX = 1024  # of one read
+TRUNCATION_RETRIES_MAX = 100  # attempts on a topic that is truncated while it is read
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRange:
+    """Offsets `[start, end)` are missing; `fence` is the fence after them, empty if unknown."""
+
+    partition: int
+    start: int
+    end: int
+    fence: Fence
+
+
+@dataclass(slots=True)
+class AuditSource:
+    """A run's log, its store, or both; `tally` is the result on the completeness of the data."""
+
+    bus: Bus | None
+    store: ObjectStore | None
+    run: str
+    tally: InvariantResult
+    _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    _at: dict[int, int] = field(default_factory=dict[int, int])
+    is_archived: bool = False
+    """Whether the message returned last is an archived row."""
+
+    def fix_end(self, topic: str) -> None:
+        """Ignore all records that are appended to this topic from now on; no effect for a topic
+        that the log does not have.
+        """
+        if self.bus is None:
+            return
+        try:
+            self.bus.settings(topic)
+        except BusError as error:  # there is no error class for a missing topic
+            if "has no topic" not in str(error):
+                raise
+            return
+        self._ends[topic] = self.bus.end(topic)
+
+    def has_log(self, topic: str) -> bool:
+        return topic in self._ends
+
+    def messages(self, topic: str) -> Iterator[Message | TrajectoryRows | MissingRange]:
+        """The messages of the topic, with a `MissingRange` for each missing range; archived trajectories
+        come as rows.
+        """
+        self._at = {}
+        if topic not in self._ends:
+            yield from self._archived(topic, None)
+            return
+        ends = self._ends[topic]
+        self._at = dict.fromkeys(ends, 0)
+        for _ in range(TRUNCATION_RETRIES_MAX):
+            assert self.bus is not None
+            begin = truncated_begin(self.bus, topic)
+            yield from self._archived(topic, begin)
+            yield from self._passed_over(begin, ends)
+            try:
+                yield from self._live(topic, ends)
+            except PositionLost:  # truncated meanwhile: those records are archived, or missing
+                continue
+            return
+        self.tally.cannot(f"{topic} was truncated faster than it could be read")
+
+    def _passed_over(
+        self, begin: Mapping[int, Position], ends: Mapping[int, int]
+    ) -> Iterator[MissingRange]:
+        for partition, position in begin.items():
+            start, end = self._at[partition], min(position.offset, ends[partition])
+            if start < end:
+                self._at[partition] = position.offset
+                yield MissingRange(partition, start, end, position.fence)
+
+    def _live(self, topic: str, ends: Mapping[int, int]) -> Iterator[Message]:
+        assert self.bus is not None
+        is_compacted = self.bus.settings(topic).cleanup == "compact"
+        for partition, end in ends.items():
+            while self._at[partition] < end:
+                offset = self._at[partition]
+                read = self.bus.read(topic, {partition: offset}, records_max=READ_RECORDS_MAX)
+                wanted = [message for message in read if message.offset < end]
+                if not wanted:
+                    self._missing(topic, partition, offset, end, is_compacted)
+                    break
+                for message in wanted:
+                    self._missing(
+                        topic, partition, self._at[partition], message.offset, is_compacted
+                    )
+                    self._at[partition] = message.offset + 1
+                    self.tally.counts["from the log"] += 1
+                    self.is_archived = False
+                    yield message
+
+    def _missing(
+        self, topic: str, partition: int, start: int, end: int, is_compacted: bool
+    ) -> None:
+        if start < end and not is_compacted:
+            at = Address(partition, start)
+            self.tally.offend(f"offsets {start} to {end - 1} are missing", topic, at)
+
+    def _archived(
+        self, topic: str, begin: Mapping[int, Position] | None
+    ) -> Iterator[Message | TrajectoryRows | MissingRange]:
+        """Archived rows from the present offset on, below the log's first offset (all of them
+        without a log).
+        """
+        if self.store is None:
+            return
+        # By partition, the offset after the last row of its last file. In a second pass, after the
+        # log was truncated meanwhile, files of the first pass are left out.
+        reached: dict[int, int] = {}
+        for file in archived_files(self.store, self.run, topic):
+            at = self._at.setdefault(file.partition, 0)
+            if file.first < reached.get(file.partition, 0):
+                where = f"{topic}/{file.partition}"
+                self.tally.offend(f"{where}: offset {file.first} is archived twice", key=file.key)
+            high = None if begin is None else begin[file.partition].offset
+            if high is not None and (file.first >= high or at >= high):
+                continue
+            if file.first > at:
+                yield MissingRange(file.partition, at, file.first, Fence())
+                self._at[file.partition] = file.first
+            yield from self._rows(topic, file, high)
+            if file.first >= at:
+                reached[file.partition] = self._at[file.partition]
+
+    def _reach(self, topic: str, partition: int, piece: Message | TrajectoryRows) -> None:
+        """Advance the offset over a row or rows. An archived file holds every offset from its first
+        to its last.
+        """
+        is_one = isinstance(piece, Message)
+        first, count = (piece.offset, 1) if is_one else (piece.first, len(piece))
+        self._missing(topic, partition, self._at[partition], first, is_compacted=False)
+        self._at[partition] = first + count
+        self.tally.counts["from the archive"] += count
+
+    def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message | TrajectoryRows]:
+        from rollstream.storage.archive.messages import batches_of  # pyarrow: only with an archive
+        from rollstream.storage.archive.originals import OriginalBytes
+
+        assert self.store is not None
+        partition, originals = file.partition, OriginalBytes(topic)
+        try:
+            for batch in batches_of(self.store, file):
+                for piece in split_batch(batch, originals, partition, self._at[partition], high):
+                    self._reach(topic, partition, piece)
+                    self.is_archived = True
+                    yield piece
+        except CorruptObject as error:
+            self.tally.offend(str(error), key=file.key)

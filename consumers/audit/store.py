@@ -1,0 +1,179 @@
+"""Invariant 6, for the store: every version with a manifest is whole and unchanged, and the pointer
+never moved back.
+
+The chain of parents is followed from `weights/latest.json` as far as retention left it. The
+manifest of each kept version is compared with the hash in the log, and each of its files with the
+size and hash in its manifest. One file is in memory at a time. A version that retention removes
+meanwhile is skipped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.versions import VersionAudit
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import FileEntry, Manifest, manifest_key, read_manifest, version_folder
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import POINTER_KEY, Pointer, read_pointer
+from rollstream.storage.weights.retention import listed_versions
+from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.streams.values import Version
+
+ProgressCallback = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class StoreAudit:
+    """Checks the store; `check` must be called after the folds have read the log. `tell` is called
+    with each version that is read.
+    """
+
+    store: ObjectStore
+    versions: VersionAudit
+    tell: ProgressCallback = lambda text: None
+    _manifests: dict[Version, Manifest] = field(default_factory=dict[Version, Manifest])
+
+    @property
+    def tally(self) -> InvariantResult:
+        return self.versions.tally
+
+    def check(self) -> None:
+        """Check every version under `weights/`."""
+        try:
+            present = read_pointer(self.store)
+        except CorruptObject as error:
+            self.tally.offend(str(error), key=POINTER_KEY)
+            return
+        if present is None:
+            self._without_pointer()
+            return
+        pointer = present[0]
+        self._check_pointer(pointer)
+        self._read_manifests()
+        self._check_believed(pointer)
+        for version in sorted(self._manifests):
+            self.tell(f"{version}")
+            self._check_version(self._manifests[version], pointer)
+
+    def _without_pointer(self) -> None:
+        if any(True for _ in self.store.list("weights/")):
+            self.tally.offend("versions exist, but no pointer", key=POINTER_KEY)
+        else:
+            self.tally.cannot("the store holds no weights/")
+
+    def _check_pointer(self, pointer: Pointer) -> None:
+        last, believed = self.versions.last, pointer.version
+        if pointer.term < self.versions.term:
+            what = f"its term is {pointer.term}, the ledger's is {self.versions.term}"
+            self.tally.offend(what, key=POINTER_KEY)
+        if last is None:
+            return
+        same = believed is not None and believed.number == last.version.number
+        is_behind = believed is None or believed.number < last.version.number
+        if is_behind or (same and believed != last.version):
+            what = f"it names version {believed}, the ledger {last.version}"
+            self.tally.offend(what, key=POINTER_KEY)
+
+    def _read_manifests(self) -> None:
+        for version in listed_versions(self.store):
+            try:
+                self._manifests[version] = read_manifest(self.store, version)
+            except ObjectMissing:
+                self.tally.counts["without a manifest"] += 1
+            except CorruptObject as error:
+                self.tally.offend(str(error), key=manifest_key(version))
+
+    def _check_believed(self, pointer: Pointer) -> None:
+        """Check that the believed version has the manifest that the pointer names, and that the
+        chain of its parents is in order.
+        """
+        version = pointer.version
+        if version is None:
+            return
+        manifest = self._manifests.get(version)
+        key = manifest_key(version)
+        if manifest is None:
+            if self._still_believed(pointer):
+                self.tally.offend("the believed version has no readable manifest", key=key)
+        elif manifest.hash != pointer.manifest_hash:
+            what = f"its hash is {manifest.hash}, the pointer names {pointer.manifest_hash}"
+            self.tally.offend(what, key=key)
+        while manifest is not None and manifest.parent is not None:
+            child, parent = manifest.version, manifest.parent
+            if parent.number != child.number - 1 or parent.term > child.term:
+                what = f"version {child} has the parent {parent}"
+                self.tally.offend(what, key=manifest_key(child))
+            self.tally.counts["in the chain"] += 1
+            manifest = self._manifests.get(parent)
+
+    def _still_believed(self, pointer: Pointer) -> bool:
+        """False if the run has published a newer version since, so that retention may have removed
+        this one.
+        """
+        present = read_pointer(self.store)
+        return present is not None and present[0].version == pointer.version
+
+    def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
+        version, key = manifest.version, manifest_key(manifest.version)
+        logged = self.versions.hashes.get(version)
+        if logged is not None and logged != manifest.hash:
+            what = f"the log names manifest {logged}, the store has {manifest.hash}"
+            self.tally.offend(what, key=key)
+        if not self._is_believed(version, pointer):
+            self.tally.counts["never believed"] += 1
+            # A fenced trainer may write its manifest after its files were deleted: harmless.
+            if logged is None and version.term < pointer.term:
+                return
+        self._check_base(manifest)
+        self.tally.counts["versions kept"] += 1
+        for file in manifest.files:
+            wrong = self._wrong_file(version, file)
+            if wrong is None:
+                return  # retention removed it meanwhile
+            if wrong:
+                self.tally.offend(wrong, key=f"{version_folder(version)}/{file.name}")
+
+    def _is_believed(self, version: Version, pointer: Pointer) -> bool:
+        """Whether the ledger believes the version. The ledger has no step 0; its version is
+        believed if the pointer, the log or a child names it.
+        """
+        if version.number or version == pointer.version:
+            return self.versions.taken.is_believed(version)
+        named = version in self.versions.hashes
+        return named or any(m.parent == version for m in self._manifests.values())
+
+    def _check_base(self, manifest: Manifest) -> None:
+        delta, parent = manifest.delta, manifest.parent
+        if delta is None or parent is None:
+            return
+        base, key = self._manifests.get(parent), manifest_key(manifest.version)
+        if base is None:
+            if manifest.kind == "delta" and self._has_manifest(manifest.version):
+                self.tally.offend(f"its base {parent} is missing", key=key)
+        elif delta.parent_hash != base.hash:
+            what = f"it applies to manifest {delta.parent_hash}, but {parent} has {base.hash}"
+            self.tally.offend(what, key=key)
+
+    def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
+        """The problem with a file, "" for none; None if its version is being removed."""
+        key = f"{version_folder(version)}/{file.name}"
+        try:
+            data = self.store.get(key)
+        except ObjectMissing:
+            return "it is missing" if self._has_manifest(version) else None
+        self.tally.counts["files"] += 1
+        self.tally.counts["bytes"] += len(data)
+        if len(data) != file.bytes:
+            return f"it has {len(data)} bytes, by its manifest {file.bytes}"
+        found = content_hash(data)
+        return "" if found == file.hash else f"its hash is {found}, by its manifest {file.hash}"
+
+    def _has_manifest(self, version: Version) -> bool:
+        try:
+            self.store.stat(manifest_key(version))
+        except ObjectMissing:
+            return False
+        except StoreError:
+            return True
+        return True

@@ -1,0 +1,188 @@
+"""Which assignments to give now: for every open trajectory that no rollout generates, as far as
+there is room. The planner does not change its arguments (invariant 9); the service appends the
+returned records.
+
+1. Trajectories released for a move go to the planned destination. 2. Other resumes, some of them
+   after their version was loaded from history. 3. New samples, in their order.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.placement import WaveLayout
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.unassigned import UnassignedSamples, find_unassigned, in_start_order
+from rollstream.consumers.dispatch.assignments import FreeRoom, assignment_record, eligible_rollouts, free_room
+from rollstream.consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
+from rollstream.consumers.dispatch.recovery import Continuation
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.version_reload import VersionReload, ReloadPlan
+from rollstream.consumers.dispatch.admission import WaveLayouts, rollout_speeds
+from rollstream.streams.records import Assignment, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAssignment:
+    """An assignment, and whether it discards generated tokens."""
+
+    record: Assignment
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentPlanner:
+    """Plans assignments under one run's settings."""
+
+    pace: AdmissionPace
+    keep_version: bool
+    queue_per_slot: float
+    waves: WaveLayouts
+    history: VersionReload | None = None
+
+    def plan(
+        self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float = 0.0
+    ) -> list[PlannedAssignment]:
+        """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
+        lost = list(find_unassigned(state, lengths, self.keep_version))
+        if not lost:
+            return []
+        free = free_room(state, self.queue_per_slot)
+        recalled = self._recalled(state, lengths, lost, free, bool(ahead), now_s)
+        orders = list(self._moved(state, lost))
+        orders += self._loading(state, lost, recalled, free)
+        settled = {order.record.trajectory for order in orders} | recalled.waiting
+        rest = [part for one in lost if (part := one.without(settled)).trajectories]
+        resumes = [one for one in rest if one.kind == "resume"]
+        for version in sorted({one.version for one in resumes}, key=str):
+            may = eligible_rollouts(state, version)
+            rooms = {name: room for name, room in free.resumes.items() if name in may}
+            alike = [one for one in resumes if one.version == version]
+            orders += self._placed(state, alike, rooms, free, {})
+        starts = [one for one in rest if one.kind == "start"]
+        layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
+        starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
+        return orders + self._placed(state, starts, dict(free.new), free, layouts)
+
+    def put_off(
+        self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
+    ) -> list[PlannedAssignment]:
+        """Assignments that restart these trajectories on the newest version, as far as rollouts
+        that hold it have room.
+        """
+        free = free_room(state, self.queue_per_slot)
+        may = eligible_rollouts(state, state.version)
+        lost = [
+            UnassignedSamples(group, group.prompt, (t,), {t: _start_on_newest(state, t)}, lengths.mean(group.prompt))
+            for t in trajectories
+            if (group := state.group_of(t)).prompt is not None
+        ]
+        rooms = {name: room for name, room in free.new.items() if name in may}
+        return self._placed(state, lost, rooms, free, {})
+
+    def _recalled(
+        self,
+        state: DispatchState,
+        lengths: LengthHistory,
+        lost: Sequence[UnassignedSamples],
+        free: FreeRoom,
+        is_more: bool,
+        now_s: float,
+    ) -> ReloadPlan:
+        """Which versions to load from history. Slots are wanted while more groups may be admitted
+        or samples wait for room.
+        """
+        if self.history is None:
+            return ReloadPlan()
+        starts = sum(len(one.trajectories) for one in lost if one.kind == "start")
+        allowed = admissible_groups(
+            self.pace, state.version.number, state.admitted, state.closed, state.trained
+        )
+        is_wanted = (is_more and allowed > 0) or starts > sum(free.new.values())
+        return self.history.plan(state, lengths, lost, is_wanted, now_s)
+
+    def _loading(
+        self, state: DispatchState, lost: Iterable[UnassignedSamples], recalled: ReloadPlan, free: FreeRoom
+    ) -> Iterator[PlannedAssignment]:
+        """Resumes at rollouts that load their version first; those rollouts get no other work
+        meanwhile.
+        """
+        for one in lost:
+            for trajectory in one.trajectories:
+                rollout = recalled.loads.get(trajectory)
+                if rollout is None:
+                    continue
+                for room in (free.new, free.resumes):
+                    room.pop(rollout, None)
+                how = {trajectory: _resume_after_reload(state, trajectory)}
+                yield self._ordered(state, replace(one, how=how), trajectory, rollout)
+
+    def _moved(self, state: DispatchState, lost: Iterable[UnassignedSamples]) -> Iterator[PlannedAssignment]:
+        """Resumes at the planned destinations; their room was reserved when the moves were
+        requested.
+        """
+        for one in lost:
+            may = eligible_rollouts(state, one.version) if one.kind == "resume" else set[str]()
+            for trajectory in one.trajectories:
+                order = state.orders.get(trajectory)
+                if order is not None and order.given_up and order.onward in may:
+                    yield self._ordered(state, one, trajectory, order.onward)
+
+    def _placed(
+        self,
+        state: DispatchState,
+        lost: Sequence[UnassignedSamples],
+        rooms: Mapping[str, int],
+        free: FreeRoom,
+        layouts: Mapping[int, WaveLayout],
+    ) -> list[PlannedAssignment]:
+        if not lost:
+            return []
+        tokens = _expected_tokens(state)
+        open_rooms = [
+            RolloutRoom(w.rollout, rooms[w.rollout], tokens[w.rollout], w.speed, w.preemptible)
+            for w in rollout_speeds(state)
+            if w.rollout in rooms
+        ]
+        means = sorted(one.mean for one in lost if one.mean)
+        half = means[len(means) // 2] if means else 0.0
+        works: list[PlacementWork] = []
+        for one in lost:
+            layout = layouts.get(one.group.admitted.wave) if one.mean else None
+            works.append(PlacementWork(one.trajectories, one.mean, 0 < one.mean < half, layout))
+        of = {trajectory: one for one in lost for trajectory in one.trajectories}
+        orders: list[PlannedAssignment] = []
+        for trajectory, rollout in place_samples(works, open_rooms).items():
+            free.take(rollout)
+            orders.append(self._ordered(state, of[trajectory], trajectory, rollout))
+        return orders
+
+    def _ordered(self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str) -> PlannedAssignment:
+        how, predicted = one.how[trajectory], round(one.mean)
+        record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
+        return PlannedAssignment(record, how.again)
+
+
+def _resume_after_reload(state: DispatchState, trajectory: str) -> Continuation:
+    chain, order = state.chains[trajectory], state.orders.get(trajectory)
+    attempt, moves = (1, 0) if order is None else (order.attempt + 1, order.moves + 1)
+    return Continuation("resume", attempt, chain.at, chain.version, moves, again=False)
+
+
+def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:
+    order = state.orders[trajectory]
+    attempt, moves = order.attempt + 1, order.moves + 1
+    return Continuation("start", attempt, None, state.version, moves, again=True)
+
+
+def _expected_tokens(state: DispatchState) -> dict[str, float]:
+    """Expected tokens that each rollout still has to generate; trajectories without a prediction
+    count 0.
+    """
+    tokens = dict.fromkeys(state.rollouts, 0.0)
+    for trajectory, order in state.orders.items():
+        if not order.given_up and state.is_held(order):
+            chain = state.chains.get(trajectory)
+            done = 0 if chain is None else chain.generated
+            tokens[order.rollout] += max(0, order.predicted - done)
+    return tokens

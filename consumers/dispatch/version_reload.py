@@ -1,0 +1,128 @@
+"""Finds trajectories whose version no rollout holds and assigns idle rollouts to load it, with the
+decisions of earlier rounds.
+
+The assignment itself asks the rollout to load the version (`from_history`), so a death in between
+is recovered like any other. A trajectory gets at most one load in a row: if it comes back from one,
+it restarts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from rollstream.consumers.dispatch.history import UnheldTrajectory, IdleRollout, trajectories_to_reload
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.unassigned import UnassignedSamples
+from rollstream.consumers.dispatch.assignments import is_serving
+from rollstream.consumers.dispatch.state import PartialChain, DispatchState
+from rollstream.consumers.dispatch.admission import rollout_speeds
+from rollstream.streams.values import Version
+
+IDLE_WAIT_S = 15.0  # wait for an idle rollout: one that was killed is back by then
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """Trajectory → rollout that loads its version; `waiting` trajectories are assigned once a
+    rollout is idle.
+    """
+
+    loads: Mapping[str, str] = field(default_factory=dict[str, str])
+    waiting: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class VersionReload:
+    """`bytes_of` returns the bytes to read for a stored version, None when it was deleted
+    (versions_max).
+    """
+
+    bytes_of: Callable[[Version], int | None]
+    bytes_per_s: float
+    max_lag: int | None
+    _bytes: dict[Version, int | None] = field(default_factory=dict[Version, int | None])
+    _since_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def plan(
+        self,
+        state: DispatchState,
+        lengths: LengthHistory,
+        lost: Sequence[UnassignedSamples],
+        is_wanted: bool,
+        now_s: float,
+    ) -> ReloadPlan:
+        """Loads for all unassigned trajectories under versions that no rollout holds, oldest
+        version first.
+        """
+        behind = self._behind(state, lengths, lost)
+        trajectories = [one.trajectory for ones in behind.values() for one in ones]
+        self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
+        if not state.rollouts:
+            return ReloadPlan()
+        self._bytes = {v: self._bytes[v] if v in self._bytes else self.bytes_of(v) for v in behind}
+        empty = idle_rollouts(state)
+        loads: dict[str, str] = {}
+        waiting: set[str] = set()
+        for version, ones in sorted(behind.items()):
+            size = self._bytes[version]
+            if size is None:
+                continue
+            name = empty[0] if empty else ""
+            chosen = trajectories_to_reload(ones, self._emptied(state, name, version, size, is_wanted))
+            if name and chosen:
+                loads |= dict.fromkeys(chosen, empty.pop(0))
+            elif chosen:
+                waiting |= {t for t in chosen if now_s - self._since_s[t] < IDLE_WAIT_S}
+        return ReloadPlan(loads, frozenset(waiting))
+
+    def _behind(
+        self, state: DispatchState, lengths: LengthHistory, lost: Iterable[UnassignedSamples]
+    ) -> dict[Version, list[UnheldTrajectory]]:
+        found: dict[Version, list[UnheldTrajectory]] = {}
+        for one in lost:
+            for trajectory in one.trajectories if one.kind == "start" else ():
+                chain, order = state.chains.get(trajectory), state.orders.get(trajectory)
+                if chain is None or chain.version is None or self._is_hopeless(state, chain):
+                    continue
+                if order is None or not order.from_history:
+                    left = _tokens_left(one, lengths, chain)
+                    behind = UnheldTrajectory(trajectory, chain.generated, left)
+                    found.setdefault(chain.version, []).append(behind)
+        return found
+
+    def _is_hopeless(self, state: DispatchState, chain: PartialChain) -> bool:
+        """Whether invariant 5 would drop it in any case."""
+        assert chain.version is not None, "checked by the caller"
+        lag = state.version.number - chain.version.number
+        return self.max_lag is not None and lag > self.max_lag
+
+    def _emptied(
+        self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
+    ) -> IdleRollout:
+        """The named rollout; without a name a typical one (medians)."""
+        workers = [w for w in rollout_speeds(state) if name in ("", w.rollout)]
+        slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
+        speed = median(worker.speed for worker in workers)
+        refills = state.version.number <= version.number + 1
+        return IdleRollout(int(slots), size / self.bytes_per_s, speed, is_wanted, refills)
+
+
+def idle_rollouts(state: DispatchState) -> list[str]:
+    """Serving rollouts without any work, steady ones before preemptible ones."""
+    given = state.given()
+    found = [
+        (seen.status.preemptible, name)
+        for name, seen in state.rollouts.items()
+        if seen.fresh and is_serving(seen) and not given[name] and not seen.status.running
+    ]
+    return [name for _, name in sorted(found)]
+
+
+def _tokens_left(one: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
+    """Expected tokens still to come. For an answer that exceeds its history, or has none, they
+    equal the tokens so far, as in a long tail.
+    """
+    expected = lengths.expected(one.prompt, one.group.finished)
+    left = 0.0 if expected is None else expected.mean - chain.generated
+    most = one.prompt.sampling.tokens_max - chain.generated
+    return max(1.0, min(left if left > 0 else float(chain.generated), float(most)))

@@ -1,0 +1,150 @@
+"""Copies a run's topics to another bus: the same bytes in the same partitions and in the same
+order, at new offsets.
+
+A topic of a single writer is copied completely, void records and `Opened` included, with the fence
+at its first record. So a reader of the copy treats the same records as void as a reader of the
+source (invariant 7). A part of such a topic would look like a log that lost records, so a filter is
+refused. Compacted topics hold present values, no history, and are not copied.
+
+1. Check that records already in the target are from a replay. 2. Mark the topic as begun.
+3. Set the fence. 4. Copy the records. 5. Read all of them again and compare. After a kill at any
+point, the same call resumes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rollstream.consumers.replay.continued import BYTES_MAX, TopicHash, ResumedTopicWriter, mark_begun, refuse_foreign_records
+from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import TRUNCATED_GROUP, truncated_begin
+
+HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
+"""The topics that are copied by default: those that an archive keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTopic:
+    """A copied topic. `records` and `content_hash` are equal to the source's. `left_out` counts
+    records that the filter excluded, `already` those that the target held before, `forgotten` those
+    that the source truncated before its first record.
+    """
+
+    topic: str
+    records: int
+    content_hash: str
+    left_out: int
+    already: int
+    forgotten: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """What is to be copied. `keep` is the filter (None: all records); errors name the target
+    `where`.
+    """
+
+    topics: Sequence[str]
+    where: str
+    keep: Callable[[Message], bool] | None = None
+
+
+def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
+    """Create the topics in the target; `ConfigurationError` for a topic that cannot be copied or
+    must not be written to.
+    """
+    for topic in wanted.topics:
+        settings = source.settings(topic)
+        if settings.cleanup == "compact":
+            raise ConfigurationError(
+                f"{topic} is compacted: it holds present values, no history, and is not copied"
+            )
+        if settings.writer and wanted.keep is not None:
+            raise ConfigurationError(
+                f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
+                "be a log that lost records; copy it without --where, or choose other topics"
+            )
+    dead = {f"{topic}.dead" for topic in wanted.topics}
+    beside = [topic for topic in catalogue() if topic.name in dead]
+    try:
+        target.create([*(source.settings(topic) for topic in wanted.topics), *beside])
+    except BusError as error:
+        raise ConfigurationError(
+            f"{wanted.where} has these topics with other settings ({error}); give another bus"
+        ) from error
+    refuse_foreign_records(target, wanted.topics, wanted.where)  # 1
+
+
+def count_records(source: Bus, topics: Sequence[str]) -> int:
+    """The number of records to read, for a progress bar."""
+    return sum(
+        end - source.begin(topic)[partition]
+        for topic in topics
+        for partition, end in source.end(topic).items()
+    )
+
+
+def copy_topic(
+    source: Bus, target: Bus, topic: str, wanted: CopyRequest, on_read: Callable[[int], None]
+) -> CopiedTopic:
+    """Copy a topic up to its present end and verify the copy. `on_read` is called with the number
+    of records of each batch that is read. Raises `BusError` if the copy differs from what was
+    written.
+    """
+    starts, ends = truncated_begin(source, topic), source.end(topic)
+    mark_begun(target, topic)  # 2
+    _set_fences(target, topic, starts)  # 3
+    contents, left_out = TopicHash(), 0
+    writer = ResumedTopicWriter(target, topic, wanted.where)
+    for partition, start in starts.items():
+        for messages in partition_batches(source, topic, partition, start.offset, ends[partition]):
+            for message in messages:
+                if wanted.keep is not None and not wanted.keep(message):
+                    left_out += 1
+                    continue
+                contents.add(partition, message.key, message.value)
+                writer.write(AppendEntry(message.key, message.value, partition))  # 4
+            on_read(len(messages))
+    writer.close()
+    found = hash_topic(target, topic)
+    if found.digest() != contents.digest():  # 5
+        raise BusError(
+            f"{wanted.where}: {topic} differs from what was written; does another program write "
+            "there?"
+        )
+    forgotten = sum(start.offset for start in starts.values())
+    digest = contents.digest()
+    return CopiedTopic(topic, contents.records, digest, left_out, writer.already, forgotten)
+
+
+def hash_topic(bus: Bus, topic: str) -> TopicHash:
+    """The hash of all records that a topic holds."""
+    ends = bus.end(topic)
+    contents = TopicHash()
+    for partition, first in bus.begin(topic).items():
+        for messages in partition_batches(bus, topic, partition, first, ends[partition]):
+            for message in messages:
+                contents.add(partition, message.key, message.value)
+    return contents
+
+
+def partition_batches(
+    bus: Bus, topic: str, partition: int, start: int, end: int
+) -> Iterator[Sequence[Message]]:
+    """The records of a partition from `start` up to, but without, `end`, in batches."""
+    at = start
+    while at < end:
+        read = bus.read(topic, {partition: at}, bytes_max=BYTES_MAX)
+        if not read:
+            raise BusError(f"{topic} {partition}: ends at {at}, expected to read to {end}")
+        at = read[-1].offset + 1
+        yield [message for message in read if message.offset < end]
+
+
+def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
+    """Fence earlier terms in the copy as the source's truncated records did."""
+    fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
+    if fences:
+        target.commit(TRUNCATED_GROUP, topic, fences)

@@ -1,0 +1,302 @@
+"""Builds a trainer that continues from the newest checkpoint and the ledger behind it (DESIGN.md,
+Trainer).
+
+1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).
+2. Load the newest complete checkpoint, or publish version 0.
+3. Read the ledger from the checkpoint's position up to this term's `Opened`.
+4. Open the checkpoint's groups again. Groups that the ledger closed since then are ended before
+   any completion is read.
+
+The loop itself (`service.py`) then repeats the steps that the ledger holds, on the recorded
+trajectories.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from rollstream.consumers.trainer.data.selection import load_choice
+from rollstream.consumers.trainer.data.forgetting import LogTruncation
+from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.learn.base import Learning, open_learner
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.data.patience import AnnotationWatch
+from rollstream.consumers.trainer.data.retention import HeldVersions, PinnedVersions
+from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
+from rollstream.consumers.trainer.data.prepare import TrainingRule
+from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention
+from rollstream.consumers.trainer.data.recall import ArchiveBackedBus
+from rollstream.consumers.trainer.loop import Trainer
+from rollstream.consumers.trainer.data.takes import TakeFeeder
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.streams.admissible import believed_terms
+from rollstream.streams.bus import Bus
+from rollstream.errors import ConfigurationError
+from rollstream.streams.reader import from_begin
+from rollstream.streams.records import Configured, Position
+from rollstream.streams.values import Version
+from rollstream.streams.writer import FencedWriter
+
+if TYPE_CHECKING:  # see learning.py
+    from rollstream.consumers.trainer.sharded.learner import ShardedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a term of the trainer records about itself in the ledger."""
+
+    run: str
+    term: int
+    configuration_hash: str
+    code_revision: str
+    accept: Callable[[str], bool] = lambda before: True
+    """Called with the configuration hash of the run's last trainer where it differs: returns
+    whether the difference is accepted and is to be recorded, raises `ConfigurationError` if it is
+    refused.
+    """
+    run_id: str = ""
+    """Drawn when the run was created; a ledger with another id belongs to another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    """The model that training starts from when there is no checkpoint, and the files
+    (configuration, tokenizer) that every version carries.
+    """
+
+    model: "PreTrainedModel | PacedModel | ShardedModel"
+    model_files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """The settings that a trainer follows."""
+
+    trainer: TrainerSettings
+    rule: TrainingRule
+    weights: WeightsSettings
+    checkpoints: CheckpointSettings
+    truncate: bool = False
+    """Truncate records that nothing needs any more."""
+    archived: tuple[str, ...] = ()
+    """Topics whose records are truncated only once they are archived."""
+
+
+def build_trainer(
+    bus: Bus,
+    store: ObjectStore,
+    plan: TrainerPlan,
+    begin: InitialModel,
+    provenance: Provenance,
+    metrics: MetricsFile,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Trainer:
+    """Returns a trainer whose next step is the one after the newest checkpoint; all earlier terms
+    are fenced.
+    """
+    choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
+    versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
+    learner = open_learner(begin.model, plan.trainer)
+    state = _load_newest(store, learner)  # 2
+    recall = ArchiveBackedBus(bus, store, provenance.run)
+    ledger = Ledger(recall, provenance.term)
+    recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
+    accepted = _is_change_accepted(provenance, recorded, state)
+    positions = _begin_positions(recall) if state is None else state.intake_positions()
+    intake = GroupIntake(recall, positions, monotonic, plan.rule.names)
+    if state is None:
+        state = _publish_version_0(store, versions, learner, intake, provenance, plan)  # 2
+    _restore_groups(ledger, intake, recorded, state)  # 4
+    _record_configured(ledger, provenance, recorded, state.step, accepted)
+    annotation_watch = AnnotationWatch(plan.rule.names)
+    takes = TakeFeeder(
+        recall, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
+        lambda: versions.highest, _publishing_terms(state, recorded, versions.highest, provenance.term),
+    )  # fmt: skip
+    forgetting = LogTruncation(bus, store, plan.archived) if plan.truncate else None
+    retention = CheckpointRetention(plan.checkpoints.keep, forgetting)
+    return Trainer(
+        takes,
+        StepPublisher(store, versions, ledger, metrics, retention, timer=monotonic),
+        recorded,
+        state.step,
+        provenance.term,
+        plan.weights.dtype,
+        plan.checkpoints.every,
+        provenance.configuration_hash,
+        monotonic,
+    )
+
+
+def _fence_store(
+    bus: Bus,
+    store: ObjectStore,
+    plan: TrainerPlan,
+    begin: InitialModel,
+    provenance: Provenance,
+    monotonic: Callable[[], float],
+) -> VersionWriter:
+    """Returns the writer of versions; no earlier term can publish a version after this."""
+    announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
+    pins = (
+        PinnedVersions(bus, store, monotonic)
+        if plan.rule.keep_version
+        else HeldVersions(bus, monotonic)
+    )
+    versions = VersionWriter(
+        store, announcements, provenance.run, provenance.term, plan.weights, begin.model_files, pins
+    )
+    versions.open()
+    return versions
+
+
+def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
+    """Load the newest complete checkpoint into the learner; None when there is none yet."""
+    restored = newest_checkpoint(store)
+    for skipped, reason in restored.skipped:
+        log.warning("checkpoint %s skipped: %s", skipped, reason)
+    if restored.checkpoint is None:
+        return None
+    learner.load_state(restored.checkpoint.tensors)
+    return TrainerState.decode(restored.checkpoint.state)
+
+
+def _begin_positions(recall: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
+    """Positions of the first records in the log, or in the archive where the log is truncated
+    (every checkpoint is then lost).
+    """
+    is_cut = any(offset for topic in GroupIntake.TOPICS for offset in recall.begin(topic).values())
+    reach = recall.with_archive() if is_cut else recall
+    return {topic: from_begin(reach, topic) for topic in GroupIntake.TOPICS}
+
+
+def _publish_version_0(
+    store: ObjectStore,
+    versions: VersionWriter,
+    learner: Learning,
+    intake: GroupIntake,
+    provenance: Provenance,
+    plan: TrainerPlan,
+) -> TrainerState:
+    """Publish version 0 and write the checkpoint of step 0; after a crash in between, the next
+    start writes both again with the same bytes.
+    """
+    versions.publish(0, learner.snapshot(plan.weights.dtype))
+    state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
+    write_checkpoint(store, 0, provenance.term, learner.state(), state.encode())
+    return state
+
+
+def _restore_groups(
+    ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
+) -> None:
+    """Open the checkpoint's groups again, except those that the ledger ends."""
+    restore_intake(intake, state)
+    _supersede_hopeless(ledger, recorded)
+    _end_closed(intake, recorded, state.step)
+
+
+def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
+    """End the groups that the ledger closed or took after the checkpoint, also those whose
+    admission is not read yet.
+    """
+    for closed in recorded.closed:
+        if closed.step > step:
+            intake.end(closed.group)
+    for takes in recorded.takes.values():
+        for take in takes:
+            for group in take.groups:
+                if take.step > step:
+                    intake.end(group.group)
+
+
+def _publishing_terms(
+    state: TrainerState, recorded: LedgerTail, highest: Version | None, term: int
+) -> tuple[tuple[int, int], ...]:
+    """Which term published which version: the checkpoint's table, the steps done since, the
+    believed version (its `StepDone` may be missing), and this term for every higher number.
+    """
+    assert highest is not None, "version 0 is published before anything is trained"
+    own = Version(highest.number + 1, term)
+    return believed_terms([*recorded.believed.values(), highest, own], state.terms)
+
+
+def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
+    """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
+    between the two records leaves groups without an end; the next start appends the missing ones.
+    """
+    hopeless = recorded.attempts.takes_to_give_up()
+    given_up = plan_superseded(recorded.takes, recorded.done, recorded.voided, hopeless)
+    for one in given_up:
+        log.error(
+            "step %d: take %s is superseded and group %s ends as poisoned: %s",
+            one.step,
+            one.micro_batches,
+            one.poisoned,
+            one.detail,
+        )
+    closings = recorded.voided.closings(closed.group for closed in recorded.closed)
+    ledger.append([*given_up, *closings])
+    recorded.closed += closings
+    for place, takes in recorded.takes.items():
+        recorded.takes[place] = [recorded.voided.effective(take) for take in takes]
+
+
+def _is_change_accepted(provenance: Provenance, recorded: LedgerTail, state: TrainerState | None) -> bool:
+    """Whether the configuration differs from that of the run's last trainer, and the difference is
+    accepted.
+    """
+    if recorded.configured is not None:
+        _check_run(provenance, recorded.configured)
+        before = recorded.configured.configuration_hash
+    elif state is not None:
+        before = state.configuration_hash
+    else:
+        return False
+    return before != provenance.configuration_hash and provenance.accept(before)
+
+
+def _check_run(provenance: Provenance, found: Configured) -> None:
+    """Refuse a ledger of another run: a URL with a wrong prefix would otherwise train that run's
+    takes on this run's checkpoint.
+    """
+    if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
+        raise ConfigurationError(
+            f"the ledger is of the run with id {found.run_id}, the store of the run with id "
+            f"{provenance.run_id}; give the bus and the store of one run"
+        )
+
+
+def _record_configured(
+    ledger: Ledger, provenance: Provenance, recorded: LedgerTail, step: int, accepted: bool
+) -> None:
+    ledger.append(
+        [
+            Configured(
+                configuration_hash=provenance.configuration_hash,
+                code_revision=provenance.code_revision,
+                resumed_from=step,
+                accepted=accepted,
+                run_id=provenance.run_id,
+            )
+        ]
+    )
+    log.info(
+        "trainer term %d resumes after step %d; the ledger has %d steps to repeat",
+        provenance.term,
+        step,
+        max(0, recorded.steps() - step),
+    )

@@ -1,0 +1,238 @@
+"""Collects completions and annotations by open group, and counts those that are late, duplicate or
+misplaced.
+
+Invariant 2 is kept here. The first completion of a trajectory in the order of its partition wins,
+whatever its attempt. The completions of a group share a partition because the group is their key; a
+completion in another partition is counted and ignored.
+
+A completion whose group is not open waits until `admissions` was read to its present end. Dispatch
+admits a group before it assigns its trajectories, so the admission of this completion's group is
+below that end. Therefore `read` reads completions first, then asks for the end of `admissions` and
+reads up to it, and only then checks whether the group is open. This prevents the interleaving in
+which the trainer reads a fast completion before its admission and drops a good sample as late.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
+from rollstream.streams.admissible import is_usable_annotation
+from rollstream.streams.bus import Bus
+from rollstream.streams.dead_letters import DeadLetterWriter
+from rollstream.streams.reader import Received, TopicReader, read_all_at, read_at
+from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
+from rollstream.streams.records import Admitted, Annotation, Position, Record, Trajectory
+from rollstream.streams.topics import is_in_key_partition
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedCompletion:
+    """A completion, with its address and hash (`member`)."""
+
+    member: Member
+    record: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedAnnotation:
+    """An annotation, with its address and hash (`used`)."""
+
+    used: AnnotationUsed
+    record: Annotation
+
+
+@dataclass(slots=True)
+class TrainerGroup:
+    """An admitted group that the trainer has neither taken nor closed."""
+
+    admitted: Admitted
+    at: Address
+    since_s: float
+    names: tuple[str, ...] = (REWARD,)
+    """Annotations that each living trajectory must have."""
+    arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
+    annotations: dict[tuple[str, str], ReceivedAnnotation] = field(default_factory=dict[tuple[str, str], ReceivedAnnotation])
+
+    def is_finished(self) -> bool:
+        """Whether all trajectories have arrived."""
+        return len(self.arrived) == len(self.admitted.trajectories)
+
+    def is_complete(self) -> bool:
+        """Whether all trajectories have arrived, and each live one has all needed annotations (a
+        value, or the reason why there is none).
+        """
+        return self.is_finished() and all(
+            is_annotated(a.record, self.names, self.annotations.keys()) for a in self.arrived.values()
+        )
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the deadline has passed, counted from the later of the admission and this
+        trainer's start (invariant 11).
+        """
+        return now_s - self.since_s >= self.admitted.deadline_s
+
+
+class GroupIntake:
+    """Reads admissions, trajectories and annotations, and holds the open groups."""
+
+    TOPICS = ("trajectories", "annotations", "admissions")
+
+    def __init__(
+        self,
+        bus: Bus,
+        positions: Mapping[str, Mapping[int, Position]],
+        monotonic: Callable[[], float],
+        names: Iterable[str] = (REWARD,),
+    ) -> None:
+        self._bus, self._monotonic, self._names = bus, monotonic, tuple(names)
+        self._readers = {
+            t: TopicReader(
+                bus, t, positions[t], monotonic=monotonic, dead_letters=DeadLetterWriter(bus, t)
+            )
+            for t in self.TOPICS
+        }
+        self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
+        self.open: dict[int, TrainerGroup] = {}
+        self.counts: Counter[str] = Counter()
+        self.annotated_s = 0.0
+        """Monotonic time at which the last annotation of an open group was read."""
+
+    def read(self, wait_s: float = 0.0) -> int:
+        """Read new records in the order that invariant 2 needs; returns the number of completions
+        and annotations.
+        """
+        fresh = self._readers["trajectories"].follow(wait_s)
+        fresh += self._readers["annotations"].follow()
+        admissions = self._readers["admissions"]
+        self._admit_all(admissions.follow())
+        if any(self._is_of_unknown_group(received.record) for received in fresh):
+            self._admit_all(admissions.read_to(self._bus.end("admissions")))
+        for received in fresh:
+            self._add_record(received)
+        return len(fresh)
+
+    def end(self, group: int) -> TrainerGroup | None:
+        """Remove a group that was taken or closed; its later records count as late."""
+        ended = self.open.pop(group, None)
+        if ended is None:
+            self._ended.add(group)
+        return ended
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """Groups that ended before their admission was read."""
+        return frozenset(self._ended)
+
+    def readers(self) -> list[TopicReader]:
+        return list(self._readers.values())
+
+    def positions(self) -> dict[str, dict[int, Position]]:
+        """The next position of each reader."""
+        return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
+
+    def read_to(self) -> tuple[ReadTo, ...]:
+        """How far completions and annotations were read: every record below is in `open` or
+        counted.
+        """
+        return tuple(
+            ReadTo(
+                topic, tuple(at.offset for _, at in sorted(self._readers[topic].positions.items()))
+            )
+            for topic in ("trajectories", "annotations")
+        )
+
+    def restore(
+        self, admitted: Address, arrived: Iterable[Address], noted: Iterable[Address]
+    ) -> None:
+        """Open a group again from the addresses in a checkpoint; its deadline restarts."""
+        record = read_at(self._bus, "admissions", admitted).record
+        assert isinstance(record, Admitted)
+        self._admit(record, admitted, self._monotonic())
+        for received in read_all_at(self._bus, "trajectories", arrived):
+            self._add_record(received)
+        for received in read_all_at(self._bus, "annotations", noted):
+            self._add_record(received)
+
+    def _is_of_unknown_group(self, record: Record) -> bool:
+        return isinstance(record, Trajectory | Annotation) and record.group not in self.open
+
+    def _admit_all(self, admissions: Iterable[Received]) -> None:
+        for received in admissions:
+            if isinstance(received.record, Admitted):
+                self._admit(received.record, received.address, self._monotonic())
+
+    def _admit(self, record: Admitted, at: Address, now_s: float) -> None:
+        if record.group in self._ended:
+            self._ended.discard(record.group)
+            return
+        self.open.setdefault(record.group, TrainerGroup(record, at, now_s, self._names))
+
+    def _add_record(self, received: Received) -> None:
+        record = received.record
+        if not isinstance(record, Trajectory | Annotation):
+            return
+        group = self.open.get(record.group)
+        if group is None or record.trajectory not in group.admitted.trajectories:
+            self.counts["late"] += 1
+        elif not self._is_in_place(received, record.group):
+            self.counts["misplaced"] += 1
+        elif isinstance(record, Annotation):
+            self._add_annotation(group, record, received)
+        elif record.trajectory in group.arrived:
+            self.counts["duplicate"] += 1
+        else:
+            member = Member(record.trajectory, received.address, received.hash)
+            group.arrived[record.trajectory] = ReceivedCompletion(member, record)
+
+    def _is_in_place(self, received: Received, group: int) -> bool:
+        partitions = self._bus.partitions(received.topic)
+        return is_in_key_partition(group, received.address.partition, partitions)
+
+    def _add_annotation(self, group: TrainerGroup, record: Annotation, received: Received) -> None:
+        """Keep the first annotation of a (trajectory, name); names that the configuration does not
+        use are ignored.
+        """
+        if record.name not in self._names:
+            return
+        if not is_usable_annotation(record):
+            self.counts["malformed"] += 1
+            return
+        key = (record.trajectory, record.name)
+        used = AnnotationUsed(*key, received.address, received.hash)
+        group.annotations.setdefault(key, ReceivedAnnotation(used, record))
+        self.annotated_s = self._monotonic()
+
+
+def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]:
+    """The recorded completions of a group that a take names; `ValueError` if an address holds other
+    bytes than the ledger recorded.
+    """
+    arrived: list[ReceivedCompletion] = []
+    named = list(members)
+    there = read_all_at(bus, "trajectories", [member.at for member in named])
+    for member, received in zip(named, there, strict=True):
+        record = received.record
+        if not isinstance(record, Trajectory) or received.hash != member.hash:
+            raise ValueError(
+                f"trajectories {member.at} is not {member.trajectory} as the ledger recorded it"
+            )
+        arrived.append(ReceivedCompletion(member, record))
+    return arrived
+
+
+def fetch_annotations(
+    bus: Bus, used: Iterable[AnnotationUsed]
+) -> dict[tuple[str, str], Annotation]:
+    """The recorded annotations that a take names, by (trajectory, name); `ValueError` if an address
+    holds other bytes than the ledger recorded.
+    """
+    noted: dict[tuple[str, str], Annotation] = {}
+    named = list(used)
+    there = read_all_at(bus, "annotations", [note.at for note in named])
+    for note, received in zip(named, there, strict=True):
+        record = received.record
+        if not isinstance(record, Annotation) or received.hash != note.hash:
+            raise ValueError(f"annotations {note.at} is not the record that the ledger names")
+        noted[(note.trajectory, note.name)] = record
+    return noted

@@ -1,0 +1,153 @@
+"""Poisoned takes, which the learner cannot compute (invariant 12, last sentence): counts the
+attempts and decides when a take is given up. Pure folds and plans over the ledger.
+
+A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
+die in it for ever. A take is given up after `FAILED_MAX` recorded exceptions, or after `SILENT_MAX`
+starts that each directly follow the marker of the same take with no step done in between. Then
+every take of the update that has a member of the failing takes' groups is superseded, and those
+groups end dead. A `kill -9` counts only if it hits the computation of a retried take, and a
+finished step resets the count, so a run whose trainer is killed at random trains all its groups.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from rollstream.streams.records import Configured, GroupClosed, Record, StepDone, Superseded, Take, TakeFailed, TakeRetried
+
+FAILED_MAX, SILENT_MAX = 3, 10
+ERROR_MAX = 500  # characters of an exception in the ledger
+POISONED = "poisoned"
+"""First word of the detail in such a group's `GroupClosed`."""
+
+UpdateKey = tuple[int, int]
+"""Step and update."""
+TakeKey = tuple[int, int, tuple[int, ...]]
+"""Step, update and micro-batches of takes that were tried together."""
+
+
+@dataclass(slots=True)
+class TakeAttempts:
+    """A fold over the ledger: recorded failures and silent deaths of each take, counted from the
+    position from which the ledger was read.
+    """
+
+    failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
+    silent: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
+    errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
+    _computing: TakeKey | None = None
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case TakeRetried(step=step, update=update, micro_batch=one):
+                self._computing = None if one is None else (step, update, (one,))
+            case TakeFailed():
+                tried = (record.step, record.update, record.micro_batches)
+                self.failed[tried] += 1
+                self.errors[tried] = record.error
+                self._computing = None
+            case Configured():
+                self.start()
+            case StepDone():  # the publisher's thread appends it beside the retried takes
+                self.silent.clear()
+            case Take() | GroupClosed() | Superseded():
+                self._computing = None
+            case _:
+                pass
+
+    def start(self) -> None:
+        """Count the start of a trainer: the one before died silently if its last record is the
+        marker of a take.
+        """
+        if self._computing is not None:
+            self.silent[self._computing] += 1
+        self._computing = None
+
+    def takes_to_give_up(self) -> dict[TakeKey, str]:
+        """The takes to give up, and why."""
+        found = {
+            tried: f"the learner failed {count} times on it: {self.errors[tried]}"
+            for tried, count in self.failed.items()
+            if count >= FAILED_MAX
+        }
+        for tried, count in self.silent.items():
+            if count >= SILENT_MAX:
+                found.setdefault(tried, f"the trainer ended {count} times within it")
+        return found
+
+
+@dataclass(slots=True)
+class SupersededTakes:
+    """A fold of the `Superseded` records: takes that are not trained, and the groups that end with
+    them.
+    """
+
+    takes: dict[UpdateKey, set[int]] = field(default_factory=dict[UpdateKey, set[int]])
+    poisoned: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    """Group → its step and the reason."""
+
+    def apply(self, record: Superseded) -> None:
+        self.takes.setdefault((record.step, record.update), set()).update(record.micro_batches)
+        for group in record.poisoned:
+            self.poisoned.setdefault(group, (record.step, record.detail))
+
+    def is_superseded(self, take: Take) -> bool:
+        """Whether the take is superseded."""
+        return take.micro_batch in self.takes.get((take.step, take.update), ())
+
+    def effective(self, take: Take) -> Take:
+        """The take as trainer and replay repeat it: a superseded one trains no sample, but still
+        begins the groups that are not poisoned, whose members later takes train.
+        """
+        if not self.is_superseded(take):
+            return take
+        left = tuple(group for group in take.groups if group.group not in self.poisoned)
+        return replace(take, members=(), groups=left)
+
+    def closings(self, closed: Iterable[int]) -> list[GroupClosed]:
+        """The ledger records that close the poisoned groups that are not in `closed` yet."""
+        known = set(closed)
+        return [
+            GroupClosed(group, "dead", f"{POISONED}: {why}", step)
+            for group, (step, why) in self.poisoned.items()
+            if group not in known
+        ]
+
+
+def plan_superseded(
+    takes: Mapping[UpdateKey, Sequence[Take]],
+    done: Iterable[int],
+    voided: SupersededTakes,
+    hopeless: Mapping[TakeKey, str],
+) -> list[Superseded]:
+    """The records to append for hopeless takes. A finished step is left alone: it was computed once
+    and its version is believed, so the cause of the failures is this machine.
+    """
+    found: list[Superseded] = []
+    finished = set(done)
+    for (step, update, failing), why in sorted(hopeless.items()):
+        living = [take for take in takes.get((step, update), ()) if not voided.is_superseded(take)]
+        group_of = {
+            member.trajectory: group.group
+            for take in takes.get((step, update), ())
+            for group in take.groups
+            for member in group.members
+        }
+        groups_by_take = {
+            take.micro_batch: {group_of[m.trajectory] for m in take.members} for take in living
+        }
+        poisoned = {g for one in failing for g in groups_by_take.get(one, ())}
+        if step in finished or not poisoned:
+            continue
+        voids = tuple(one for one, groups in groups_by_take.items() if groups & poisoned)
+        record = Superseded(step, update, voids, tuple(sorted(poisoned)), why)
+        voided.apply(record)
+        found.append(record)
+    return found
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an exception in the ledger, at most `ERROR_MAX` characters."""
+    return f"{type(error).__name__}: {error}"[:ERROR_MAX]

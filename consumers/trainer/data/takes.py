@@ -1,0 +1,264 @@
+"""Feeds one update with takes: first those that the ledger already holds, then new ones of ready
+groups. Every take is durable before it is trained.
+
+Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead trainer's step on the
+same samples, and a sample can be used only once (invariant 2).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.selection import GroupCandidate, GroupChoice
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.data.groups import ReceivedCompletion, GroupIntake, TrainerGroup, fetch_annotations, fetch_group
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.data.packing import pack_micro_batches
+from rollstream.consumers.trainer.data.patience import AnnotationWatch
+from rollstream.consumers.trainer.data.poisoned_takes import TakeKey, error_text
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.progress import UpdateProgress, worth_taking
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.streams.admissible import BelievedVersions
+from rollstream.streams.bus import Bus
+from rollstream.streams.values import AnnotationUsed, GroupMembers, Member, Version
+from rollstream.streams.records import GroupClosed, Take, TakeFailed, TakeRetried
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A complete (or overdue) group and the samples of it that would be trained now."""
+
+    arrived: tuple[ReceivedCompletion, ...]
+    annotations: tuple[AnnotationUsed, ...]
+    prepared: PreparedGroup
+
+    def is_all_of(self, group: TrainerGroup) -> bool:
+        """Whether no record of the group has arrived since: a take must name every record below the
+        positions that it states.
+        """
+        noted = sum(key[0] in group.arrived for key in group.annotations)
+        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.tokens) for sample in self.prepared.samples)
+
+
+@dataclass(slots=True)
+class TakeFeeder:
+    """Turns groups into takes and submits their samples to the learner, for one term."""
+
+    bus: Bus
+    settings: TrainerSettings
+    rule: TrainingRule
+    choose: GroupChoice
+    intake: GroupIntake
+    ledger: Ledger
+    learner: Learning
+    annotation_watch: AnnotationWatch
+    believed: Callable[[], Version | None]
+    """Returns the highest believed version, which the publisher's thread advances."""
+    terms: tuple[tuple[int, int], ...] = ()
+    """Which term published which version, this term's own included (`Believed.terms`)."""
+    _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
+    """The takes of the present step, in the order of their submission to the learner."""
+    _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
+    _members: dict[str, Member] = field(default_factory=dict[str, Member])
+    _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
+    _prepared_for: tuple[int, Version | None] = (-1, None)
+    """(version trained from, highest believed version) under which `_prepared` was filled. Groups
+    that are ready but not taken yet are looked up there at every poll.
+    """
+
+    def repeat_recorded(self, recorded: LedgerTail, progress: UpdateProgress, figures: StepMetrics) -> None:
+        """Train the takes of this update that the ledger holds.
+
+        Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
+        that dies within a take leaves its marker last, so the next trainer can count the death
+        (`poison.py`). The closing marker, without a micro-batch, keeps a later death from counting.
+        """
+        is_unfinished = progress.step not in recorded.done
+        takes = recorded.takes.pop((progress.step, progress.update), [])
+        for take in takes:
+            self._repeat_groups(take, progress, figures)
+            if is_unfinished and take.members:
+                self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
+            self._repeat(take, progress)
+            if is_unfinished:
+                self.learner.settle()
+        if takes and is_unfinished:
+            self.ledger.append([TakeRetried(progress.step, progress.update, None)])
+
+    def record_failure(self, failed: ComputeFailed) -> None:
+        """Append to the ledger the takes on which the learner failed, before this trainer ends."""
+        tried = [self._submitted[number] for number in failed.micro_batches]
+        for step, update in sorted({one[:2] for one in tried}):
+            numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
+            error = error_text(failed.__cause__ or failed)
+            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
+            self.ledger.append([TakeFailed(step, update, numbers, error)])
+
+    def _repeat_groups(self, take: Take, progress: UpdateProgress, figures: StepMetrics) -> None:
+        """Prepare the groups that a recorded take began, from the annotations and believed versions
+        that the take recorded.
+        """
+        noted = fetch_annotations(self.bus, take.annotations)
+        believed = BelievedVersions(0, self.terms).up_to(take.believed)
+        for group in take.groups:
+            arrived = fetch_group(self.bus, group.members)
+            records = [a.record for a in arrived]
+            prepared = prepare_group(group.group, records, noted, self.rule, progress.version, believed)
+            ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
+            if prepared.ending:  # a change of the configuration since then was accepted
+                log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
+                progress.take_group(group.group, [])
+            else:
+                self._take_group(ready, progress, figures)
+
+    def _repeat(self, take: Take, progress: UpdateProgress) -> None:
+        """Train a recorded take again on the recorded data, as far as the present rule allows."""
+        named = [member.trajectory for member in take.members]
+        present = [trajectory for trajectory in named if trajectory in progress.pending]
+        if len(present) < len(named):
+            lost = len(named) - len(present)
+            log.warning("step %d: %d recorded samples dropped", take.step, lost)
+        if present:
+            self._train(present, progress, take.micro_batch)
+        else:
+            progress.skip_take()
+
+    def take_ready(self, progress: UpdateProgress, figures: StepMetrics, now_s: float) -> int:
+        """Take the ready groups if they are worth it; returns the number of groups taken."""
+        believed = self.believed()  # read once: a take records the version that decided its groups
+        ready = self._ready(progress, believed, figures, now_s)
+        tokens = sum(r.tokens for r in ready.values())
+        full = self.settings.micro_batch_tokens
+        begun: Sequence[int] = ()
+        if worth_taking(progress.groups_left, len(ready), tokens, full):
+            candidates = [_candidate(r) for r in ready.values()]
+            begun = self.choose(candidates, progress.groups_left)
+        for group in begun:
+            self.intake.end(group)
+            del self._prepared[group]
+            self._take_group(ready[group], progress, figures)
+        self._write(progress, [ready[group] for group in begun], believed)
+        return len(begun)
+
+    def _ready(
+        self, progress: UpdateProgress, believed: Version | None, figures: StepMetrics, now_s: float
+    ) -> dict[int, ReadyGroup]:
+        """The groups that may be taken, by number; groups that end untrained are closed in the
+        ledger.
+        """
+        ready: dict[int, ReadyGroup] = {}
+        closed: list[GroupClosed] = []
+        waiting = 0
+        for number, group in list(self.intake.open.items()):
+            if not group.is_complete() and not group.is_overdue(now_s):
+                waiting += group.is_finished()
+                continue
+            found = self._prepare_once(number, group, (progress.version, believed))
+            if not found.prepared.ending:
+                ready[number] = found
+                continue
+            closed.append(_closed(number, group, found.prepared, progress.step))
+            records = [a.record for a in found.arrived]
+            figures.add_closed(closed[-1].reason, found.prepared.counts, records)
+            self.intake.end(number)
+        self.ledger.append(closed)
+        self.annotation_watch.check(waiting, self.intake.annotated_s, now_s)
+        return ready
+
+    def _prepare_once(
+        self, number: int, group: TrainerGroup, under: tuple[int, Version | None]
+    ) -> ReadyGroup:
+        """The prepared group, cached while neither the version nor the highest believed version
+        changes: lag and masks depend on both.
+        """
+        if under != self._prepared_for:
+            self._prepared, self._prepared_for = {}, under
+        found = self._prepared.get(number)
+        if found is None or not found.is_all_of(group):
+            found = self._prepared[number] = self._prepare_open(group, *under)
+        return found
+
+    def _prepare_open(self, group: TrainerGroup, version: int, highest: Version | None) -> ReadyGroup:
+        arrived = tuple(group.arrived.values())
+        noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
+        records = [a.record for a in arrived]
+        notes = {key: note.record for key, note in noted.items()}
+        believed = BelievedVersions(0, self.terms).up_to(highest)
+        prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
+        return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
+
+    def _take_group(self, ready: ReadyGroup, progress: UpdateProgress, figures: StepMetrics) -> None:
+        samples = ready.prepared.samples
+        progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
+        self._samples.update({s.trajectory: s for s in samples})
+        members = {a.member.trajectory: a.member for a in ready.arrived}
+        self._members.update({s.trajectory: members[s.trajectory] for s in samples})
+        figures.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
+        figures.add_consumed(samples, progress.version)
+
+    def _write(self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None) -> None:
+        """Append takes for all pending samples to the ledger together, then train them."""
+        pending = [self._samples[trajectory] for trajectory in progress.pending]
+        batches = pack_micro_batches(pending, self.settings.micro_batch_tokens)
+        takes: list[Take] = []
+        read = self.intake.read_to()
+        named = {r.prepared.group: r for r in begun}
+        for index, batch in enumerate(batches):
+            members = tuple(self._members[sample.trajectory] for sample in batch)
+            firsts = [named.pop(sample.group) for sample in batch if sample.group in named]
+            takes.append(
+                Take(
+                    step=progress.step,
+                    update=progress.update,
+                    micro_batch=progress.micro_batches + index,
+                    members=members,
+                    groups=tuple(_group_members(r) for r in firsts),
+                    annotations=tuple(used for r in firsts for used in r.annotations),
+                    read=read if firsts else (),
+                    believed=believed if firsts else None,
+                )
+            )
+        self.ledger.append(takes)
+        for take in takes:
+            named = [member.trajectory for member in take.members]
+            self._train(named, progress, take.micro_batch)
+
+    def _train(self, trajectories: list[str], progress: UpdateProgress, micro_batch: int) -> None:
+        progress.use(trajectories)
+        if self._submitted and self._submitted[0][0] != progress.step:
+            self._submitted.clear()
+        self._submitted.append((progress.step, progress.update, (micro_batch,)))
+        self.learner.submit([self._samples.pop(t) for t in trajectories])
+        for trajectory in trajectories:
+            self._members.pop(trajectory)
+
+
+def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int) -> GroupClosed:
+    """The ledger record of a group that ends untrained."""
+    assert prepared.ending, f"group {number} is to be trained"
+    if group.is_complete():
+        return GroupClosed(number, prepared.ending, prepared.detail, step)
+    admitted = group.admitted
+    finished = f"{len(group.arrived)} of {len(admitted.trajectories)} finished"
+    detail = f"deadline of {admitted.deadline_s:g} s passed, {finished}; {prepared.detail}"
+    log.warning("group %d expired: %s", number, detail)
+    return GroupClosed(number, "expired", detail, step)
+
+
+def _candidate(ready: ReadyGroup) -> GroupCandidate:
+    versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
+    return GroupCandidate(ready.prepared.group, min(versions))
+
+
+def _group_members(ready: ReadyGroup) -> GroupMembers:
+    return GroupMembers(ready.prepared.group, tuple(a.member for a in ready.arrived))

@@ -1,0 +1,95 @@
+"""The interface between the trainer's loop and a learner, and the factory of learners.
+
+Learners: one process that trains a model (`learner.py`), several processes that share one model
+(`sharded/`), and a learner that only models time (`paced_learner.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.storage.weights.distributed import Tensors
+
+if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
+    from rollstream.consumers.trainer.sharded.learner import ShardedModel
+
+__all__ = ["ComputeFailed", "Learning", "open_learner"]
+
+
+class Learning(Protocol):
+    """Trains micro-batches and updates the weights; to be called from one thread."""
+
+    micro_batches: int
+    """Micro-batches of the step being trained, or just trained."""
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the weights, skipped ones included."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent in forward and backward passes since the start."""
+        ...
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """Submit one micro-batch of the update. A failure raises `ComputeFailed`, which names the
+        micro-batches, here, in `settle` or in `finish_update`.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until the submitted micro-batches are computed, except those that a sharded learner
+        still holds until a round is full.
+        """
+        ...
+
+    def finish_update(self) -> dict[str, float]:
+        """Wait for the update's micro-batches and change the weights; returns metrics."""
+        ...
+
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
+        """A copy of the weights to publish, in memory of `pool` if given, else in its own."""
+        ...
+
+    def state(self, pool: BufferPool | None = None) -> Tensors:
+        """A copy of everything that the next update depends on, for a checkpoint."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
+        ...
+
+    def state_hash(self) -> str:
+        """xxh3-128 over the state."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and processes; the learner cannot be used afterwards."""
+        ...
+
+
+def open_learner(
+    model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
+) -> Learning:
+    """The learner for this kind of model; a `PreTrainedModel` belongs to the learner afterwards."""
+    if isinstance(model, PacedModel):
+        return PacedLearner(model, settings)
+    if isinstance(model, PreTrainedModel):
+        return TorchLearner(model, settings)
+    from rollstream.consumers.trainer.sharded.learner import ShardedLearner
+
+    return ShardedLearner(model, settings)

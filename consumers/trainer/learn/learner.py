@@ -1,0 +1,227 @@
+"""The learner of one process: fp32 masters, gradients and updates, without log or store.
+
+Micro-batches are trained as they arrive, on `workers` threads. Their gradients are added in the
+order of submission, so for given micro-batches the masters are bit-identical for any number of
+workers.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.allocator import keep_freed_memory
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.learn.device import device_of
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.learn.masters import Masters
+from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
+from rollstream.consumers.trainer.learn.optimiser import Optimiser
+from rollstream.consumers.trainer.learn.policy_forward import policy_scorer
+from rollstream.consumers.trainer.learn.recompute import recompute_layers
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.learn.sums import LossStatistics
+from rollstream.consumers.trainer.learn.workers import OrderedWorkers
+from rollstream.storage.weights.tensors import state_hash
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatchJob:
+    samples: Sequence[Sample]
+    version: int
+    number: int
+    """Number of the micro-batch within its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchResult:
+    gradients: Sequence[Tensor]
+    sums: LossStatistics
+
+
+class TorchLearner:
+    """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
+    masters rounded to `trainer.compute`. To be called from one thread.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
+        keep_freed_memory()
+        self._settings = settings
+        self._model = model.eval()
+        self._device = device_of(settings.device)
+        if settings.gradient_checkpointing:
+            recompute_layers(model)
+        compute: torch.dtype = getattr(torch, settings.compute)
+        is_plain = compute == torch.float32 and not settings.gradient_checkpointing
+        self._policy = policy_scorer(model, general=not is_plain)
+        self._masters = Masters(model, compute, self._device)
+        self._optimiser = Optimiser(self._masters.flat, settings)
+        self._gradient = torch.zeros_like(self._masters.flat)
+        self._sums = LossStatistics()
+        self._busy_before_s = 0.0
+        self._begins_step = True
+        self.micro_batches = 0
+        """Micro-batches of the step being trained, or just trained."""
+        self._workers = OrderedWorkers(settings.workers, settings.threads, self._train, self._add)
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the masters, skipped ones included."""
+        return self._optimiser.updates
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from."""
+        return self.updates // self._settings.updates_per_step
+
+    @property
+    def flat(self) -> Tensor:
+        """The masters themselves (not a copy), flat; `finish_update` changes them."""
+        return self._masters.flat
+
+    @property
+    def busy_s(self) -> float:
+        """CPU seconds of forward and backward passes since the start."""
+        return self._workers.busy_s
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """Submit one micro-batch of the update; waits only while every worker is busy and as many
+        micro-batches are queued.
+
+        A failure in a worker is raised here, in `settle` or in `finish_update`, as `ComputeFailed`;
+        the learner cannot be used afterwards.
+        """
+        if self._begins_step:
+            self.micro_batches, self._begins_step = 0, False
+        self.micro_batches += 1
+        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1))
+
+    def settle(self) -> None:
+        """Wait until everything submitted is computed."""
+        self._workers.wait()
+
+    def finish_update(self) -> dict[str, float]:
+        """Wait for the update's micro-batches; normalise, clip and apply their gradient. Returns
+        the update's metrics.
+        """
+        self._workers.wait()
+        done = self._optimiser.update(self._gradient, self._sums.weight)
+        self._masters.round()
+        busy_s = self.busy_s - self._busy_before_s
+        metrics = {
+            **self._sums.metrics(),
+            "gradient_norm": done.gradient_norm,
+            "learning_rate": done.learning_rate,
+            "updates_skipped": float(done.skipped),
+            "busy_s": busy_s,
+        }
+        self._gradient.zero_()
+        self._sums = LossStatistics()
+        self._busy_before_s = self.busy_s
+        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        return metrics
+
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
+        tied ones share memory. The memory is from `pool` if given, else its own.
+        """
+        state = self._masters.model_state(self._model)
+        return (pool or BufferPool(1)).copy(state, getattr(torch, dtype))
+
+    def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
+        moments by prefixed name, and two counters. The memory is from `pool` if given, else its
+        own.
+        """
+        return (pool or BufferPool(1)).copy(self._state(), None)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
+        for prefix, flat in self._buffers().items():
+            self._masters.fill(flat, tensors, prefix)
+        self._masters.round()
+        counters = tensors["optimiser.counters"]
+        self._optimiser.load(int(counters[0]), int(counters[1]))
+
+    def state_hash(self) -> str:
+        """xxh3-128 of masters and optimiser state."""
+        return state_hash(self._state())
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.close()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Name prefix in a checkpoint → flat buffer."""
+        adam = self._optimiser
+        return {
+            "masters.": self._masters.flat,
+            "optimiser.mean.": adam.mean,
+            "optimiser.square.": adam.square,
+        }
+
+    def _state(self) -> dict[str, Tensor]:
+        counters = torch.tensor([self.updates, self._optimiser.applied])
+        named = {
+            prefix + name: view
+            for prefix, flat in self._buffers().items()
+            for name, view in self._masters.named(flat).items()
+        }
+        return {**named, "optimiser.counters": counters}
+
+    def _train(self, job: _MicroBatchJob) -> _BatchResult:
+        """Compute a micro-batch in a worker thread, without changing shared state."""
+        try:
+            return self._compute_or_halve(job.samples, job.version)
+        except Exception as error:
+            raise ComputeFailed((job.number,), error) from error
+
+    def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _BatchResult:
+        """Gradients of the micro-batch's summed loss. Where memory is short, the gradients of its
+        two halves are added instead, which rounds differently.
+        """
+        try:
+            return self._compute(samples, version)
+        except (RuntimeError, MemoryError) as error:
+            if len(samples) < 2 or not is_out_of_memory(error):
+                raise
+            log.warning("%d samples do not fit into memory together, halved", len(samples))
+        # Outside the except block: the exception's frames hold the tensors of the failed pass.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(samples) // 2
+        first, second = (
+            self._compute_or_halve(part, version) for part in (samples[:half], samples[half:])
+        )
+        if first.gradients and second.gradients:
+            for mine, other in zip(first.gradients, second.gradients, strict=True):
+                mine.add_(other)
+        sums = first.sums + second.sums + LossStatistics(halved=1.0)
+        return _BatchResult(first.gradients or second.gradients, sums)
+
+    def _compute(self, samples: Sequence[Sample], version: int) -> _BatchResult:
+        judged = to_device(loss_inputs(samples, version), self._device)
+        if not judged.sequences:
+            return _BatchResult((), LossStatistics(masked=float(judged.masked)))
+        scores = self._policy(to_device(token_rows(samples), self._device))
+        loss, sums = surrogate_loss(scores, judged, self._settings)
+        # Only the first update of a step trains from weights that have a version number.
+        if self.updates % self._settings.updates_per_step == 0:
+            sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
+        gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
+        return _BatchResult(gradients, sums)
+
+    def _add(self, trained: _BatchResult) -> None:
+        self._sums += trained.sums
+        if trained.gradients:
+            self._masters.add(self._gradient, trained.gradients)

@@ -1,0 +1,132 @@
+"""Differences between the engine's and the trainer's log-probabilities of the same tokens under the
+same version, by task.
+
+Only tokens that both sides compute in the same way are compared, so that a difference is rounding
+or a bug. These are the trained tokens of the version that is trained from (lag 0), in the first
+update of a step (later updates train from weights without a version number), and only those of a
+trajectory's first span (later spans may have been sampled over a KV cache of older weights). A task
+without such a token reports 0 compared tokens, and separately the metrics of its smallest lag,
+which include what was learnt in between.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollstream.consumers.trainer.data.sample_part import Sample
+
+TOKEN_MAX = 0.1
+"""Largest difference in nats that is not counted as `above`: about a tenth in probability."""
+EXPONENT_MAX = 20.0
+"""As in the loss: one broken log-probability must not make a metric infinite."""
+
+TASKS_MAX = 64
+"""Most tasks with metrics of their own: rollouts choose the labels freely."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGap:
+    """Differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's log-probability
+    minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts |Δ| above
+    `TOKEN_MAX`, `largest` is max |Δ|.
+    """
+
+    lag: int
+    tokens: int
+    absolute: float
+    kl: float
+    above: int
+    largest: float
+
+    def __add__(self, other: "LogprobGap") -> "LogprobGap":
+        """Combine two gaps of equal lag; of different lags only the smaller one is kept."""
+        if self.lag != other.lag:
+            return self if self.lag < other.lag else other
+        return LogprobGap(
+            self.lag,
+            self.tokens + other.tokens,
+            self.absolute + other.absolute,
+            self.kl + other.kl,
+            self.above + other.above,
+            max(self.largest, other.largest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGaps:
+    """A `LogprobGap` for each task, in the order of their first tokens."""
+
+    by_task: tuple[tuple[str, LogprobGap], ...] = ()
+
+    def __add__(self, other: "LogprobGaps") -> "LogprobGaps":
+        return _merged((*self.by_task, *other.by_task))
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at lag 0; empty
+        if no token was compared.
+        """
+        if not self.by_task:
+            return {}
+        exact = [gap for _, gap in self.by_task if gap.lag == 0]
+        found = _figures(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
+        for task, gap in self.by_task[:TASKS_MAX]:
+            if gap.lag == 0:
+                found |= _figures(gap, f"/{task}")
+            else:
+                found[f"mismatch_tokens/{task}"] = 0.0
+                found[f"mismatch_near_lag/{task}"] = float(gap.lag)
+                found[f"mismatch_near_mean/{task}"] = gap.absolute / gap.tokens
+        return found
+
+
+def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
+    """The gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's for its
+    trained tokens, in the order of the samples.
+    """
+    theirs = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
+    delta = logprobs.detach().cpu().numpy().astype(np.float64) - theirs
+    found: list[tuple[str, LogprobGap]] = []
+    begin = 0
+    for sample in samples:
+        first = sample.spans[0]
+        lag = version - first.version.number
+        mine = int(np.count_nonzero(sample.mask[: first.end]))
+        if mine and lag >= 0:
+            found.append((sample.task, _gap(lag, delta[begin : begin + mine])))
+        begin += int(np.count_nonzero(sample.mask))
+    return _merged(found)
+
+
+def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
+    size = np.abs(delta)
+    bounded = delta.clip(-EXPONENT_MAX, EXPONENT_MAX)
+    return LogprobGap(
+        lag,
+        len(delta),
+        float(size.sum()),
+        float((np.expm1(bounded) - bounded).sum()),
+        int(np.count_nonzero(size > TOKEN_MAX)),
+        float(size.max()),
+    )
+
+
+def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
+    found: dict[str, LogprobGap] = {}
+    for task, gap in parts:
+        found[task] = found[task] + gap if task in found else gap
+    return LogprobGaps(tuple(found.items()))
+
+
+def _figures(gap: LogprobGap, of: str) -> dict[str, float]:
+    return {
+        f"mismatch_tokens{of}": float(gap.tokens),
+        f"mismatch_mean{of}": gap.absolute / gap.tokens,
+        f"mismatch_max{of}": gap.largest,
+        f"mismatch_kl{of}": gap.kl / gap.tokens,
+        f"mismatch_above{of}": gap.above / gap.tokens,
+    }

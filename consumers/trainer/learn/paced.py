@@ -1,0 +1,161 @@
+"""A learner that only models time: it has weights of the configured size, spends a configured time
+per token and per step, and each update changes a share of every tensor by one unit in the last
+place.
+
+The changes are a function of (seed, update) alone, so a step repeated after a crash produces the
+same bits, and deltas are as small as those of real training in bf16 (PULSE, arXiv 2602.03839).
+Nothing is learnt, so no loss is reported.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.storage.weights.tensors import state_hash
+from rollstream.errors import ConfigurationError
+
+COLUMNS = 4096
+ROWS_MAX = 4096  # 32 MiB in bf16 a tensor
+PREFIX, COUNTER = "weights.", "updates"
+
+
+@dataclass(frozen=True, slots=True)
+class PacedModel:
+    """Weights without a model; `step_s` and `token_s` are seconds of wall time."""
+
+    seed: int
+    weights_bytes: int
+    changed_share: float
+    step_s: float
+    token_s: float
+
+
+class PacedLearner:
+    """Implements `learning.Learning` with time and made-up weights."""
+
+    def __init__(
+        self,
+        model: PacedModel,
+        settings: TrainerSettings,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._model, self._settings = model, settings
+        self._clock, self._sleep = clock, sleep
+        self._weights = make_weights(model)
+        self._until_s = 0.0
+        """Time at which the modelled arithmetic of everything submitted ends."""
+        self._tokens = self._masked = self._sequences = 0
+        self._begins_step = True
+        self.updates = 0
+        self.busy_s = 0.0
+        self.micro_batches = 0
+
+    @property
+    def version(self) -> int:
+        return self.updates // self._settings.updates_per_step
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        if self._begins_step:
+            self.micro_batches, self._begins_step = 0, False
+        self.micro_batches += 1
+        self._sequences += len(samples)
+        self._tokens += sum(int(np.count_nonzero(sample.mask)) for sample in samples)
+        self._masked += sum(int(np.count_nonzero(~sample.mask)) for sample in samples)
+        self._spend(self._model.token_s * sum(len(sample.tokens) for sample in samples))
+
+    def settle(self) -> None:
+        """Nothing to wait for: nothing is computed."""
+
+    def finish_update(self) -> dict[str, float]:
+        self._spend(self._model.step_s / self._settings.updates_per_step)
+        self.updates += 1
+        change_weights(self._weights, self._model, self.updates)
+        if (rest := self._until_s - self._clock()) > 0:
+            self._sleep(rest)
+        metrics = {
+            "tokens": float(self._tokens),
+            "sequences": float(self._sequences),
+            "masked_tokens": float(self._masked),
+        }
+        self._tokens = self._masked = self._sequences = 0
+        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        return metrics
+
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        return (pool or BufferPool(1)).copy(self._weights, getattr(torch, dtype))
+
+    def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        return (pool or BufferPool(1)).copy(self._state(), None)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        mine = self._state()
+        for name, tensor in mine.items():
+            found = tensors.get(name)
+            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+                raise ConfigurationError(
+                    f"checkpoint: {name!r} is missing or of another shape: these tensors belong to "
+                    "another configuration (trainer.learner, paced.weights_bytes)"
+                )
+        for name, tensor in self._weights.items():
+            tensor.copy_(tensors[PREFIX + name])
+        self.updates = int(tensors[COUNTER])
+
+    def state_hash(self) -> str:
+        return state_hash(self._state())
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _spend(self, seconds: float) -> None:
+        """Add modelled arithmetic behind that submitted before; real work of this process overlaps
+        with it.
+        """
+        self._until_s = max(self._until_s, self._clock()) + seconds
+        self.busy_s += seconds
+
+    def _state(self) -> dict[str, Tensor]:
+        named = {PREFIX + name: tensor for name, tensor in self._weights.items()}
+        return {**named, COUNTER: torch.tensor(self.updates)}
+
+
+def make_weights(model: PacedModel) -> dict[str, Tensor]:
+    """bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly initialised
+    model.
+    """
+    left, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
+    while left:
+        rows = min(ROWS_MAX, left // COLUMNS)
+        shape = (rows, COLUMNS) if rows else (left,)
+        drawn = torch.Generator().manual_seed(_seed(model.seed, 0, len(weights)))
+        tensor = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=drawn)
+        weights[f"layers.{len(weights):03d}.weight"] = tensor
+        left -= tensor.numel()
+    return weights
+
+
+def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
+    """Flip the last bit of one randomly drawn element in every `1 / changed_share` elements of each
+    tensor.
+    """
+    stride = max(1, round(1 / model.changed_share))
+    for place, tensor in enumerate(weights.values()):
+        flat = tensor.view(-1).view(torch.int16).numpy()
+        drawn = np.random.default_rng(_seed(model.seed, update, place))
+        begins = np.arange(0, len(flat), stride)
+        at = begins + drawn.integers(0, stride, len(begins))
+        flat[at[at < len(flat)]] ^= 1
+
+
+def _seed(seed: int, update: int, place: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{seed}/{update}/{place}".encode()) >> 1

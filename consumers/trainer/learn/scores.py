@@ -1,0 +1,112 @@
+"""The head of a causal decoder computed in float32, whatever type its body computes in.
+
+The product of head and hidden states and the softmax after it decide a token's log-probability.
+Computed in bfloat16 (eight bits), they cause most of the difference between trainer and engine; the
+code of PipelineRL (Piché et al., arXiv 2509.19128) therefore uses float32 on both sides. An
+architecture may add operations around that product (soft caps, scales). To keep them, the model
+class's own forward runs with its body replaced by given hidden states.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from rollstream.errors import ConfigurationError
+
+
+class Float32Head:
+    """Computes float32 logits from the body's hidden states. One object serves one forward pass in
+    one thread: it casts the head's parameters once for all slices, so that their gradients are
+    summed in float32 too.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        name, head = _head_of(model)
+        bias: Tensor | None = getattr(head, "bias", None)  # torch types it as never None
+        self.size = head.weight.shape[0]
+        self._body = _GivenHidden(body_of(model))
+        # An instance without its constructor (which would build a model), hooks and wrappers.
+        self._shell: Any = object.__new__(type(model))
+        modules = {
+            **model._modules,
+            model.base_model_prefix: self._body,
+            name: _HeadProduct(head.weight.float(), None if bias is None else bias.float()),
+        }
+        self._shell.__dict__.update(model.__dict__, _modules=modules)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[G, V] logits of `hidden` [G, d]."""
+        self._body.hidden = hidden.float()[None]
+        output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
+        return output[0][0]
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """The module that turns tokens into hidden states."""
+    body = getattr(model, model.base_model_prefix, None)
+    if not isinstance(body, nn.Module):
+        raise _unsupported(model, f"it has no body {model.base_model_prefix!r} under its head")
+    return body
+
+
+def _head_of(model: PreTrainedModel) -> tuple[str, nn.Linear]:
+    head = model.get_output_embeddings()
+    for name, module in model.named_children():
+        if module is head and isinstance(module, nn.Linear):
+            return name, module
+    raise _unsupported(model, "its head is no linear layer of its own")
+
+
+def _unsupported(model: PreTrainedModel, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"model: {type(model).__name__} cannot be trained: {why}; the trainer takes decoders that "
+        "end in one (Llama, Qwen, Mistral, Gemma, GPT-NeoX and most others of transformers)"
+    )
+
+
+class _HeadProduct:
+    """Replaces the head: the float32 product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+class _GivenHidden:
+    """Replaces the body and each of its submodules: a call returns `hidden`. Other attributes are
+    the body's own.
+    """
+
+    hidden: Tensor
+
+    def __init__(self, body: nn.Module) -> None:
+        self._own = body
+
+    def __call__(self, *_: object, **__: object) -> "_BodyOutput":
+        return _BodyOutput(self.hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name)
+        return self if isinstance(found, nn.Module) else found
+
+
+class _BodyOutput:
+    """A body's output with hidden states only; everything else (caches, attentions, routing) is
+    None.
+    """
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, _: str) -> None:
+        return None
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]

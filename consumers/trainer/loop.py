@@ -1,0 +1,183 @@
+"""The trainer's loop: trains one step after the other and hands each to the publisher as a version.
+
+Phases of a step (DESIGN.md, Trainer): feed each update with takes, update the weights, compare the
+state hash with the ledger's if the step is a repeated one, take a snapshot, hand it over. A
+restarted trainer runs through the same phases (`resume.py`).
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollstream.consumers.trainer.checkpoint import trainer_state
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.ledger import LedgerTail
+from rollstream.consumers.trainer.data.progress import UpdateProgress, groups_of_update
+from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
+from rollstream.consumers.trainer.data.takes import TakeFeeder
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader
+from rollstream.streams.records import StepDone
+from rollstream.streams.values import Version
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.02
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One term of the trainer after `step` finished steps.
+
+    `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
+    """
+
+    takes: TakeFeeder
+    publisher: StepPublisher
+    recorded: LedgerTail
+    step: int
+    term: int
+    dtype: str
+    checkpoint_every: int
+    configuration_hash: str
+    monotonic: Callable[[], float] = time.monotonic
+
+    def run(self, stop: threading.Event) -> bool:
+        """Train until the last step or until `stop` is set; True when the run is complete. Every
+        finished step is published when this returns.
+        """
+        steps = self.takes.settings.steps
+        try:
+            while self.step < steps and self._step(self.step + 1, stop):
+                self.step += 1
+        except ComputeFailed as failed:
+            # A step with a `StepDone` was computed before, so its takes can be computed.
+            if self.step + 1 not in self.recorded.done:
+                self.takes.record_failure(failed)
+            raise
+        self.publisher.close()
+        return self.step >= steps
+
+    def _step(self, step: int, stop: threading.Event) -> bool:
+        """Train one step; False when `stop` came before its end (the next start then repeats its
+        takes).
+        """
+        started, figures = self.monotonic(), StepMetrics()
+        figures.add_recorded(self.recorded.closed, step)
+        metrics: dict[str, float] = {}
+        settings, learner = self.takes.settings, self.takes.learner
+        waited, busy_s = 0.0, learner.busy_s
+        for update in range(settings.updates_per_step):
+            needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
+            progress = UpdateProgress(step, update, needed)
+            waited += self._feed(progress, figures, stop)
+            if not progress.is_complete():
+                return False
+            skipped = metrics.get("updates_skipped", 0.0)
+            metrics |= learner.finish_update()  # only the first update reports the mismatch
+            metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
+        seconds = self.monotonic() - started
+        times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
+        everything = {**metrics, **figures.metrics(), **times}
+        # A skipped update has no finite gradient norm, and the JSON header of a record cannot hold
+        # NaN.
+        finite = {name: value for name, value in everything.items() if math.isfinite(value)}
+        self._hand_over(step, figures, finite)
+        return True
+
+    def _feed(self, progress: UpdateProgress, figures: StepMetrics, stop: threading.Event) -> float:
+        """Train recorded takes, then live ones, until the update is complete; returns the seconds
+        spent waiting for data.
+        """
+        waited = 0.0
+        self.takes.repeat_recorded(self.recorded, progress, figures)
+        self.takes.intake.read()
+        while not progress.is_complete() and not stop.is_set():
+            # A failed publisher stops versions and with them admission: without this check the
+            # loop would wait for data for ever.
+            self.publisher.check()
+            if not self.takes.take_ready(progress, figures, self.monotonic()):
+                began = self.monotonic()
+                self.takes.intake.read(WAIT_S)
+                waited += self.monotonic() - began
+        return waited
+
+    def _hand_over(self, step: int, figures: StepMetrics, metrics: dict[str, float]) -> None:
+        learner = self.takes.learner
+        state_hash = learner.state_hash()
+        known = self.recorded.done.get(step)
+        if known is not None and known.state_hash != state_hash:
+            log.warning(
+                "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
+                step,
+                state_hash,
+                known.state_hash,
+            )
+        done = StepDone(
+            step=step,
+            version=Version(step, self.term),
+            state_hash=state_hash,
+            takes=learner.micro_batches,
+            metrics=metrics,
+            counts=dict(figures.counts),
+            time_s=0.0,
+        )
+        self.publisher.await_room()
+        is_known = known is not None and known.state_hash == state_hash
+        checkpoint = None
+        if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
+            checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
+        snapshot = StepSnapshot(
+            done,
+            learner.snapshot(self.dtype, self.publisher.weight_buffers),
+            checkpoint,
+            is_known,
+            dict(figures.lags),
+            dict(figures.outcomes),
+        )
+        self.publisher.submit(snapshot)
+
+    def figures(self) -> MetricValues:
+        """Metrics of this term. A step and what it trained count once its `StepDone` is in the
+        ledger; repeated steps do not count.
+        """
+        intake, now = self.takes.intake, self.monotonic()
+        groups = list(intake.open.values())
+        return {
+            "trainer_step": self.step,
+            "trainer_steps_wanted": self.takes.settings.steps,
+            "trainer_groups_open": len(groups),
+            "trainer_groups_complete": sum(group.is_finished() for group in groups),
+            "trainer_oldest_group_age_seconds": max((now - g.since_s for g in groups), default=0.0),
+            "trainer_completions_total": {
+                kind: intake.counts[kind]
+                for kind in ("late", "duplicate", "malformed", "misplaced")
+            },
+            "trainer_version_published": self.publisher.version,
+            "trainer_publish_waiting": self.publisher.waiting(),
+            **self.publisher.totals.figures(),
+        }
+
+    def readers(self) -> list[TopicReader]:
+        return self.takes.intake.readers()
+
+    def _state(self, step: int) -> dict[str, object]:
+        takes = self.takes
+        # Takes of later steps are before the ledger's end: a trainer that starts from this
+        # checkpoint must read them again.
+        ahead = self.recorded.goes_beyond(step)
+        position = self.recorded.since if ahead else takes.ledger.position()
+        state = trainer_state(
+            step,
+            takes.learner.updates,
+            position,
+            takes.intake,
+            self.configuration_hash,
+            ahead,
+            takes.terms,
+        )
+        return state.encode()

@@ -1,0 +1,120 @@
+"""Metrics of one step: rewards, lengths and lag of trained samples, and counts of the others."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollstream.consumers.trainer.data.lag import lag_counts, lags_of
+from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
+from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.streams.admissible import LABEL_MAX
+from rollstream.streams.records import GroupClosed, Trajectory
+
+OTHER_TASKS = "(others)"
+NUMBER_MAX = 1 << 53  # of a version in a metric: larger integers are not exact in a float
+
+
+@dataclass(slots=True)
+class StepMetrics:
+    """Collected over one step; `metrics` and `counts` go into its `StepDone`.
+
+    `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
+    Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
+    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because all
+    their rewards are equal.
+    """
+
+    rewards: list[float] = field(default_factory=list[float])
+    rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    lengths: list[int] = field(default_factory=list[int])
+    lag_finish: list[int] = field(default_factory=list[int])
+    lag_consumed: list[int] = field(default_factory=list[int])
+    tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """Number of groups by how they ended."""
+    lags: Counter[int] = field(default_factory=Counter[int])
+    """Trained tokens by their lag at consumption."""
+    _tasks: set[str] = field(default_factory=set[str])
+
+    def add_trained(
+        self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
+    ) -> None:
+        """Add a group that is trained. Its lag at finish is that of its oldest span against the
+        trainer's version that the rollout knew.
+        """
+        self.counts.update(counts)
+        self._count("groups", records)
+        rewards = [sample.reward for sample in samples]
+        if np.ptp(rewards) == 0:
+            self._count("equal_rewards", records)
+        self.rewards_by_task.setdefault(self._label(samples[0].task), []).extend(rewards)
+        self.outcomes["trained"] += 1
+        self.counts["trained"] += len(samples)
+        for sample in samples:
+            self.rewards.append(sample.reward)
+            self.lengths.append(len(sample.logprobs))
+            self.tokens += int(np.count_nonzero(sample.mask))
+        trained = {sample.trajectory for sample in samples}
+        for record in records:
+            if record.trajectory in trained:
+                oldest = min(span.version.number for span in record.spans)
+                known = min(max(record.trainer_version.number, 0), NUMBER_MAX)
+                self.lag_finish.append(known - oldest)
+
+    def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
+        """Add samples handed to the learner: lag at consumption of each trained token."""
+        for sample in samples:
+            self.lags.update(lag_counts(sample, version))
+            lags = lags_of(sample, version)[sample.mask]
+            self.lag_consumed += [int(lags.min()), int(lags.max())]
+
+    def add_closed(
+        self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
+    ) -> None:
+        """Add a group that ended untrained; `records` are its completions that had arrived."""
+        self.counts.update(counts)
+        self._count(ending, records)
+        if ending == "filtered":
+            self._count("equal_rewards", records)
+        self.outcomes[ending] += 1
+
+    def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
+        """Add the groups that an earlier trainer closed in this step before it died."""
+        for group in closed:
+            if group.step == step:
+                self.add_closed(group.reason, {})
+
+    def metrics(self) -> dict[str, float]:
+        """The step's metrics by name; empty if it trained no sample."""
+        if not self.rewards:
+            return {}
+        by_task = {
+            f"reward_mean/{task}": float(np.mean(rewards))
+            for task, rewards in sorted(self.rewards_by_task.items())
+        }
+        return by_task | {
+            "reward_mean": float(np.mean(self.rewards)),
+            "accuracy": float(np.mean(np.array(self.rewards) >= 1)),
+            "length_median": float(np.median(self.lengths)),
+            "length_p99": float(np.quantile(self.lengths, 0.99)),
+            "lag_finish_mean": float(np.mean(self.lag_finish)),
+            "lag_finish_max": float(np.max(self.lag_finish)),
+            "lag_consumed_mean": float(np.mean(self.lag_consumed)),
+            "lag_consumed_max": float(np.max(self.lag_consumed)),
+            "tokens_trained": float(self.tokens),
+        }
+
+    def _count(self, name: str, records: Sequence[Trajectory]) -> None:
+        """Count a group in total and by its task, which is unknown where nothing had arrived."""
+        self.counts[name] += 1
+        if records:
+            self.counts[f"{name}/{self._label(records[0].task)}"] += 1
+
+    def _label(self, task: str) -> str:
+        if len(task) > LABEL_MAX or (len(self._tasks) >= TASKS_MAX and task not in self._tasks):
+            return OTHER_TASKS
+        self._tasks.add(task)
+        return task

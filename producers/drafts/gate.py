@@ -1,0 +1,308 @@
+"""Whether the batch drafts now: on where verification passes make more tokens per second than plain
+steps would under the present load (TLT's and Seer's rule).
+
+Two costs are kept, of a plain step by its rows and of a pass by its tokens, in seconds of an
+undisturbed machine, and one factor, the load: how many times longer the newest steps took. What
+runs now tells the load, so that the other cost holds while a neighbour comes or goes. That a load
+slows both alike is checked by probes: some plain steps while drafts are on, some passes while they
+are off. A probe that loses is followed by a rest of a hundred times what it lost. How right drafts
+would be while they are off is known for nothing: the history is asked for the past and compared
+with what came. Nothing here computes or reads a clock; the engine tells it both.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from rollstream.producers.drafts.planner import StepCost, StepTimes, best_draft_speed
+from rollstream.producers.drafts.windows import MARGINAL, WindowRule
+
+DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
+MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap keeps it from flapping: a change copies the cache
+FORGET_TRIALS = 0.995
+PRIOR_TRIALS = 4.0
+TRY_SHARE = 0.05  # of tokens guessed right; below it nothing is tried
+BIAS_LEAST = 0.5  # a bad stretch, an answer like no other, says little about the next one
+MEASURED = 3  # plain steps before drafts are tried
+JUDGED = 8  # passes before they are judged: what one pass gains differs by its drafts
+RECENT_S, RECENT = 0.4, 64  # passes that count: turned off within a second of losing
+LOADS = 15  # steps whose median is the load
+OUTLIER = 4.0  # a step that took so many times what was expected was interrupted
+DRIFT = 1.2  # a change of the load after which both costs are compared again
+DRIFT_SHORTENS = 0.5  # of a rest, by it: the load may be what drafts lost by
+PROBE_STEPS = 4  # plain steps of a probe
+PROBE_SHARE = 0.01  # of the time; what a probe loses is made good by a rest before the next one
+REST_S, REST_S_MAX = 0.5, 60.0
+CREDIT_SHARE, CREDIT_S_MAX = 0.03, 0.3  # of what drafts gained, a later loss is paid without a rest
+FRESH_S = 0.5  # drafts go off by a comparison that is no older, else plain steps are probed first
+CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles the rest
+
+
+@dataclass(slots=True)
+class SuccessRate:
+    """How many of the newest some hundred trials succeeded."""
+
+    right: float = 0.0
+    tried: float = 0.0
+
+    def add(self, tried: int, right: int) -> None:
+        """A draft is tried up to its first mistake: `tried` of its tokens, `right` of these."""
+        trials = right + (right < tried)
+        keep = FORGET_TRIALS**trials
+        self.right = self.right * keep + right
+        self.tried = self.tried * keep + trials
+
+    def rate(self, prior: float) -> float:
+        """Probability that the next one succeeds, as far as is known."""
+        return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """`plain_s`: what plain steps take for as many tokens at no load."""
+
+    seconds: float
+    plain_s: float
+
+
+@dataclass(slots=True)
+class _Load:
+    """How many times longer than at no load a step takes now.
+
+    The first steps after a change of mode say what that mode costs, at the load of before; later
+    ones say what the load is. Otherwise a wrong cost would look like a load.
+    """
+
+    factor: float = 1.0
+    settles: bool = True
+    recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOADS))
+    """What steps took, over what was expected of them at no load."""
+
+    def changed_mode(self) -> None:
+        self.settles = True
+        self.recent.clear()
+
+    def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
+        """The cost with one more step of this size."""
+        if times.count < MEASURED:
+            return times.seen(size, seconds / self.factor)
+        self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
+        if self.settles:
+            return self.settled(times) if len(self.recent) == LOADS else times
+        if len(self.recent) == LOADS:
+            self.factor = median(self.recent)
+        return times.seen(size, seconds / self.factor)
+
+    def settled(self, times: StepTimes) -> StepTimes:
+        """The cost as the steps since the change say."""
+        found = times.times(median(self.recent) / self.factor) if self.recent else times
+        self.settles = False
+        self.recent.clear()
+        return found
+
+
+@dataclass(slots=True)
+class DraftGate:
+    """One engine's; `forced` sets it for good (tests, measurements). `now_s` is the clock by which
+    steps are measured.
+    """
+
+    rule: WindowRule = MARGINAL
+    forced: bool | None = None
+    on: bool = False
+    plain: StepTimes = field(default_factory=StepTimes)
+    passes: StepTimes = field(default_factory=StepTimes)
+    found: SuccessRate = field(default_factory=SuccessRate)
+    """Of the drafts that were asked for, those that the history had."""
+    right: SuccessRate = field(default_factory=SuccessRate)
+    """Of their tokens."""
+    bias: float = 1.0
+    """What drafting gave, over what was expected of it."""
+    probing: bool = False
+    """Plain steps are measured, each of them, while drafts are on but for these."""
+    _load: _Load = field(default_factory=_Load)
+    _compared: tuple[float, float] = (1.0, 1.0)
+    """Least and highest load at which what is chosen now was found to be faster."""
+    _compared_s: float = 0.0
+    _is_trial: bool = False
+    _is_unjudged: bool = False
+    """Plain steps were measured last, and what passes made since was not looked at."""
+    _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
+    _probed: int = 0
+    _changed_s: float = 0.0
+    _rests: dict[int, float] = field(default_factory=dict[int, float])
+    """Until when no probe is made, by the size of the batch (`_size`)."""
+    _tried_s: float | None = None
+    _judged_s: float = 0.0
+    _credit_s: float = 0.0
+    """A share of the time that drafts gained and no loss has used up."""
+    _confirmed_s: float = REST_S
+
+    @property
+    def look_steps(self) -> int:
+        """Steps until the next look, while as many rows run."""
+        if self.probing:
+            return PROBE_STEPS
+        return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
+
+    def plain_steps(self, rows: float, seconds: float) -> None:
+        """A plain step of so many rows took this long, on average."""
+        self._probed += 1
+        self.plain = self._load.seen(self.plain, rows, seconds)
+
+    def verified(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
+        """A verification pass over so many tokens gave so many and took this long, its drafts
+        included.
+        """
+        if self.passes.count >= MEASURED:
+            most = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
+            seconds = min(seconds, most)
+        self.passes = self._load.seen(self.passes, tokens, seconds)
+        plain_s = gained / rows * self.plain.cost().seconds(rows)
+        self._recent.append(_Pass(seconds, plain_s))
+
+    def decide(self, rows: int, now_s: float) -> bool:
+        """Whether the next passes over this many rows draft."""
+        if self.forced is not None:
+            self.on = self.forced
+        elif not rows or self.found.rate(0.0) * self.right.rate(0.0) <= TRY_SHARE:
+            self._turn(False, now_s)
+            self._load.changed_mode()
+            self.probing = self._is_trial = False
+        elif self.probing:
+            self._end_probe(rows, now_s)
+        elif self.on:
+            self._judge(rows, now_s)
+        elif self._comes_on(now_s, rows):
+            self._tried_s = self._compared_s = now_s
+            self._is_trial = self._is_unjudged = True
+            self._turn(True, now_s)
+            self._load.changed_mode()
+        return self.on
+
+    def pass_cost(self, rows: int) -> StepCost:
+        """Of a pass; before the first ones are measured half of a plain step is taken to be paid
+        by the row. Drafts of a first trial are then as long as is likely to pay, so that it loses
+        little and says what later passes will cost.
+        """
+        if self.passes.count >= MEASURED or self.plain.count < MEASURED:
+            return self.passes.cost()
+        half_s = self.plain.cost().seconds(rows) / 2
+        return StepCost(half_s, half_s / rows)
+
+    def advantage(self, rows: int) -> float:
+        """Expected tokens per second with drafts over those without; 0 where drafts of no length
+        are worth their time.
+        """
+        found, rate = self.found.rate(0.0), self.right.rate(0.0)
+        drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
+        return drafted * self.plain.cost().seconds(rows) / rows
+
+    def gain(self) -> float | None:
+        """Tokens per second of the newest passes over those of plain steps under the same load;
+        None while too few were made.
+        """
+        newest: list[_Pass] = []
+        for one in reversed(self._recent):
+            if len(newest) >= JUDGED and sum(p.seconds for p in newest) >= RECENT_S:
+                break
+            newest.append(one)
+        if len(newest) < JUDGED:
+            return None
+        plain_s = self._load.factor * sum(one.plain_s for one in newest)
+        return plain_s / max(1e-12, sum(one.seconds for one in newest))
+
+    def _turn(self, on: bool, now_s: float) -> None:
+        if on == self.on:
+            return
+        self.on, self._changed_s = on, now_s
+        self._recent.clear()
+
+    def _has_drifted(self) -> bool:
+        """To a load at which both costs were not compared."""
+        least, most = self._compared
+        return not least / DRIFT < self._load.factor < most * DRIFT
+
+    def _note_compared(self) -> None:
+        least, most = self._compared
+        self._compared = min(least, self._load.factor), max(most, self._load.factor)
+
+    def _judge(self, rows: int, now_s: float) -> None:
+        """Off where passes lose; a probe where it is time for one."""
+        gain = self.gain()
+        if gain is None:
+            return
+        expected = self.advantage(rows)
+        now = min(max(gain / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
+        self.bias += (now - self.bias) / 4
+        loses = gain <= MARGIN_OFF
+        is_fresh = self._is_unjudged or now_s - self._compared_s < FRESH_S
+        self._is_unjudged = False
+        gained_s = (now_s - max(self._judged_s, self._changed_s)) * (gain - 1)
+        self._credit_s = min(self._credit_s + CREDIT_SHARE * max(gained_s, 0.0), CREDIT_S_MAX)
+        self._judged_s = now_s
+        if loses and is_fresh:
+            self._lose(rows, min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
+        elif loses or now_s >= self._rests_until(rows) or (self._has_drifted() and not is_fresh):
+            self._turn(False, now_s)
+            self._load.changed_mode()
+            self.probing, self._probed = True, 0
+        elif self._is_trial:
+            self._is_trial, self._compared = False, (self._load.factor, self._load.factor)
+
+    def _lose(self, rows: int, lost_s: float, now_s: float) -> None:
+        """Off. A trial that lost says the same of another load as the ones before."""
+        if self._is_trial:
+            self._note_compared()
+        else:
+            self._compared = self._load.factor, self._load.factor
+        self._is_trial, self._confirmed_s = False, REST_S
+        paid_s = min(lost_s, self._credit_s)
+        self._credit_s -= paid_s
+        self._rest(rows, lost_s - paid_s, now_s)
+        self._turn(False, now_s)
+        self._load.changed_mode()
+
+    def _end_probe(self, rows: int, now_s: float) -> None:
+        """Drafts go on; what they give is held against what plain steps just took."""
+        if self._probed < PROBE_STEPS:
+            return
+        self.probing = False
+        self.plain = self._load.settled(self.plain)
+        self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
+        self._rest(rows, max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
+        self._compared_s, self._is_unjudged = now_s, True
+        self._note_compared()
+        self._turn(True, now_s)
+
+    def _comes_on(self, now_s: float, rows: int) -> bool:
+        """Where passes are expected to pay, and where nobody knows what they cost."""
+        if self.plain.count < MEASURED:
+            return False
+        if self._has_drifted():
+            self._note_compared()
+            self._tried_s, self.bias = None, 1.0
+            for size, until in self._rests.items():
+                self._rests[size] = until - max(0.0, until - now_s) * DRIFT_SHORTENS
+        if now_s < self._rests_until(rows):
+            return False
+        if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
+            return True
+        return self.bias * self.advantage(rows) > MARGIN_ON
+
+    def _rest(self, rows: int, lost_s: float, now_s: float) -> None:
+        """No probe of a batch of this size before so much time has passed that the last one cost a
+        hundredth of it.
+        """
+        rest_s = min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
+        self._rests[_size(rows)] = now_s + rest_s
+
+    def _rests_until(self, rows: int) -> float:
+        return self._rests.get(_size(rows), 0.0)
+
+
+def _size(rows: int) -> int:
+    """Batches of 1, 2 to 3, 4 to 7, … rows: what the last rows of a batch lost by says nothing of a
+    full one.
+    """
+    return rows.bit_length()

@@ -1,0 +1,253 @@
+"""A bounded history of earlier answers by prompt: for any few tokens, what followed them.
+
+All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
+each position the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that
+points to the best place to copy from. `choice` defines which occurrence is best: `priority` (the
+highest rank: later passes over the prompt first, then the higher reward), `newest`, or `count` (a
+majority vote over what came next, Boyer and Moore 1981). Following the highest priority at every
+branch is the same as copying from the sequence that has it, so a draft is one slice.
+
+One thread writes. Other threads, and other processes where the memory is shared, may draft
+meanwhile: their reads may be torn, which is safe because every draft is verified. The writer relies
+only on values that it wrote itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from rollstream.producers.drafts.source import HistoryView, look_up_draft
+from rollstream.producers.drafts.memory import SEQUENCE_END, HEAD_WORD, INSERTED_WORD, NGRAM_LENGTHS, DRAFTED_PER_MATCHED, HISTORY_TOKENS_MIN, HistoryLayout, HistoryMemory, allocate_memory
+from rollstream.producers.drafts.ngrams import NgramKeys, ngram_keys
+from rollstream.producers.drafts.ranks import PASS_BYTES, RUNNING_PRIORITY, UNREWARDED_BYTES, PromptPasses, StoredAnswer, UnrewardedAnswers, reward_priority
+from rollstream.producers.drafts.source_part import Draft
+from rollstream.producers.drafts.index import RingPositions, EntryRanks, NgramTable
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Sources, Tokens
+
+OccurrenceChoice = Literal["priority", "newest", "count"]
+
+
+def prompt_key(tokens: Tokens, sources: Sources) -> int:
+    """The key of a trajectory's prompt: a hash of the tokens before the first that is no prompt."""
+    others = np.flatnonzero(sources != PROMPT)
+    end = int(others[0]) if len(others) else len(tokens)
+    return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryAnswer:
+    """An answer to insert: its last `fresh` tokens are new, the others came just before them. An
+    answer with a `name` and without a reward can get its reward later (`judged`).
+    """
+
+    prompt: int
+    group: int
+    tokens: Tokens
+    fresh: int
+    reward: float | None = None
+    name: str = ""
+    runs: bool = False
+    """Whether the answer is part of a sequence that still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RankedAnswer:
+    """An answer cut to the tokens that are stored; its patterns end at `first` and later."""
+
+    prompt: int
+    tokens: Tokens
+    first: int
+    number: int
+    rank: float
+    name: str = ""
+
+
+class AnswerHistory:
+    """At most `tokens_max` tokens and as many n-grams as their table holds, in `memory` or, without
+    it, in private memory. A memory that another writer left is continued.
+    """
+
+    def __init__(
+        self,
+        tokens_max: int,
+        lengths: Sequence[int] = NGRAM_LENGTHS,
+        choice: OccurrenceChoice = "priority",
+        reach: int = DRAFTED_PER_MATCHED,
+        memory: HistoryMemory | None = None,
+    ) -> None:
+        assert tokens_max >= HISTORY_TOKENS_MIN, "room for a few tokens"
+        assert list(lengths) == sorted(set(lengths)), "ascending lengths"
+        layout = HistoryLayout(tokens_max, tuple(lengths), reach)
+        memory = allocate_memory(layout) if memory is None else memory
+        assert memory.layout == layout, "a memory for this history"
+        self.layout, self.tokens_max, self.lengths = layout, tokens_max, layout.lengths
+        self.choice, self.context = choice, layout.lengths[-1]
+        self.view = HistoryView(memory)
+        self._ring = np.frombuffer(memory.tokens, np.uint32)
+        self._table = NgramTable(memory)
+        self._words = memory.words
+        self._head = max(tokens_max, min(self._words[HEAD_WORD], 2**62))
+        if self._words[HEAD_WORD] != tokens_max:  # another writer used this memory before
+            self._table.settle(self.floor, self._head)
+        self._words[HEAD_WORD] = self._head
+        self._passes = PromptPasses(_prompts_max(tokens_max))
+        self._waiting = UnrewardedAnswers(_prompts_max(tokens_max))
+        self.inserted = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory in use for the present contents."""
+        kept = PASS_BYTES * len(self._passes) + UNREWARDED_BYTES * len(self._waiting)
+        return self.layout.bytes + kept
+
+    @property
+    def floor(self) -> int:
+        """The smallest valid place: tokens at smaller ones are overwritten."""
+        return self._head - self.tokens_max
+
+    def insert(
+        self,
+        prompt: int,
+        group: int,
+        tokens: Tokens,
+        fresh: int,
+        reward: float | None = None,
+    ) -> None:
+        """Insert an answer whose last `fresh` tokens are new. A group later than all earlier groups
+        of this prompt begins the prompt's next pass.
+        """
+        self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
+
+    def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
+        """Insert a batch of answers; of equal patterns the best one stays, as when inserted one by
+        one.
+        """
+        kept = [self._ranked(answer) for answer in answers]
+        kept = [one for one in kept if len(one.tokens) > one.first]
+        total = sum(len(one.tokens) + 1 for one in kept)
+        alone = self.choice == "count" or total > self.tokens_max // 2
+        for some in [[one] for one in kept] if alone else [kept]:
+            if self.choice == "priority":
+                some.sort(key=lambda one: one.rank)  # the last of equal keys stays
+            if some:
+                self._insert(some)
+
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Insert the last `fresh` tokens of a sequence that still runs."""
+        self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
+
+    def judged(self, name: str, reward: float) -> bool:
+        """Rank an answer again by its late reward; False if no answer of this name waits for
+        one.
+        """
+        stored = self._waiting.take(name)
+        if stored is None:
+            return False
+        if self.choice == "priority" and stored.base >= self.floor:
+            at, rank = stored.base % self.tokens_max, stored.number + reward_priority(reward)
+            tokens = self._ring[at : at + stored.count].copy()
+            again = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
+            self._point([again], [stored.base])
+        return True
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """The tokens that followed the longest match of the end of `newest`, up to the end of their
+        sequence, at most `reach` tokens for each matched one and at most `most`.
+        """
+        return look_up_draft((self.view,), prompt, newest, most)
+
+    def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:
+        longest = self.tokens_max // 2 - 1
+        tokens = answer.tokens[-(answer.fresh + self.context) :][-longest:]
+        first = max(len(tokens) - answer.fresh, self.lengths[0])
+        number, rank = 0, 0.0
+        if len(tokens) > first:
+            number = self._passes.number(answer.prompt, answer.group)
+            rank = number + (RUNNING_PRIORITY if answer.runs else reward_priority(answer.reward))
+        name = answer.name if answer.reward is None and not answer.runs else ""
+        return _RankedAnswer(answer.prompt, tokens, first, number, rank, name)
+
+    def _insert(self, some: Sequence[_RankedAnswer]) -> None:
+        bases = [self._store(one.tokens) for one in some]
+        self._point(some, bases)
+        self.inserted += sum(len(one.tokens) - one.first for one in some)
+        self._words[INSERTED_WORD] = self.inserted
+        for one, base in zip(some, bases, strict=True):
+            if one.name:
+                stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
+                self._waiting.add(one.name, stored)
+
+    def _point(self, some: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
+        """Add the patterns of sequences that are stored at these places of the ring to the
+        table.
+        """
+        counts = np.array([len(one.tokens) for one in some])
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        place = np.arange(len(starts)) - starts
+        bases = np.repeat(np.array(stored), counts)
+        firsts = np.repeat(np.array([one.first for one in some]), counts)
+        ranks = np.repeat(np.array([one.rank for one in some], np.float32), counts)
+        prompts = np.repeat(np.array([one.prompt for one in some], np.uint64), counts)
+        tokens = np.concatenate([one.tokens for one in some])
+        found = ngram_keys(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
+        at = np.concatenate([positions for _, positions in found])
+        self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
+
+    def _store(self, tokens: Tokens) -> int:
+        """Append a sequence and its end mark to the ring, without wrapping around; returns its
+        place. Entries for overwritten tokens become invalid before the tokens are overwritten.
+        """
+        count = len(tokens) + 1
+        at, skipped = self._head % self.tokens_max, 0
+        if at + count > self.tokens_max:
+            at, skipped = 0, self.tokens_max - at
+        base = self._head + skipped
+        self._head = base + count
+        self._words[HEAD_WORD] = self._head
+        if skipped:
+            self._ring[-skipped:] = SEQUENCE_END
+        self._ring[at : at + count - 1] = tokens
+        self._ring[at + count - 1] = SEQUENCE_END
+        return base
+
+    def _index(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks) -> None:
+        exists, at = self._table.find(keys)
+        known, new = np.flatnonzero(exists), np.flatnonzero(~exists)
+        if len(known):
+            self._choose(at[known], places[known], ranks[known])
+        if len(new):
+            given = np.ones(len(new), np.float32) if self.choice == "count" else ranks[new]
+            self._table.add(keys[new], places[new], given, self.floor)
+
+    def _choose(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
+        """For each entry, keep the known occurrence or replace it by the new one, as `choice`
+        wants.
+        """
+        table = self._table
+        dead = table.places[at] < self.floor
+        if self.choice == "count":
+            before = self._ring[table.places[at] % self.tokens_max]
+            agrees = before == self._ring[places % self.tokens_max]
+            votes = np.where(dead, 1, table.ranks[at] + np.where(agrees, 1, -1))
+            better = dead | agrees | (votes < 0)
+            table.ranks[at] = np.where(votes < 0, 1, votes)
+            table.places[at[better]] = places[better]
+            return
+        better = np.ones_like(dead)
+        if self.choice == "priority":  # an occurrence that is ranked again replaces itself
+            better = dead | (ranks >= table.ranks[at]) | (table.places[at] == places)
+        table.write(at[better], places[better], ranks[better])
+
+
+def history_bytes(tokens_max: int, lengths: Sequence[int] = NGRAM_LENGTHS) -> int:
+    """The largest memory that a history of this size takes."""
+    kept = (PASS_BYTES + UNREWARDED_BYTES) * _prompts_max(tokens_max)
+    return HistoryLayout(tokens_max, tuple(lengths)).bytes + kept
+
+
+def _prompts_max(tokens_max: int) -> int:
+    return max(16, tokens_max // 32)

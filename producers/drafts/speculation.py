@@ -1,0 +1,155 @@
+"""Speculative decoding of one engine, row by row: look up drafts in the history, learn from
+verified drafts, and add running sequences to the history, so that their siblings can draft from
+them. The engine calls this with the rows to draft for and with the result of each pass.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.acceptance import HistoryAgreement, AcceptanceCurve
+from rollstream.producers.drafts.planner import DraftRow, draft_lengths, level_lengths
+from rollstream.producers.drafts.source_part import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.unsaid import DraftsBuilder
+
+SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to the history again
+
+
+@dataclass(slots=True)
+class DraftedSequence:
+    """A sequence of the batch; `prompt` and `group` are its keys in the history. `told` of its
+    tokens are in the history already: they were added, or they were drafted from it. `has_news`:
+    some of the tokens after these were not drafted.
+    """
+
+    prompt: int
+    group: int
+    window: int
+    told: int
+    has_news: bool = True
+    agreement: HistoryAgreement = field(default_factory=HistoryAgreement)
+    how: DraftsBuilder = field(default_factory=DraftsBuilder)
+
+
+@dataclass
+class Speculation:
+    """Drafts and their statistics of one engine; the model's tokens are below `vocabulary`."""
+
+    source: DraftSource
+    switch: DraftGate
+    vocabulary: int
+    clock: Callable[[], float] = time.perf_counter
+    chances: AcceptanceCurve = field(init=False)
+    counts: Counter[str] = field(default_factory=Counter[str], init=False)
+    """The integers of `DraftStats` by name."""
+    lookup_s: float = field(default=0.0, init=False)
+    undecided_steps: int = field(default=0, init=False)
+    """Steps since the last decision of the switch, which was made for `decided_rows`."""
+    decided_rows: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.chances = AcceptanceCurve(self.switch.rule.most)
+
+    def stats(self) -> DraftStats:
+        return DraftStats(**self.counts, lookup_s=self.lookup_s)
+
+    def decide(self, rows: int, drafts: bool, steps: int = 1) -> bool:
+        """Whether to draft from here on, decided every few steps. `drafts` is whether the
+        engine drafts now; `steps` steps were made since the last call.
+        """
+        if rows != self.decided_rows or self.undecided_steps >= self.switch.look_steps:
+            self.decided_rows, self.undecided_steps = rows, 0
+            self.counts["changes"] += self.switch.decide(rows, self.clock()) != drafts
+            drafts = self.switch.on
+        self.undecided_steps += steps
+        return drafts
+
+    def ask(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+        """Look up a draft. It is cut before the first token that is outside of the model's
+        vocabulary: the memory may be torn, or hold the history of another model.
+        """
+        draft = self.source.draft(row.prompt, newest, most)
+        if not draft.tokens or max(draft.tokens) < self.vocabulary:
+            return draft
+        kept = list(takewhile(lambda token: token < self.vocabulary, draft.tokens))
+        return Draft(kept, draft.matched) if kept else NO_DRAFT
+
+    def coming(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
+        """The tokens that may be drafted for this row, before `worth` cuts them."""
+        draft = self.ask(row, newest, most)
+        coming = list(row.agreement.looked_up(draft, self.source.context)[:most])
+        row.how.looked_up(bool(draft.tokens))
+        self.counts["asked"] += 1
+        self.counts["found"] += bool(draft.tokens)
+        self.switch.found.add(1, bool(coming))
+        return coming
+
+    def worth(
+        self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
+    ) -> list[int]:
+        """The length at which each row's draft pays, at most `longest`. With `is_padded` every row
+        of a pass takes as many places as the longest draft.
+        """
+        if self.switch.forced or not any(longest):
+            return longest
+        known = [self.chances.odds(row.agreement.known) for row in rows]
+        rated = [DraftRow(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
+        cost = self.switch.pass_cost(len(rows))
+        lengths = draft_lengths(rated, cost)
+        return level_lengths(rated, lengths, cost) if is_padded else lengths
+
+    def spent(self, rows: Sequence[DraftedSequence], seconds: float) -> None:
+        """Record look-ups that took `seconds` for all of these rows together."""
+        self.lookup_s += seconds
+        for row in rows:
+            row.how.lookup_s += seconds / len(rows)
+
+    def verified(self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]) -> None:
+        """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
+        that the model drew, unless an accepted token ended the sequence.
+        """
+        guessed, tried, right = len(draft), len(draft), len(gained) - 1
+        if right < tried and gained[-1] == draft[right]:
+            tried = right = right + 1  # it drafted the last token; the rest was not verified
+        if draft:
+            row.window = self.switch.rule.after(row.window, tried, right)
+            self.chances.add(row.agreement.known, tried, right)
+            self.switch.right.add(tried, right)
+        row.agreement.verified(tried, right)
+        row.how.verified(guessed, right, len(gained))
+        row.has_news |= right == 0 or right < tried
+        self.counts["proposed"] += guessed
+        self.counts["accepted"] += right
+
+    def attempt(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+        """Look up a draft that is not verified but passed to `compared` later."""
+        draft = self.ask(row, newest, most)
+        self.switch.found.add(1, bool(draft.tokens))
+        return draft
+
+    def compared(self, draft: Draft, came: Sequence[int]) -> None:
+        """Record how many tokens of an attempted draft equal the tokens that came."""
+        if draft.tokens:
+            pairs = zip(draft.tokens, came, strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.switch.right.add(len(draft.tokens), right)
+            self.chances.add(draft.matched, len(draft.tokens), right)
+
+    def tell(self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN) -> None:
+        """Add the row's new tokens to the history, so that siblings can draft from them. Does
+        nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
+        """
+        fresh = len(tokens) - row.told
+        if fresh < least:
+            return
+        if fresh and row.has_news:
+            known = tokens[max(0, row.told - self.source.context) :].astype(np.uint32, copy=False)
+            self.source.grown(row.prompt, row.group, known, fresh)
+        row.told, row.has_news = len(tokens), False

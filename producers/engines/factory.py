@@ -1,0 +1,89 @@
+"""Opens an engine by its name: `torch` is embedded, `vllm` is an extra, `paced` needs no model."""
+
+from collections.abc import Mapping
+
+import torch
+from transformers import PreTrainedConfig
+
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
+from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal, mixture_of, read_trace
+from rollstream.producers.engines.paced.pace import ScaledClock
+from rollstream.producers.engines.roofline import Roofline, roofline_of_hardware
+from rollstream.producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
+from rollstream.producers.engines.profiles import read_profile
+from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.producers.settings import VllmSettings
+from rollstream.errors import ConfigurationError
+from rollstream.streams.values import Version
+
+
+def open_engine(
+    name: str,
+    model_config: PreTrainedConfig,
+    tensors: Mapping[str, torch.Tensor],
+    version: Version,
+    options: EngineOptions,
+    *,
+    vllm: VllmSettings | None = None,
+) -> Engine:
+    """Open the engine `name`, serving `tensors` as `version`.
+
+    Raises `ConfigurationError` for an unknown name and for an engine that is not installed.
+    """
+    if name == "torch":
+        return TorchEngine(model_config, tensors, version, options)
+    if name == "vllm":
+        from rollstream.producers.engines.vllm.engine import VllmEngine  # only where it is configured
+
+        return VllmEngine(model_config, tensors, version, options, settings=vllm)
+    raise ConfigurationError(
+        f"rollouts.engine: no engine {name!r} computes a model; there are 'torch' and 'vllm'"
+    )
+
+
+def open_paced(
+    settings: PacedSettings,
+    vocabulary: int,
+    tensors: Mapping[str, torch.Tensor],
+    version: Version,
+    *,
+    slots: int,
+    context_max: int,
+) -> PacedEngine:
+    """Open the engine that computes no model, in real time; its tokens are below `vocabulary`."""
+    kv_tokens = settings.kv_tokens
+    shape = PacedShape(
+        slots=slots,
+        context_max=context_max,
+        kv_capacity=slots * context_max if kv_tokens is None else kv_tokens,
+        vocabulary=vocabulary,
+        roofline=roofline_from(settings.roofline),
+        lengths=lengths_from(settings.lengths),
+        emit_every=settings.emit_every,
+    )
+    return PacedEngine(shape, tensors, version, ScaledClock(settings.time_scale))
+
+
+def roofline_from(settings: RooflineSettings) -> Roofline:
+    """The roofline of the named profile, or of the accelerator that the settings describe."""
+    if settings.profile is not None:
+        return read_profile(settings.profile).roofline
+    return roofline_of_hardware(
+        settings.model_bytes,
+        settings.bandwidth,
+        settings.kv_token_bytes,
+        settings.token_flops,
+        settings.flops,
+        settings.overhead_s,
+    )
+
+
+def lengths_from(settings: LengthSettings) -> LengthSampler:
+    """Lengths from a trace, a mixture, or one log-normal distribution, as the settings choose."""
+    if settings.trace is not None:
+        return LengthSampler(read_trace(settings.trace), settings.correlation)
+    parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]
+    whole = LogNormal(settings.median, settings.p99)
+    return LengthSampler(mixture_of(parts or [(1.0, whole)]), settings.correlation)

@@ -1,0 +1,176 @@
+"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
+
+The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
+arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
+a point is bound either by reads or by arithmetic. The fit alternates: assign each point to one of
+the two, fit the constants, assign again, until the assignment no longer changes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.producers.engines.base import Engine, GenerationRequest
+from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.producers.engines.profiles import EngineProfile
+from rollstream.streams.records import PROMPT
+from rollstream.streams.values import Sampling
+
+STEPS = 16  # of each point; the first one prefills, and the next two are not counted
+SKIPPED_STEPS = 2
+FASTEST_SHARE = 0.25  # quantile of a point's step times that is taken as its step time
+CONTEXT_MIN = 4 * STEPS  # in a shorter context sequences would end while they are timed
+KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # of the context
+ALTERNATIONS_MAX = 30
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens in all
+    took `seconds`; prefilling the `prefilled` tokens of one of them took `prefill_s`.
+    """
+
+    rows: int
+    kv_tokens: float
+    seconds: float
+    prefilled: int
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEngine:
+    """An empty engine to be timed, and its capacity."""
+
+    engine: Engine
+    slots: int
+    context_max: int
+    vocabulary: int
+    clock: Callable[[], float] = time.perf_counter
+
+
+def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
+    """Measure every batch size at every KV length, short contexts and small batches first."""
+    rows = _batch_sizes(timing.slots)
+    room = timing.context_max - STEPS - 1
+    for length in sorted(
+        {min(room, max(2, int(share * timing.context_max))) for share in KV_SHARES}
+    ):
+        for count in rows:
+            yield _measure(timing, count, length)
+
+
+def fit_profile(
+    engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
+) -> EngineProfile:
+    """The profile of an engine: the better of the two fits to the points."""
+    found = [fit_roofline(points, overlapping) for overlapping in (True, False)]
+    roofline = min(found, key=lambda one: float(np.median(relative_errors(one, points))))
+    wrong = relative_errors(roofline, points)
+    return EngineProfile(
+        engine=engine,
+        model=model,
+        device="",
+        slots=slots,
+        context_max=context_max,
+        roofline=roofline,
+        batch_max=batch_max(roofline, slots),
+        error=float(np.median(wrong)),
+        error_max=float(wrong.max()),
+        points=len(points),
+    )
+
+
+def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
+    """The roofline of this form with the least squared relative errors at the points."""
+    rows = np.array([p.rows for p in points], np.float64)
+    kv = np.array([p.kv_tokens for p in points], np.float64)
+    seconds = np.array([p.seconds for p in points])
+    # A prompt is prefilled once for all its rows, so points of one row measure it best.
+    prefill = median(p.prefill_s / p.prefilled for p in points if p.rows == 1)
+    if not overlapping:
+        weights, token, row = _solve((np.ones(len(rows)), kv, rows), seconds)
+        return Roofline(weights, token, row, 0.0, prefill, overlapping=False)
+    starts = [rows <= border for border in sorted(set(rows.tolist()))]
+    found = [_fit_alternating(rows, kv, seconds, start, prefill) for start in starts]
+    return min(found, key=lambda one: float((relative_errors(one, points) ** 2).sum()))
+
+
+def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
+    """The relative error of the roofline at each point."""
+    return np.array(
+        [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
+    )
+
+
+def _fit_alternating(
+    rows: FloatArray, kv: FloatArray, seconds: FloatArray, reading: NDArray[np.bool_], prefill: float
+) -> Roofline:
+    """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
+    weights = token = row = overhead = 0.0
+    for _ in range(ALTERNATIONS_MAX):
+        mine = reading.astype(np.float64)
+        columns = (mine, mine * kv, (1 - mine) * rows, np.ones(len(rows)))
+        weights, token, row, overhead = _solve(columns, seconds)
+        looked = weights + kv * token >= rows * row
+        if (looked == reading).all():
+            break
+        reading = looked
+    return Roofline(weights, token, row, overhead, prefill)
+
+
+def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
+    """Least squares of relative errors; columns with a negative coefficient are dropped."""
+    kept = list(range(len(columns)))
+    while kept:
+        matrix = np.stack([columns[n] / seconds for n in kept], axis=1)
+        found = np.linalg.lstsq(matrix, np.ones(len(seconds)), rcond=None)[0]
+        if (found >= 0).all():
+            by_column = dict(zip(kept, found.tolist(), strict=True))
+            return [by_column.get(n, 0.0) for n in range(len(columns))]
+        kept.remove(kept[int(found.argmin())])
+    return [0.0] * len(columns)
+
+
+def _batch_sizes(most: int) -> list[int]:
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return [*counts, most] if most > 1 else counts
+
+
+def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
+    """Measure one point. `poll(0)` makes one step; the first step also prefills."""
+    engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
+    for name in names:
+        engine.submit(_request(name, length, timing.vocabulary, rows))
+    times = [_step(timing) for _ in range(STEPS)]
+    # Other load on this machine can only make a step slower, so a low quantile is taken.
+    seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
+    cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
+    for name in names:
+        engine.abort(name)
+    prefill_s = max(0.0, times[0] - seconds)
+    return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
+
+
+def _step(timing: TimedEngine) -> float:
+    began = timing.clock()
+    timing.engine.poll(0.0)
+    return timing.clock() - began
+
+
+def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
+    """Requests of one point share their prompt, so that it is prefilled once; points do not."""
+    tokens = (np.arange(length) * 7 + seed) % vocabulary
+    nothing = np.zeros(0, np.float32)
+    sources = np.full(length, PROMPT, np.uint8)
+    sampling = Sampling(tokens_max=1 << 30)
+    return GenerationRequest(
+        name, 1000 * length + seed, tokens.astype(np.uint32), sources, sampling, 0, nothing
+    )

@@ -1,0 +1,83 @@
+"""The decoder contract: a model's decode step, verification pass and prefill, and its served
+weights.
+
+Two decoders implement it: `fused.py` for the Llama and Qwen families, `generic.py` for all others.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.weights import ServedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBatch:
+    """The input of one prefill pass: m sequences, right-aligned, with `past` cached columns and
+    then `ids.shape[1]` new tokens.
+
+    `mask` (m, 1, new, past + new) is added to attention scores; every query attends at least to
+    itself, so that padding stays finite. `past` is (2 · layers, m, heads, past, width), None for
+    none.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+    past: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    """The input of a verification pass: n tokens of the rows [0, `rows`), those of a row in order,
+    at most `ahead` per row.
+
+    `ids` and `positions` are (n,); `slots` (n,) is row · ahead + index within the row, None where
+    every row has `ahead` tokens.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor | None
+    rows: int
+    ahead: int
+
+
+class Decoder(Protocol):
+    vocabulary: int
+    kv: KVShape
+    dtype: torch.dtype
+    device: torch.device
+    segment_overhead_tokens: int | None
+    """Row-tokens of attention that cost as much as one more attention call per layer; None: the
+    batch is never split into segments.
+    """
+
+    served: ServedWeights
+    """The weights; zeros or random values until weights are loaded."""
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        used: tuple[RowSegment, ...],
+    ) -> torch.Tensor:
+        """Logits (n, vocabulary) after one token per row. Its KV is written to `cache.column`,
+        which is not advanced.
+        """
+        ...
+
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+        """Logits (n, vocabulary) after each of these tokens. Their KV is written from
+        `cache.column` on, which is not advanced. Columns beyond a row's own tokens hold finite
+        values.
+        """
+        ...
+
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
+        """KV of the new tokens: (2 · layers, m, heads, new, width)."""
+        ...

@@ -1,0 +1,289 @@
+"""Any other decoder-only model, through transformers' own forward over the engine's cache.
+
+transformers is given a cache whose layers write into the columns of `KVCache` and return the window
+in use, with a mask and positions made here. A model for which this does not work is refused by
+name: the shape of its cache is checked first, then its decode step is compared with its own plain
+forward on a few tokens.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingParameterType=false, reportOptionalMemberAccess=false
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+from rollstream.producers.engines.torch.attention import masks_ahead
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
+from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.weight_views import WeightView
+from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
+from rollstream.producers.engines.torch.weights import ServedWeights
+from rollstream.storage.weights.tensors import untie
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Tokens
+
+
+class _WindowLayer(CacheLayerMixin):
+    """One layer of the engine's cache with the interface of transformers."""
+
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        raise NotImplementedError
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _StepLayer(_WindowLayer):
+    """Writes the new tokens' columns of all rows; attention reads from `first` on."""
+
+    def __init__(self, cache: KVCache, index: int) -> None:
+        super().__init__()
+        self.cache, self.index = cache, index
+        self.first = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, column = key_states.shape[0], self.cache.column
+        keys, values = self.cache.keys[self.index], self.cache.values[self.index]
+        end = column + key_states.shape[2]
+        keys[:rows, :, column:end] = key_states
+        values[:rows, :, column:end] = value_states
+        window = slice(self.first, end)
+        return keys[:rows, :, window], values[:rows, :, window]
+
+    def get_seq_length(self) -> int:
+        return self.cache.column - self.first
+
+
+class _PrefillLayer(_WindowLayer):
+    """Keeps the new tokens' keys and values; attention reads the past before them."""
+
+    def __init__(self, past: torch.Tensor | None) -> None:
+        super().__init__()
+        self.past = past
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys, self.values = key_states, value_states
+        if self.past is None:
+            return key_states, value_states
+        return (
+            torch.cat((self.past[0], key_states), 2),
+            torch.cat((self.past[1], value_states), 2),
+        )
+
+    def get_seq_length(self) -> int:
+        return 0 if self.past is None else self.past.shape[3]
+
+
+class TransformersDecoder:
+    """Implements `Decoder` through transformers' forward."""
+
+    # A split would run the whole forward once per part.
+    segment_overhead_tokens: int | None = None
+
+    def __init__(
+        self, config: PreTrainedConfig, context_max: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.dtype, self.device = dtype, device
+        self.name = type(config).__name__
+        positions = getattr(config, "max_position_embeddings", context_max)
+        if positions < context_max:
+            raise EngineRefused(
+                f"{self.name}: {positions} positions, fewer than context_max ({context_max})"
+            )
+        with torch.random.fork_rng(devices=[]):
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        self.model.eval().requires_grad_(False)
+        self.model.to(device)
+        arguments = inspect.signature(self.model.forward).parameters
+        if not {"past_key_values", "attention_mask", "position_ids"} <= set(arguments):
+            raise EngineRefused(
+                f"{self.name}: its forward does not take past_key_values, attention_mask and "
+                "position_ids"
+            )
+        self.last_only: dict[str, int] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
+        )
+        self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
+        self.kv = self._cached_shape(context_max)
+        self._layers: list[_StepLayer] = []
+        self.served = _served_weights(self.model)
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        used: tuple[RowSegment, ...],
+    ) -> torch.Tensor:
+        rows, (segment,) = ids.shape[0], used
+        mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
+        return self._forward(ids[:, None], positions[:, None], mask, self._over(cache, segment))
+
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+        (segment,) = used
+        (mask,) = masks_ahead(cache, used, drafted.ahead, 1)
+        size = drafted.rows * drafted.ahead
+        ids, positions = drafted.ids, drafted.positions
+        if drafted.slots is not None:
+            ids = ids.new_zeros(size).index_copy_(0, drafted.slots, ids)
+            positions = positions.new_zeros(size).index_copy_(0, drafted.slots, positions)
+        logits = self.model(
+            input_ids=ids.view(drafted.rows, -1),
+            attention_mask=mask,
+            position_ids=positions.view(drafted.rows, -1),
+            past_key_values=self._over(cache, segment),
+            use_cache=True,
+        ).logits.flatten(0, 1)
+        return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
+
+    def _over(self, cache: KVCache, segment: RowSegment) -> Cache:
+        """The engine's cache from this segment's first column on, as a transformers cache."""
+        if not self._layers or self._layers[0].cache is not cache:
+            self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
+        for layer in self._layers:
+            layer.first = segment.column
+        return Cache(list(self._layers))
+
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
+        past = batch.past
+        layers = [
+            _PrefillLayer(None if past is None else past[2 * index : 2 * index + 2])
+            for index in range(self.kv.layers)
+        ]
+        self._forward(batch.ids, batch.positions, batch.mask, Cache(list(layers)))
+        return torch.stack([part for layer in layers for part in (layer.keys, layer.values)])
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:
+        """Logits (n, vocabulary) after the last token."""
+        return self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **self.last_only,
+        ).logits[:, -1]
+
+    @torch.inference_mode()
+    def _cached_shape(self, context_max: int) -> KVShape:
+        """The KV of one token. Raises `EngineRefused` where a model does not cache keys and values
+        of one shape.
+        """
+        cache = DynamicCache(config=self.model.config)
+        try:
+            self.model(
+                input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise EngineRefused(
+                f"{self.name}: cannot run with a key-value cache: {error}"
+            ) from error
+        kinds = {type(layer).__name__ for layer in cache.layers if not _keeps_all_tokens(layer, context_max)}
+        if kinds or not cache.layers:
+            raise EngineRefused(
+                f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, "
+                "not plain keys and values"
+            )
+        shapes = {
+            None if part is None else (part.shape[1], part.shape[3])
+            for layer in cache.layers
+            if isinstance(layer, DynamicLayer)
+            for part in (layer.keys, layer.values)
+        }
+        shape = shapes.pop()
+        if shapes or shape is None:
+            raise EngineRefused(f"{self.name}: keys and values of its layers differ in shape")
+        return KVShape(len(cache.layers), *shape)
+
+    @torch.inference_mode()
+    def try_out(self) -> None:
+        """Compare a prefill and a step of two sequences of different lengths with the plain
+        forward. Raises `EngineRefused` if they differ.
+        """
+        sequences = [
+            np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)
+        ]
+        cache = KVCache(self.kv, 2, 8, self.dtype, self.device)
+        cache.column = 6
+        try:
+            kvs = extend_caches(self, [CacheExtension(tokens[:-1]) for tokens in sequences])
+            starts = [cache.write(row, kv) for row, kv in enumerate(kvs)]
+            ids = torch.tensor([int(tokens[-1]) for tokens in sequences], device=self.device)
+            positions = torch.tensor([2, 5], device=self.device)
+            found = self.step(ids, positions, cache, (RowSegment(0, 2, min(starts)),))
+            wanted = torch.cat([self._plain(tokens) for tokens in sequences])
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise EngineRefused(
+                f"{self.name}: does not run over the engine's cache: {error}"
+            ) from error
+        self._refuse_looking_ahead(sequences[1])
+        tolerance = 1e-3 if self.dtype == torch.float32 else 5e-2
+        off = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+        if not off < tolerance:
+            raise EngineRefused(
+                f"{self.name}: a decode step over the engine's cache differs from its plain "
+                f"forward by {off:.2g} of the largest logit"
+            )
+
+    def _refuse_looking_ahead(self, tokens: Tokens) -> None:
+        """Raise `EngineRefused` if changing the last token changes a logit before it. The shapes
+        are equal, so the rounding is equal.
+        """
+        other = tokens.copy()
+        other[-1] = (other[-1] + 1) % self.vocabulary
+        if not torch.equal(self._plain(tokens, -2), self._plain(other, -2)):
+            raise EngineRefused(f"{self.name}: attends to later tokens, so it is no decoder")
+
+    def _plain(self, tokens: Tokens, place: int = -1) -> torch.Tensor:
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
+        return self.model(input_ids=ids, use_cache=False).logits[:, place]
+
+
+def _served_weights(model: PreTrainedModel) -> ServedWeights:
+    """Each tensor in memory once; a checkpoint may hold it under any of its names."""
+    kept, tied = untie(model.state_dict())
+    others: dict[str, tuple[str, ...]] = {}
+    for name, owner in tied.items():
+        others[owner] = (*others.get(owner, ()), name)
+    return ServedWeights(
+        {name: (WeightView(tensor),) for name, tensor in kept.items()},
+        {name: tuple(tensor.shape) for name, tensor in kept.items()},
+        others,
+    )
+
+
+def _keeps_all_tokens(layer: object, context_max: int) -> bool:
+    """Whether this layer of a cache keeps plain keys and values of all `context_max` tokens."""
+    if type(layer) is DynamicSlidingWindowLayer:
+        return layer.sliding_window >= context_max
+    return type(layer) is DynamicLayer

@@ -1,0 +1,160 @@
+"""The decode path of the Llama and Qwen families over fused weights.
+
+With few rows and a small model the overhead of an operator call is as large as its arithmetic, so a
+step makes few calls: residuals are added inside the matrix products, keys and values are written by
+one copy, and the weights of norms are multiplied into the matrices after them.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedConfig
+
+from rollstream.producers.engines.torch.attention import attend, attend_ahead, masks_ahead, segment_masks
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
+from rollstream.producers.engines.torch.fused_shape import FusedShape, rotations
+from rollstream.producers.engines.torch.llama_weights import FusedLayer, FusedWeights, expected_shapes
+from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.weights import ServedWeights
+
+
+class FusedDecoder:
+    """Implements `Decoder` for a configuration that `fused_shape` accepts."""
+
+    def __init__(
+        self,
+        shape: FusedShape,
+        config: PreTrainedConfig,
+        context_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.vocabulary = shape.vocabulary
+        self.kv = KVShape(shape.layers, shape.kv_heads, shape.width)
+        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA one launch costs
+        # as much as far more row-tokens.
+        self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
+        self.weights = FusedWeights(shape, dtype, device)
+        self.served = ServedWeights(self.weights.places, expected_shapes(shape))
+        self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
+        self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
+        self.rotations = rotations(config, shape.width, context_max + 1).to(device)
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        used: tuple[RowSegment, ...],
+    ) -> torch.Tensor:
+        s, rows = self.shape, ids.shape[0]
+        hidden = self.weights.embedding.index_select(0, ids)
+        rotation = self.rotations.index_select(0, positions)[:, None, None]
+        masks = segment_masks(cache, used)
+        for index, layer in enumerate(self.weights.layers):
+            heads = self._heads(layer, hidden, rotation)
+            cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
+            attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
+            self._finish(layer, hidden, attended)
+        return self._logits(hidden)
+
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+        s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
+        hidden = self.weights.embedding.index_select(0, drafted.ids)
+        rotation = self.rotations.index_select(0, drafted.positions)[:, None, None]
+        masks = masks_ahead(cache, used, ahead, s.queries_per_kv)
+        # Matrix products run over the tokens, attention over padded rows.
+        size = (rows * ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
+        padded = None if slots is None else hidden.new_zeros(size)
+        for index, layer in enumerate(self.weights.layers):
+            heads = self._heads(layer, hidden, rotation)
+            if padded is not None and slots is not None:
+                heads = padded.index_copy_(0, slots, heads)
+            heads = heads.view(rows, ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
+            cache.coming(index, rows, ahead).copy_(heads[:, :, :, s.queries_per_kv :])
+            queries = heads[:, :, :, : s.queries_per_kv]
+            attended = attend_ahead(queries, index, cache, used, masks)
+            if slots is not None:
+                attended = attended.index_select(0, slots)
+            self._finish(layer, hidden, attended)
+        return self._logits(hidden)
+
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
+        s = self.shape
+        rows, new = batch.ids.shape
+        hidden = self.weights.embedding[batch.ids.flatten()]
+        rotation = self.rotations[batch.positions.flatten()][:, None, None]
+        out = hidden.new_empty(2 * s.layers, rows, s.kv_heads, new, s.width)
+        for index, layer in enumerate(self.weights.layers):
+            heads = self._heads(layer, hidden, rotation).unflatten(0, (rows, new))
+            heads = heads.permute(
+                3, 0, 2, 1, 4
+            )  # (queries, key, value; rows; kv heads; new; width)
+            out[2 * index : 2 * index + 2] = heads[-2:]
+            if index == s.layers - 1:
+                break  # the output of the last layer is not cached
+            keys, values = out[2 * index], out[2 * index + 1]
+            if batch.past is not None:
+                keys = torch.cat((batch.past[2 * index], keys), 2)
+                values = torch.cat((batch.past[2 * index + 1], values), 2)
+            queries = heads[:-2].permute(1, 2, 0, 3, 4).flatten(1, 2)
+            attended = F.scaled_dot_product_attention(
+                queries, keys, values, batch.mask, scale=1.0, enable_gqa=s.queries_per_kv > 1
+            )
+            self._finish(layer, hidden, attended.transpose(1, 2).reshape(rows * new, -1))
+        return out
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits in fp32 whatever dtype the layers compute in, as in the trainer."""
+        return F.linear(_unit(hidden.float(), self._floor), self.weights.head)
+
+    def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """RMS norm without its weight and the root of the width: both are multiplied into the
+        matrix that follows.
+        """
+        return _unit(hidden, self._floor)
+
+    def _heads(
+        self, layer: FusedLayer, hidden: torch.Tensor, rotation: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotated queries and key, and the value, of each kv head: (n, kv_heads, queries_per_kv +
+        2, width).
+        """
+        s = self.shape
+        normed = self._norm(hidden)
+        if layer.qkv_bias is None:
+            projected = torch.mm(normed, layer.qkv)
+        else:
+            projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+        heads = projected.view(-1, s.kv_heads, s.queries_per_kv + 2, s.width)
+        turned = heads[:, :, :-1]
+        if layer.head_norm is not None:
+            torch.mul(_unit(turned, self._head_floor), layer.head_norm, out=turned)
+        if self.dtype == torch.float32:
+            torch.view_as_complex(turned.unflatten(3, (-1, 2))).mul_(rotation)
+        else:
+            pairs = torch.view_as_complex(turned.float().unflatten(3, (-1, 2)))
+            turned.copy_(torch.view_as_real(pairs * rotation).flatten(3))
+        return heads
+
+    def _finish(self, layer: FusedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+        """Output projection and feed-forward, added to `hidden` in place."""
+        hidden.addmm_(attended, layer.output)
+        if layer.output_bias is not None:
+            hidden.add_(layer.output_bias)
+        gate_up = torch.mm(self._norm(hidden), layer.gate_up)
+        gate, up = gate_up.chunk(2, 1)
+        hidden.addmm_(F.silu(gate).mul_(up), layer.down)
+
+
+def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Rows divided by the root of (sum of squares + floor²), in three calls where `rms_norm` makes
+    nine on a CPU.
+    """
+    exact = values.float()
+    length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    return (exact / length.hypot_(floor)).to(values.dtype)

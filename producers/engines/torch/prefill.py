@@ -1,0 +1,100 @@
+"""Prefill: sequences of different lengths are packed into few forward passes.
+
+Sequences of similar length share a pass. They are padded on the left, so every newest token is in
+the last column.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rollstream.producers.engines.torch.decoder import Decoder, PrefillBatch
+from rollstream.streams.values import Tokens
+
+PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alone is longer
+
+
+@dataclass(frozen=True, slots=True)
+class CacheExtension:
+    """New tokens after the cached tokens of a sequence; `past` is the KV of the latter, (2 ·
+    layers, heads, length, width), or None.
+    """
+
+    tokens: Tokens
+    past: torch.Tensor | None = None
+
+    @property
+    def past_length(self) -> int:
+        return 0 if self.past is None else self.past.shape[2]
+
+
+def extend_caches(decoder: Decoder, extensions: Sequence[CacheExtension]) -> list[torch.Tensor | None]:
+    """Compute the KV of each sequence, past and new tokens; None for an empty sequence."""
+    found: list[torch.Tensor | None] = [extension.past for extension in extensions]
+    waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
+    waiting.sort(key=lambda index: len(extensions[index].tokens))
+    for part in _passes(extensions, waiting):
+        new = decoder.prefill(_pack(decoder, [extensions[index] for index in part]))
+        for place, index in enumerate(part):
+            own = new[:, place, :, new.shape[3] - len(extensions[index].tokens) :]
+            past = extensions[index].past
+            found[index] = own.clone() if past is None else torch.cat((past, own), 2)
+    return found
+
+
+def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
+    passes: list[list[int]] = []
+    for index in ascending:
+        length = len(extensions[index].tokens)
+        if passes and (len(passes[-1]) + 1) * length <= PASS_TOKENS:
+            passes[-1].append(index)
+        else:
+            passes.append([index])
+    return passes
+
+
+def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
+    rows = len(extensions)
+    new = max(len(extension.tokens) for extension in extensions)
+    before = max(extension.past_length for extension in extensions)
+    ids = np.zeros((rows, new), np.int64)
+    positions = np.zeros((rows, new), np.int64)
+    seen = np.zeros((rows, new, before + new), bool)
+    causal = np.tri(new, dtype=bool)
+    for row, extension in enumerate(extensions):
+        length, past = len(extension.tokens), extension.past_length
+        ids[row, new - length :] = extension.tokens
+        positions[row, new - length :] = np.arange(past, past + length)
+        seen[row, :, before - past : before] = True
+        seen[row, :, before + new - length :] = causal[:, new - length :]
+    seen[:, :, before:] |= np.eye(new, dtype=bool)
+    mask = torch.zeros(seen.shape, dtype=decoder.dtype).masked_fill_(
+        torch.from_numpy(~seen), -torch.inf
+    )
+    return PrefillBatch(
+        ids=torch.from_numpy(ids).to(decoder.device),
+        positions=torch.from_numpy(positions).to(decoder.device),
+        mask=mask.unsqueeze(1).to(decoder.device),
+        past=_packed_past(decoder, extensions, before) if before else None,
+    )
+
+
+def _packed_past(decoder: Decoder, extensions: Sequence[CacheExtension], before: int) -> torch.Tensor:
+    shape = decoder.kv
+    packed = torch.zeros(
+        2 * shape.layers,
+        len(extensions),
+        shape.heads,
+        before,
+        shape.width,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+    for row, extension in enumerate(extensions):
+        if extension.past is not None:
+            packed[:, row, :, before - extension.past_length :] = extension.past
+    return packed

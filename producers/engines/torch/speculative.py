@@ -1,0 +1,231 @@
+"""The batch with speculative decoding: plain steps while they are cheaper, else passes that verify
+drafts.
+
+Rows gain different numbers of tokens in a pass, and the cache stays aligned at the right: all rows
+advance by the largest number of tokens that a row gained, and the columns of rejected drafts are
+hidden by the row's mask. The length of a row is then that of its sequence, not that of its columns.
+Hidden columns are removed (`_squeeze`) before plain steps resume, when columns run out, and when
+reading them has cost as much as removing them. Weights change between two passes or steps, as
+without drafts.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.source_part import DraftSource
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.torch.batch import DecodeBatch
+from rollstream.producers.engines.torch.decoder import Decoder
+from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
+from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
+from rollstream.producers.engines.torch.sequence import TorchSequence
+from rollstream.producers.engines.torch.verification import count_accepted, pack_drafts
+from rollstream.streams.values import Drafts, Floats, Tokens
+
+MEASURE_STEPS = 4  # one of this many plain steps is measured
+SQUEEZE_FACTOR = 16  # times the cached tokens: hidden columns read before they are removed
+
+
+class SpeculativeBatch(DecodeBatch):
+    """As `DecodeBatch`, with the same tokens."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: int,
+        context_max: int,
+        block_steps: int,
+        source: DraftSource,
+        switch: DraftGate,
+    ) -> None:
+        super().__init__(decoder, slots, context_max, block_steps)
+        self.switch, self.block_steps = switch, block_steps
+        self.verifies = False
+        # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
+        on_cpu = decoder.device.type == "cpu"
+        self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
+        self.drafting = BatchSpeculation(source, switch, decoder.vocabulary, self._clock)
+        self._passed_over = 0
+        """Hidden columns read since they were last removed."""
+
+    @property
+    def drafts(self) -> DraftStats:
+        return self.drafting.stats()
+
+    @property
+    def due(self) -> bool:
+        if not self.verifies:
+            return self.block.full
+        return any(state.unsaid >= self.block_steps for state in self.drafting.states.values())
+
+    @property
+    def tokens_cached(self) -> int:
+        if not self.verifies:
+            return super().tokens_cached
+        return sum(sequence.length - 1 for sequence in self.rows)
+
+    def enter(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
+        super().enter(sequence, kv)
+        self.drafting.enter(sequence)
+
+    def leave(self, sequence: TorchSequence) -> None:
+        super().leave(sequence)
+        del self.drafting.states[sequence]
+
+    def cached(self, sequence: TorchSequence) -> torch.Tensor:
+        if not self.verifies:
+            return super().cached(sequence)
+        kv = self.cache.seen(sequence.row, int(self._starts[sequence.row]))
+        assert kv.shape[2] == sequence.length - 1, "every token but the newest is cached once"
+        return kv
+
+    def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
+        if self.verifies:
+            self._starts[sequence.row] = self.cache.write(sequence.row, kv)
+            self._composed = False
+        else:
+            super().recache(sequence, kv)
+
+    def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
+        tokens, logprobs = super().collect(sequence)
+        if len(tokens):
+            self.drafting.look_back(sequence, tokens)
+            self.drafting.drew(sequence, tokens, logprobs)
+        return self.drafting.states[sequence].say()
+
+    def drafted(self, sequence: TorchSequence) -> Drafts | None:
+        return self.drafting.states[sequence].how.say()
+
+    def restart_block(self) -> None:
+        if not self.verifies:
+            super().restart_block()
+
+    def step(self) -> list[TorchSequence]:
+        """Make one pass or one plain step. Returns the sequences that ended, with `finish` set."""
+        self._decide()
+        if self.verifies:
+            return self._verify()
+        if self.drafting.undecided_steps % MEASURE_STEPS and not self.switch.probing:
+            return super().step()
+        rows, began = len(self.rows), self._clock()
+        ended = super().step()
+        self.switch.plain_steps(rows, self._clock() - began)
+        return ended
+
+    # ---- the switch ----------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        drafts = self.drafting.decide(len(self.rows), self.verifies)
+        if drafts and not self.verifies:
+            self._begin_verifying()
+        elif self.verifies and not drafts:
+            self._begin_plain()
+
+    def _begin_verifying(self) -> None:
+        """Copy all tokens to the host; from here on each pass brings its tokens there."""
+        for sequence in self.rows:
+            self.drafting.drew(sequence, *super().collect(sequence))
+        super().restart_block()
+        self.verifies = True
+        for sequence in self.rows:
+            self.drafting.share(sequence, least=0)
+
+    def _begin_plain(self) -> None:
+        """Remove hidden columns, and fill the block with the newest tokens of the rows."""
+        self._squeeze(0)
+        self.verifies = False
+        self.block.column = 0
+        for sequence in self.rows:
+            sequence.first, sequence.pieces = 1, []
+            newest = sequence.length - 1
+            self.block.enter(sequence.row, int(sequence.tokens[newest]), sequence.key, newest)
+        rows = len(self.rows)
+        ends = self._starts[:rows] + self._limits[:rows] - 1
+        self._next_end = int(ends.min(initial=2**62))
+
+    # ---- verification --------------------------------------------------------------------------
+
+    def _verify(self) -> list[TorchSequence]:
+        """1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4.
+        Accept.
+        """
+        began = self._clock()
+        if self.cache.column + 1 + self.switch.rule.most > self.cache.columns:  # 1
+            self._squeeze(0)
+        if self.cache.column >= self._next_promotion:
+            self._promote()
+        if not self._composed:
+            self._compose()
+        drafts = self.drafting.guess(self.rows)  # 2
+        packed = pack_drafts(self.rows, drafts, self.decoder.device)
+        given = packed.drafted
+        if given.ahead == 1:  # 3
+            logits = self.decoder.step(given.ids, given.positions, self.cache, self._used)
+        else:
+            logits = self.decoder.verify(given, self.cache, self._used)
+        plan = plan_of_rows(self._plan, packed.row_of)
+        tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
+        rows = len(self.rows)
+        ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
+        self.switch.verified(rows, len(given.ids), self.gained, self._clock() - began)
+        return ended
+
+    def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[TorchSequence]:
+        """Add the accepted tokens, and the token after them, to the rows. Returns the sequences
+        that ended.
+        """
+        ended: list[TorchSequence] = []
+        kept: list[int] = []
+        begin = 0
+        for sequence, draft in zip(self.rows, drafts, strict=True):
+            end = begin + 1 + len(draft)
+            own = drawn[begin:end]
+            count, stopped = count_accepted(own, draft, sequence.request.sampling.stop)
+            self.drafting.gain(sequence, draft, own[:count], logprobs[begin : begin + count])
+            if stopped or sequence.full:
+                sequence.finish = "stop" if stopped else "length"
+                ended.append(sequence)
+            kept.append(count)
+            begin = end
+        self._advance(kept)
+        return ended
+
+    def _advance(self, kept: list[int]) -> None:
+        """End the pass: advance all rows, and hide the columns that are not in `kept`."""
+        most, rows = max(kept), len(kept)
+        if min(kept) < most:
+            self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
+        self.cache.column += most
+        self.gained = sum(kept)
+        counts = self.drafting.counts
+        counts["passes"] += 1
+        counts["rows"] += rows
+        counts["gained"] += self.gained
+        columns = rows * self.cache.column - int(self._starts[:rows].sum())
+        cached = self.tokens_cached
+        self._passed_over += columns - cached
+        if self._passed_over > SQUEEZE_FACTOR * cached:
+            self._squeeze(0)
+
+    # ---- the cache -----------------------------------------------------------------------------
+
+    def _align(self, column: int) -> None:
+        if self.verifies:
+            self._squeeze(column)
+        else:
+            super()._align(column)
+
+    def _squeeze(self, column: int) -> None:
+        """Remove the hidden columns of every row; the next column is at least `column`."""
+        held = [self.cached(sequence) for sequence in self.rows]
+        self.cache.column = max([column, *(kv.shape[2] for kv in held)])
+        for sequence, kv in zip(self.rows, held, strict=True):
+            self._starts[sequence.row] = self.cache.write(sequence.row, kv)
+        self._passed_over = 0
+        self._next_promotion = 0  # computed again at the next step
+        self._composed = False

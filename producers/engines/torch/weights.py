@@ -1,0 +1,226 @@
+"""The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
+them with the tensors that they came from.
+
+Everything is checked before anything is written. All slow work of a patch (checks, index
+arithmetic, products with norms, casts) is done in `prepare`, which writes nothing that is served
+and may run beside decoding; `apply` then only copies.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.torch.checks import check_patch, check_tensors
+from rollstream.producers.engines.torch.weight_views import Indices, WeightView
+from rollstream.storage.weights.tensors import untie
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.streams.values import Version
+
+FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
+FILL_SHARE_MAX = 0.25  # share of elements in whole tensors above which everything is loaded
+NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix after it
+COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
+
+
+@dataclass(frozen=True, slots=True)
+class TensorWrite:
+    """New values of served elements: of some `positions` of `target`, or of all of it."""
+
+    target: Tensor
+    values: Tensor
+    positions: Tensor | None = None
+
+    def write(self) -> None:
+        if self.positions is None:
+            self.target.copy_(self.values)
+        else:
+            self.target.index_copy_(0, self.positions, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWrites:
+    """A checked update; `writes` turn the weights of `base` into it. None: load all tensors."""
+
+    base: Version | None
+    writes: tuple[TensorWrite, ...] | None
+
+
+@dataclass(slots=True)
+class _NormChange:
+    """The columns of a norm that changed; None: all."""
+
+    columns: Indices | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """`places` by checkpoint name; `shapes` of every expected tensor (norms have no place of their
+    own); `tied` the other names under which a checkpoint may hold a tensor.
+    """
+
+    places: Mapping[str, tuple[WeightView, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def load(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
+        """Serve these weights. Raises `EngineRefused`, which names the wrong tensor, before
+        anything is written.
+        """
+        own = self._own(tensors)
+        if not checked:
+            check_tensors(self.shapes, own)
+        for name, places in self.places.items():
+            for place in places:
+                place.fill(own[name], place.factor(own))
+
+    def prepare(self, update: WeightUpdate) -> PreparedWrites:
+        """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
+        own = self._own(update.tensors)
+        if update.patches is None or self._is_mostly_whole(update):
+            check_tensors(self.shapes, own)
+            return PreparedWrites(None, None)
+        patches, whole = self._named(update)
+        check_tensors(self.shapes, own, finite=whole)
+        for name, patch in patches.items():
+            check_patch(name, patch, self.shapes[name])
+        norms = {
+            name: _NormChange(None if name in whole else np.asarray(patches[name].indices))
+            for name in (*patches, *whole)
+            if name not in self.places
+        }
+        writes: list[TensorWrite] = []
+        for name, places in self.places.items():
+            patch = patches.get(name)
+            for place in places:
+                behind = norms.get(place.norm or "")
+                if name in whole or (behind and _is_wide(behind, own[name])):
+                    target, values = place.rowwise(place.served(own[name], place.factor(own)))
+                    writes.append(TensorWrite(target, values))
+                    continue
+                if patch is not None and len(patch.values):
+                    writes.append(_elements(place, np.asarray(patch.indices), patch.values, own))
+                if behind is not None:
+                    writes.append(_columns(place, behind, own[name], own))
+        return PreparedWrites(update.base, tuple(writes))
+
+    def prepare_for(self, update: WeightUpdate, held: Version | None) -> WeightUpdate:
+        """The update with `prepared` set. Its patches are used only if their base is `held`, else
+        all tensors are loaded. Raises `EngineRefused` as `prepare` does.
+        """
+        if update.base is None or update.base != held:
+            update = replace(update, base=None, patches=None)
+        return replace(update, prepared=self.prepare(update))
+
+    def apply(self, update: WeightUpdate, held: Version | None) -> None:
+        """Serve a prepared update: its writes where `held` is still its base, else all tensors. An
+        error leaves a mixture of both versions.
+        """
+        prepared = update.prepared
+        assert isinstance(prepared, PreparedWrites), "prepare_for sets it"
+        if prepared.writes is not None and prepared.base == held:
+            for write in prepared.writes:
+                write.write()
+        else:
+            self.load(update.tensors, checked=prepared.writes is None)
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
+        """Compare the served bits with those that loading these tensors gives; names of tensors
+        that are not served are ignored.
+        """
+        own = self._own(tensors)
+        mine = {other: name for name, others in self.tied.items() for other in others}
+        asked = {mine.get(name, name) for name in names} & set(self.shapes)
+        differing = [name for name in sorted(asked) if not self._is_served(name, own)]
+        return WeightComparison(len(asked), tuple(differing))
+
+    def _is_served(self, name: str, own: Mapping[str, Tensor]) -> bool:
+        if name in self.places:
+            return all(_is_same(place, own[name], place.factor(own)) for place in self.places[name])
+        behind = [
+            (own[other].numel(), other, place)
+            for other, places in self.places.items()
+            for place in places
+            if place.norm == name
+        ]
+        _, other, place = min(behind, key=lambda found: found[:2])
+        rows = place.view[:NORM_ROWS]
+        few = WeightView(rows, place.scale, place.norm)
+        return _is_same(few, own[other].view(place.view.shape)[:NORM_ROWS], place.factor(own))
+
+    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The expected tensors, under the names that they have here."""
+        found = ((name, self._held_as(name, tensors)) for name in self.shapes)
+        return {name: tensors[held] for name, held in found if held in tensors}
+
+    def _held_as(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        names = (name, *self.tied.get(name, ()))
+        return next((one for one in names if one in tensors), name)
+
+    def _named(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
+        """Patches, and names of whole tensors, under the names that they have here. A delta holds
+        tied tensors once, under any of their names.
+        """
+        owners = untie(update.tensors)[1]
+        by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
+        anew = {owners.get(name, name) for name in update.whole}
+        patches: dict[str, TensorPatch] = {}
+        whole: set[str] = set()
+        for name in self.shapes:
+            held = self._held_as(name, update.tensors)
+            owner = owners.get(held, held)
+            if owner in anew:
+                whole.add(name)
+            elif owner in by_owner:
+                patches[name] = by_owner[owner]
+        return patches, whole
+
+    def _is_mostly_whole(self, update: WeightUpdate) -> bool:
+        sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
+        anew = sum(sizes.get(name, 0) for name in update.whole)
+        return anew > FILL_SHARE_MAX * sum(sizes.values())
+
+
+def _is_wide(behind: _NormChange, tensor: Tensor) -> bool:
+    columns = behind.columns
+    return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
+
+
+def _elements(place: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
+    factor = place.factor(own)
+    if factor is not None:
+        columns = torch.from_numpy(indices % len(factor))
+        factor = factor.index_select(0, columns.to(factor.device))
+    positions = torch.from_numpy(place.positions(indices)).to(place.view.device)
+    return TensorWrite(place.flat, place.served(values, factor), positions)
+
+
+def _columns(place: WeightView, behind: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
+    """The elements that a changed norm changes in the matrix after it."""
+    assert behind.columns is not None, "all columns are filled, not patched"
+    width = tensor.shape[-1]
+    starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
+    indices = (starts + behind.columns).reshape(-1)
+    values = tensor.reshape(-1, width)[:, torch.from_numpy(behind.columns)].reshape(-1)
+    return _elements(place, indices, values, own)
+
+
+def _is_same(place: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
+    wanted = tensor.view(place.view.shape)
+    rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
+    for begin in range(0, len(wanted), rows):
+        part = slice(begin, begin + rows)
+        if not torch.equal(_bits(place.view[part]), _bits(place.served(wanted[part], factor))):
+            return False
+    return True
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bits as integers, so that −0 differs from +0."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])

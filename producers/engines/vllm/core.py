@@ -1,0 +1,263 @@
+"""vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
+classes.
+
+The core runs in a process of its own, which computes on between the steps taken here, or in this
+process, where each step is a call. All tokens returned before `pause` returned have one version.
+Engines of one process share torch's process groups, and collecting one engine destroys the groups
+of the next, so no engine is ever closed: the next engine of the same model and shape reuses it.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
+
+import contextlib
+import json
+import tempfile
+import threading
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from rollstream.producers.engines.vllm.asking import replace_core_calls
+from rollstream.producers.engines.vllm.protocol import StepOutput, CoreLoad, CoreRequest, PauseResult
+from rollstream.producers.engines.vllm.parameter_map import architecture_of
+from rollstream.producers.engines.vllm.proposer import request_arguments, draft_config
+from rollstream.producers.engines.vllm.environment import VllmShape
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Sampling
+
+WORKER_CLASS = "rollstream.producers.engines.vllm.worker_part.WorkerExtension"
+BACKEND = "rollstream"
+FP32_HEAD = {"head_dtype": "float32"}
+"""The head in float32, as in the trainer: a lower precision causes most of the difference between
+the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
+"""
+
+_CORES: list["LocalCore"] = []
+
+
+class LocalCore:
+    """One model, with dummy weights until weights are loaded."""
+
+    def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
+        from rollstream.producers.engines.vllm.release import EngineArgs, LLMEngine, WeightTransferConfig
+
+        self.load = CoreLoad()
+        self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
+        self._entering = threading.RLock()
+        """Lets one thread in at a time: `read_back` is called from another one."""
+        self.loads = 0
+        """How often weights were loaded; KV blocks are shared only within one load."""
+        self.of = (config.to_json_string(), shape)
+        self.free = False
+        self._keys: set[str] = set()
+        with tempfile.TemporaryDirectory() as folder:
+            write_config(config, Path(folder))
+            arguments = EngineArgs(
+                model=folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                generation_config="vllm",
+                dtype=shape.dtype,
+                max_model_len=shape.context_max,
+                max_num_seqs=shape.slots,
+                hf_overrides=FP32_HEAD if shape.head_float32 else {},
+                tensor_parallel_size=shape.tensor_parallel,
+                gpu_memory_utilization=shape.memory_share,
+                enforce_eager=shape.eager,
+                enable_chunked_prefill=shape.chunked,
+                max_num_batched_tokens=shape.step_tokens,
+                block_size=shape.block,
+                num_gpu_blocks_override=shape.blocks,
+                kv_cache_memory_bytes=shape.kv_bytes,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+                # Within one process a step under way would end under the next version; and a draft
+                # needs the tokens of the step before.
+                async_scheduling=None if shape.process and not shape.drafts else False,
+                speculative_config=draft_config(shape.drafts, shape.slots, shape.eager),
+                worker_extension_cls=WORKER_CLASS,
+                weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            )
+            self._engine = LLMEngine.from_engine_args(
+                arguments,
+                stat_loggers=[self._logger()],
+                enable_multiprocessing=shape.process,
+            )
+        if shape.process:
+            replace_core_calls(self._engine.engine_core)
+        _CORES.append(self)
+        cache = self._engine.vllm_config.cache_config
+        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(
+            cache.block_size
+        )  # vLLM keeps one block
+
+    def add(self, order: CoreRequest) -> None:
+        from rollstream.producers.engines.vllm.release import RequestOutputKind, SamplingParams
+
+        s = order.sampling
+        params = SamplingParams(
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            seed=None if s.temperature == 0 else order.seed,
+            max_tokens=order.room,
+            stop_token_ids=list(s.stop),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=request_arguments(order.prompt, order.group, order.place, order.stay),
+        )
+        prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
+        with self._entered():
+            self._engine.add_request(order.key, prompt, params)
+        self._keys.add(order.key)
+
+    def step(self, wait_s: float) -> list[StepOutput]:
+        """The outputs of one step; none if a core in a process of its own finished none in time."""
+        if self.has_process and not self._has_output(wait_s):
+            with self._entered():
+                self._engine.engine_core.ensure_alive()
+            return []
+        with self._entered():
+            gains = [_step_output(output) for output in self._engine.step()]
+        self._keys.difference_update(gained.key for gained in gains if gained.finish is not None)
+        return gains
+
+    def pause(self) -> PauseResult:
+        """Stop stepping until `resume`. Returns the outputs of the last steps."""
+        if not self.has_process:
+            return PauseResult([])
+        with self._entered():
+            self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
+            # Outputs of steps before the pause arrive before its acknowledgement.
+            return PauseResult([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
+
+    def resume(self) -> None:
+        if self.has_process:
+            with self._entered():
+                self._engine.engine_core.call_utility("resume_scheduler")
+
+    def drop(self, keys: Iterable[str]) -> None:
+        dropped = list(keys)
+        with self._entered():
+            self._engine.abort_request(dropped)
+        self._keys.difference_update(dropped)
+
+    def give_back(self) -> None:
+        """Release the engine, reset for its next user."""
+        try:
+            self.drop(self._keys)
+            self.resume()
+            if self.of[1].drafts:
+                self.draft_from(None, "", None, "")
+        except EngineRefused:  # its process has ended
+            return
+        self.load, self.free = CoreLoad(), True
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """The result of a worker's method; with several workers, that of the first."""
+        with self._entered():
+            return self._engine.collective_rpc(method, args=arguments)[0]
+
+    def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
+        """Draft from this history (`proposer_worker`) and write the counts to this tally; with
+        None, stop drafting.
+        """
+        self.call("draft_from", source, window, forced, tally)
+
+    def stamp(self, version: str) -> None:
+        """Stamp tokens of later steps with this version, whose weights are loaded."""
+        self.loads += 1
+        with self._entered():
+            self._engine.set_weight_version(version)
+
+    def forget_cache(self) -> None:
+        """Drop all KV; requests restart with the tokens that they have."""
+        with self._entered():
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def try_out(self) -> None:
+        """Make one step: what vLLM's kernels cannot compute fails only there."""
+        self.add(CoreRequest("try", [0], Sampling(temperature=0), 1, 0, "try"))
+        while not any(gained.finish for gained in self.step(1.0)):
+            pass
+
+    @contextlib.contextmanager
+    def _entered(self) -> Generator[None]:
+        """Lock the engine. Raises `EngineRefused` when its process has ended."""
+        from rollstream.producers.engines.vllm.release import EngineDeadError
+
+        try:
+            with self._entering:
+                yield
+        except EngineDeadError as error:
+            raise EngineRefused(f"vLLM's core ended: {error}") from error
+
+    def _outputs(self) -> int:
+        return len(self._engine.engine_core.outputs_queue.queue)
+
+    def _has_output(self, wait_s: float) -> bool:
+        queue = self._engine.engine_core.outputs_queue
+        with queue.not_empty:
+            return queue.not_empty.wait_for(lambda: len(queue.queue) > 0, wait_s)
+
+    def _logger(self) -> Any:
+        from rollstream.producers.engines.vllm.release import StatLoggerBase
+
+        core = self
+
+        class Listener(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    s = scheduler_stats
+                    core.load = CoreLoad(s.num_running_reqs, s.num_waiting_reqs, s.kv_cache_usage)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Listener
+
+
+def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
+    """Reuse a released core of this model and shape, else open one. Raises `EngineRefused` for a
+    model that vLLM cannot serve on this machine.
+    """
+    for core in _CORES:
+        if core.free and core.of == (config.to_json_string(), shape):
+            core.free = False
+            return core
+    try:
+        core = LocalCore(config, shape)
+        core.try_out()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise EngineRefused(f"vLLM does not serve {type(config).__name__} here: {error}") from error
+    return core
+
+
+def write_config(config: PreTrainedConfig, folder: Path) -> None:
+    """Write `config.json` for vLLM."""
+    fields = config.to_dict() | {"architectures": [architecture_of(config)]}
+    (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
+
+
+def _step_output(output: Any) -> StepOutput:
+    (completion,) = output.outputs
+    tokens = list(completion.token_ids)
+    rows = completion.logprobs or []
+    logprobs = [row[token].logprob for row, token in zip(rows, tokens, strict=True)]
+    stamped = completion.weight_versions or ()
+    return StepOutput(
+        output.request_id,
+        tokens,
+        logprobs,
+        completion.finish_reason,
+        tuple((span.version, span.start) for span in stamped),
+    )

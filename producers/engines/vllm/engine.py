@@ -1,0 +1,250 @@
+"""vLLM behind the engine contract (`rollstream.producers.engines.base.Engine`), without a thread of its own.
+
+A sequence is waiting here, inside vLLM, or held after a stop; this file moves sequences between
+these states and emits their tokens. vLLM never has more sequences than free slots, so it admits
+each at once unless its KV cache is full. All tokens are emitted before the version changes, and at
+the end of a trajectory vLLM's own version stamps must equal those of the emissions (invariant 3).
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import torch
+from transformers import PreTrainedConfig
+
+from rollstream.producers.engines.base import WeightComparison, DraftStats, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.outbox import take_back
+from rollstream.producers.engines.requests import check_append, check_request, check_room
+from rollstream.producers.engines.vllm.drafts import open_drafts
+from rollstream.producers.engines.vllm.protocol import StepOutput, CoreRequest, check_temperature
+from rollstream.producers.engines.vllm.opening import open_core_and_weights
+from rollstream.producers.engines.vllm.sequence import VllmSequence
+from rollstream.producers.settings import VllmSettings
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Tokens, Version
+
+
+class VllmEngine:
+    """Continuous batching by vLLM of one model.
+
+    `tensors` are the weights of `version` under their checkpoint names, of any floating dtype. With
+    `settings.process` vLLM computes in a process of its own, also between calls; without, only
+    inside `poll`. A core in another process must be able to map the draft source by name
+    (`drafting.py`).
+    """
+
+    def __init__(
+        self,
+        model_config: PreTrainedConfig,
+        tensors: Mapping[str, torch.Tensor],
+        version: Version,
+        options: EngineOptions,
+        *,
+        settings: VllmSettings | None = None,
+    ) -> None:
+        self.version = version
+        self.slots, self.context_max = options.slots, options.context_max
+        self._emit_every = options.emit_every
+        self.vocabulary = int(model_config.vocab_size)
+        switch = options.switch or DraftGate()
+        longest = 0 if options.drafts is None else switch.rule.most
+        self._core, self._weights = open_core_and_weights(
+            model_config, options, settings or VllmSettings(), longest
+        )
+        weakref.finalize(self, self._core.give_back).atexit = False
+        self._drafting = open_drafts(self._core, options.drafts, switch, self.slots)
+        self._known: dict[str, VllmSequence] = {}
+        self._waiting: deque[VllmSequence] = deque()
+        self._inside: dict[str, VllmSequence] = {}  # by key
+        self._held: dict[str, VllmSequence] = {}
+        self._outbox: list[Emission] = []
+        self._serving = True
+        self._stays = self._steps = self._tokens = 0
+        self._busy_s = 0.0
+        self._weights.load(self._weights.prepare(WeightUpdate(version, tensors)))
+        self._core.resume()
+
+    def submit(self, request: GenerationRequest) -> None:
+        check_request(request, self._known, self.vocabulary)
+        check_room(request, self.context_max)
+        check_temperature(request.sampling.temperature)
+        sequence = VllmSequence(request, self.context_max)
+        self._known[request.trajectory] = sequence
+        self._waiting.append(sequence)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        end, began = time.monotonic() + deadline_s, time.thread_time()
+        while self._serving and not self._outbox:
+            self._admit()
+            if not self._inside:
+                break
+            self._step(end - time.monotonic())
+            if time.monotonic() >= end:
+                break
+        self._busy_s += time.thread_time() - began
+        if not self._serving:
+            return []
+        said, self._outbox = self._outbox, []
+        return said
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        sequence = self._held.get(trajectory)
+        if sequence is None or sequence.finish != "stop":
+            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
+        check_append(trajectory, tokens, self.vocabulary)
+        sequence.take(tokens)
+        del self._held[trajectory]
+        self._waiting.appendleft(sequence)  # it enters next, into the slot that it kept
+
+    def abort(self, trajectory: str) -> Emission | None:
+        sequence = self._known.pop(trajectory, None)
+        if sequence is None:
+            return None
+        if sequence.key in self._inside:
+            self._leave(sequence)
+            self._say(sequence)
+        elif self._held.pop(trajectory, None) is None:
+            self._waiting.remove(sequence)
+        return take_back(self._outbox, trajectory)
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        return self._weights.prepare(update)
+
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
+        """1. Emit all tokens under the old version.  2. Load the new weights.  3. Resume decoding,
+        with or without the KV cache, as the mode requires.
+        """
+        if mode == "keep_version" and self._known and update.version != self.version:
+            raise EngineRefused(
+                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
+            )
+        paused = self._core.pause()  # 1
+        self._take(paused.gains)
+        for sequence in self._inside.values():
+            self._say(sequence)
+        self._serving = False
+        self._weights.load(update)  # 2
+        self.version = update.version
+        self._postpone(paused.let_go)
+        if mode == "in_flight_recompute":  # 3
+            self._core.forget_cache()
+        self._core.resume()
+        self._serving = True
+
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+        return self._weights.compare(names, tensors)
+
+    def running(self) -> list[str]:
+        return list(self._known)
+
+    def stats(self) -> EngineStats:
+        load = self._core.load
+        idle = not self._inside  # vLLM's statistics are those of its last step
+        kv_used = 0 if idle else round(load.kv_share * self._core.kv_capacity)
+        waiting = 0 if idle else min(load.waiting, len(self._inside))
+        drafts = DraftStats()
+        if self._drafting is not None:
+            drafts = self._drafting.stats()
+        return EngineStats(
+            slots=self.slots,
+            running=len(self._inside) - waiting + len(self._held),
+            waiting=len(self._waiting) + waiting,
+            kv_used=kv_used,
+            kv_capacity=self._core.kv_capacity,
+            steps=self._steps,
+            tokens=self._tokens,
+            busy_s=self._busy_s,
+            drafts=drafts,
+        )
+
+    # ---- sequences -----------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Submit waiting sequences to vLLM, in their order, while slots are free."""
+        while self._waiting and len(self._inside) + len(self._held) < self.slots:
+            sequence = self._waiting.popleft()
+            if not sequence.room:
+                sequence.finish = "length"
+                del self._known[sequence.request.trajectory]
+                self._outbox.append(sequence.say(self.version))
+                continue
+            self._stays += 1
+            sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
+            if self._drafting is not None:
+                others = (other.marks for other in self._inside.values())
+                sequence.marks = self._drafting.marks(self._stays, others)
+            self._inside[sequence.key] = sequence
+            self._core.add(
+                CoreRequest(
+                    key=sequence.key,
+                    tokens=list(sequence.tokens),
+                    sampling=sequence.request.sampling,
+                    room=sequence.room,
+                    seed=sequence.seed,
+                    salt=f"{self.version}/{self._core.loads}",
+                    prompt=sequence.prompt,
+                    group=sequence.request.group,
+                    place=0 if sequence.marks is None else sequence.marks.place,
+                    stay=self._stays,
+                )
+            )
+
+    def _step(self, wait_s: float) -> None:
+        gains = self._core.step(max(0.0, wait_s))
+        self._steps += bool(gains)
+        self._take(gains)
+
+    def _take(self, gains: Iterable[StepOutput]) -> None:
+        for gained in gains:
+            sequence = self._inside.get(gained.key)
+            if sequence is not None:
+                self._gain(sequence, gained)
+
+    def _gain(self, sequence: VllmSequence, gained: StepOutput) -> None:
+        self._tokens += len(gained.tokens)
+        sequence.gain(gained.tokens, gained.logprobs, gained.finish is not None)
+        if gained.finish is None:
+            if len(sequence.unsaid) >= self._emit_every:
+                self._say(sequence)
+            return
+        if gained.finish not in ("stop", "length"):
+            raise EngineRefused(f"{gained.key}: vLLM ended the request by {gained.finish!r}")
+        self._check_stamps(sequence, gained)
+        sequence.finish = "stop" if gained.finish == "stop" else "length"
+        del self._inside[sequence.key]
+        self._say(sequence)
+        if sequence.request.hold and sequence.finish == "stop":
+            self._held[sequence.request.trajectory] = sequence
+        else:
+            del self._known[sequence.request.trajectory]
+
+    def _check_stamps(self, sequence: VllmSequence, gained: StepOutput) -> None:
+        """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions."""
+        said = sequence.stamps(self.version)
+        if gained.versions != said:
+            raise EngineRefused(
+                f"{gained.key}: vLLM stamped its tokens {gained.versions}, "
+                f"but they were emitted as {said}"
+            )
+
+    def _leave(self, sequence: VllmSequence) -> None:
+        del self._inside[sequence.key]
+        self._core.drop([sequence.key])
+
+    def _postpone(self, let_go: frozenset[str]) -> None:
+        """Queue the sequences again that vLLM has not started, or has dropped: their prompts must
+        not be taken from a cache of other weights.
+        """
+        inside = self._inside.values()
+        idle = [sequence for sequence in inside if not sequence.stay or sequence.key in let_go]
+        for sequence in reversed(idle):
+            self._leave(sequence)
+            self._waiting.appendleft(sequence)
+
+    def _say(self, sequence: VllmSequence) -> None:
+        if sequence.unsaid or sequence.finish is not None:
+            self._outbox.append(sequence.say(self.version))

@@ -1,0 +1,98 @@
+"""The size of a vLLM engine, computed from a run's settings and the device."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from rollstream.producers.settings import VllmSettings
+
+CPU_BLOCK_TOKENS = 32  # tokens; the block size of vLLM's attention on the CPU
+CPU_STEP_TOKENS = 2048  # tokens
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class VllmShape:
+    """Arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
+    `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` parts of
+    a prompt. None is vLLM's own choice. With `process` vLLM's core is a process of its own; with
+    `head_float32` logits are computed in float32. At most `drafts` tokens of a sequence are drafted
+    per step.
+    """
+
+    slots: int
+    context_max: int
+    dtype: str
+    process: bool
+    tensor_parallel: int = 1
+    memory_share: float = 0.9
+    eager: bool = False
+    block: int | None = None
+    blocks: int | None = None
+    kv_bytes: int | None = None
+    chunked: bool | None = None
+    step_tokens: int | None = None
+    drafts: int = 0
+    head_float32: bool = False
+
+
+def shape_for(
+    config: PreTrainedConfig,
+    slots: int,
+    context_max: int,
+    device: str,
+    settings: VllmSettings,
+    drafts: int = 0,
+) -> VllmShape:
+    """On the CPU the KV cache holds all slots at full context, as in the embedded engine, unless
+    `kv_gib` is less. On a GPU vLLM divides the memory itself.
+    """
+    auto = "float32" if device == "cpu" else "bfloat16"
+    kind = auto if settings.dtype == "auto" else settings.dtype
+    given = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
+    head = settings.head_float32 and kind != "float32"
+    if device != "cpu":
+        return VllmShape(
+            slots,
+            context_max,
+            kind,
+            settings.process,
+            settings.tensor_parallel,
+            settings.memory_share,
+            kv_bytes=given,
+            drafts=drafts,
+            head_float32=head,
+        )
+    block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
+    blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM keeps one block
+    if given is not None:
+        one = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1
+        blocks = max(one, min(blocks, given // block_bytes))
+    return VllmShape(
+        slots,
+        context_max,
+        kind,
+        settings.process,
+        settings.tensor_parallel,
+        eager=True,
+        block=CPU_BLOCK_TOKENS,
+        blocks=blocks,
+        kv_bytes=block_bytes * blocks,
+        # vLLM on the CPU cannot cut the prompt of a request with a seed: it would rewind a random
+        # generator, which CPU generators do not support.
+        chunked=False,
+        step_tokens=max(CPU_STEP_TOKENS, context_max, slots * (1 + drafts)),
+        drafts=drafts,
+        head_float32=head,
+    )
+
+
+def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
+    """Bytes of the keys and values of one token."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    item = torch.empty(0, dtype=getattr(torch, kind)).element_size()
+    return 2 * config.num_hidden_layers * kv_heads * width * item

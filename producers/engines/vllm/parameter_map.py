@@ -1,0 +1,68 @@
+"""The tensors that a checkpoint of a model must hold, derived from the model's configuration alone:
+transformers builds the model on the meta device, without memory, and names its tensors.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from rollstream.errors import EngineRefused
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """`shapes` of the tensors by name, in the order of layers, tied ones once; `tied` has the other
+    names under which a checkpoint may hold a tensor.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, tuple[str, ...]]
+
+    def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """The expected tensors among `tensors`, under the names that they have here."""
+        found = ((name, self._held_as(name, tensors)) for name in self.shapes)
+        return {name: tensors[held] for name, held in found if held in tensors}
+
+    def named(self, name: str) -> str:
+        """The name here of the tensor that a checkpoint calls `name`."""
+        return next((mine for mine, others in self.tied.items() if name in others), name)
+
+    def _held_as(self, name: str, tensors: Tensors) -> str:
+        names = (name, *self.tied.get(name, ()))
+        return next((one for one in names if one in tensors), name)
+
+
+def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
+    """Raises `EngineRefused` where transformers has no causal language model for `config`."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    first: dict[int, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    tied: dict[str, tuple[str, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = first.setdefault(id(parameter), name)
+        if owner == name:
+            shapes[name] = tuple(parameter.shape)
+        else:
+            tied[owner] = (*tied.get(owner, ()), name)
+    return ExpectedTensors(shapes, tied)
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """The name of the model class for vLLM."""
+    if config.architectures:
+        return str(config.architectures[0])
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])

@@ -1,0 +1,111 @@
+"""The draft proposer inside vLLM's worker (its `custom_class` method), on the history of the
+rollouts.
+
+vLLM calls it after every step and verifies its drafts with its own sampler: a wrong draft costs
+time and changes no distribution. Without a history it proposes nothing. vLLM does not pass the
+requests to it, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.producers.drafts.source_part import DraftSource
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
+from rollstream.producers.engines.vllm.tally import DraftCounters
+
+PROPOSER_CLASS = "rollstream.producers.engines.vllm.proposer.HistoryProposer"
+_ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"
+
+
+def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
+    """The extra arguments that identify a sequence in the history and in the tally."""
+    return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
+
+
+def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
+
+    vLLM pads a request that enters with one token to compute by that many drafts of −1, so that
+    CUDA graphs fit. It does not pad where the number is given per batch size, so on the CPU the
+    number is given that way.
+    """
+    if not drafts:
+        return None
+    said: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
+    said["num_speculative_tokens"] = drafts
+    if on_cpu:
+        said["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
+    return said
+
+
+class HistoryProposer:
+    """The methods that vLLM calls, and `draft_from`, which our worker calls."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._vocabulary = int(vllm_config.model_config.get_vocab_size())
+        self._runner: Any = None
+        self._guesses: ProposerSpeculation | None = None
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Does nothing: drafts come from no model."""
+
+    def draft_from(
+        self, runner: Any, guess: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None
+    ) -> None:
+        """From now on draft from this source, under this switch, by this clock, and write the
+        counts to this tally; with None, stop drafting.
+
+        vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
+        draft of the end of its context. The drafts made here end before the context does, so that
+        limit is raised.
+        """
+        self._runner = runner
+        runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+        self._guesses = None
+        if guess is not None:
+            source, switch, clock, tally = guess
+            self._guesses = ProposerSpeculation(source, switch, self._vocabulary, clock, tally)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """The drafts of all rows of the batch, in the form of vLLM's other proposers."""
+        if self._guesses is None or self._guesses.skips(self._runner.input_batch.req_ids):
+            return [[] for _ in sampled_token_ids]
+        rows = enumerate(sampled_token_ids)
+        return self._guesses.after(
+            [
+                self._seen(i, gained, token_ids_cpu[i, : int(num_tokens_no_spec[i])])
+                for i, gained in rows
+            ]
+        )
+
+    def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
+        """The row after the step. vLLM drops tokens after a stop token, and pads drafts with −1."""
+        batch = self._runner.input_batch
+        request = self._runner.requests[batch.req_ids[row]]
+        asked, verified = request.sampling_params, batch.spec_token_ids[row]
+        ends = [at for at, token in enumerate(sampled, 1) if token in asked.stop_token_ids]
+        gained = sampled[: ends[0]] if ends else sampled
+        tokens = tokens[: len(tokens) - len(sampled) + len(gained)]
+        end = min(request.num_prompt_tokens + asked.max_tokens, self._runner.max_model_len)
+        prompt, group, place, stay = (asked.extra_args[name] for name in _ARGUMENTS)
+        return SteppedRequest(
+            batch.req_ids[row],
+            prompt,
+            group,
+            verified if verified and verified[0] >= 0 else (),
+            gained,
+            tokens,
+            0 if ends else end - len(tokens),
+            place,
+            stay,
+        )

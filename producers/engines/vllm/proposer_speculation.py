@@ -1,0 +1,149 @@
+"""Speculation for vLLM's batch, from step to step: which rows draft how many tokens, and how many
+of these are accepted.
+
+vLLM packs the tokens of a step without padding and takes a different number of them from each row,
+so lengths are not levelled. While the switch is off, a draft is looked up from time to time, kept,
+and compared with the tokens that come. It is looked up before they come, so that a history which
+gets these tokens meanwhile does not appear to have predicted them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.producers.drafts.acceptance import HistoryAgreement
+from rollstream.producers.drafts.speculation import DraftedSequence, Speculation
+from rollstream.producers.drafts.source_part import NO_DRAFT, Draft
+from rollstream.producers.engines.vllm.tally import DraftCounters
+
+TRIAL_EVERY_TOKENS = 16  # tokens of a row between two drafts that are only compared
+TRIAL_TOKENS = 8
+IDLE_STEPS = 8  # from one look at the batch to the next while nothing is drafted
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedRequest:
+    """A request after a step that verified `draft` and generated `gained` (empty while its prompt
+    is being prefilled): all its `tokens`, and how many more it may generate. Counts of its present
+    `stay` are written to its `place`.
+    """
+
+    key: str
+    prompt: int
+    group: int
+    draft: Sequence[int]
+    gained: Sequence[int]
+    tokens: NDArray[np.int32]
+    room: int
+    place: int = 0
+    stay: int = 0
+
+
+@dataclass(slots=True)
+class _ProposerRow(DraftedSequence):
+    """`tried` is a draft that was looked up at `tried_at` tokens, only to be compared."""
+
+    tried: Draft = NO_DRAFT
+    tried_at: int = -TRIAL_EVERY_TOKENS
+
+
+@dataclass
+class ProposerSpeculation(Speculation):
+    """Speculation of one engine; all counts are written to `tally` after each step."""
+
+    tally: DraftCounters | None = None
+    _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
+    _began: float | None = field(default=None, init=False)
+    _steps: int = field(default=1, init=False)
+    """Steps since the last look at the batch, plus one."""
+
+    def skips(self, keys: Sequence[str]) -> bool:
+        """Whether the step of these requests can be skipped, to save time: nothing is drafted, and
+        the batch is the same as at the last look.
+        """
+        is_awake = self.switch.on or self.switch.probing
+        if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
+            return False
+        self._steps += 1
+        return True
+
+    def after(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
+        """The drafts for the next step, some or all of them empty.
+
+        1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
+        whether to draft.  4. Make the next drafts.  5. Write the counts.
+        """
+        drafts: dict[str, list[int]] = {}
+        began = self.clock()
+        keys, steps, self._steps = [seen.key for seen in batch], self._steps, 1
+        is_measured = all(seen.gained and seen.key in self._rows for seen in batch)
+        is_measured &= steps == 1 or keys == list(self._rows)
+        self._rows = {seen.key: self._rows.get(seen.key) or self._begun(seen) for seen in batch}
+        rows = [(seen, self._rows[seen.key]) for seen in batch if seen.gained]
+        for seen, row in rows:  # 1
+            self.verified(row, seen.draft, seen.gained)
+            if not self.switch.on:
+                row.agreement = HistoryAgreement()
+        self._measure(rows, began, steps if is_measured else 0)  # 2
+        if self.decide(len(rows), self.switch.on, steps):  # 3
+            for seen, row in rows:  # 4
+                self.tell(row, seen.tokens)
+            drafts = self._guess(rows)
+        elif self.switch.forced is None:
+            for seen, row in rows:
+                self._try(row, seen)
+        self.spent(list(self._rows.values()), self.clock() - began)
+        self._began = began
+        self._account(batch)  # 5
+        return [drafts.get(seen.key, []) for seen in batch]
+
+    def _begun(self, seen: SteppedRequest) -> _ProposerRow:
+        before = len(seen.tokens) - len(seen.gained)
+        return _ProposerRow(seen.prompt, seen.group, self.switch.rule.least, before)
+
+    def _measure(self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int) -> None:
+        """Record the time of `steps` steps; 0: it is not recorded, because prompts were
+        prefilled.
+        """
+        guessed = sum(len(seen.draft) for seen, _ in rows)
+        gained = sum(len(seen.gained) for seen, _ in rows)
+        if guessed:
+            self.counts.update(passes=1, rows=len(rows), gained=gained)
+        if not rows or not steps or self._began is None:
+            return
+        seconds = (began - self._began) / steps
+        if self.switch.on:
+            self.switch.verified(len(rows), len(rows) + guessed, gained, seconds)
+        if not guessed:  # without drafts a step is a plain one, whatever the switch
+            self.switch.plain_steps(len(rows), seconds)
+
+    def _guess(self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]) -> dict[str, list[int]]:
+        """Drafts of the lengths that pay; no draft contains the last token that its request may
+        generate.
+        """
+        longest: list[list[int]] = []
+        for seen, row in rows:
+            most = min(row.window, seen.room - 1)
+            longest.append(self.coming(row, self._newest(seen), most) if most > 0 else [])
+        lengths = self.worth([row for _, row in rows], [len(draft) for draft in longest])
+        cut = zip(rows, longest, lengths, strict=True)
+        return {seen.key: draft[:length] for (seen, _), draft, length in cut}
+
+    def _try(self, row: _ProposerRow, seen: SteppedRequest) -> None:
+        """Compare the draft of a while ago with the tokens that came, and look up the next one."""
+        if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
+            self.compared(row.tried, seen.tokens[row.tried_at :].tolist())
+            row.tried = self.attempt(row, self._newest(seen), TRIAL_TOKENS)
+            row.tried_at = len(seen.tokens)
+
+    def _account(self, batch: Sequence[SteppedRequest]) -> None:
+        told = [self._rows[seen.key].how.say() for seen in batch]
+        if self.tally is not None:
+            for seen, drafts in zip(batch, told, strict=True):
+                self.tally.add(seen.place, seen.stay, drafts)
+            self.tally.write(self.stats())
+
+    def _newest(self, seen: SteppedRequest) -> list[int]:
+        return seen.tokens[-self.source.context :].tolist()

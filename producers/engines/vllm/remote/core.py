@@ -1,0 +1,105 @@
+"""A vLLM server behind the calls of `exchange.EngineCore`.
+
+The server computes on its own, so at a pause its workers report how many tokens each request has.
+The client reads that many tokens of each, and drops the requests that the workers do not have (not
+started, or just ended). So all tokens returned before new weights are of the old ones, whatever is
+still in transit. Each start of a rollout claims the server: the rollout that had it before is
+refused from then on.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from rollstream.producers.engines.vllm.protocol import StepOutput, CoreLoad, CoreRequest, PauseResult
+from rollstream.producers.engines.vllm.remote.routes import ServerRoutes
+from rollstream.producers.engines.vllm.remote.streams import TokenStreams
+from rollstream.producers.engines.vllm.remote.http import generate_body, parse_load, request_name
+from rollstream.errors import EngineRefused
+
+METRICS_POLL_S = 0.5
+HEALTH_CHECK_S = 30.0
+
+
+class RemoteCore:
+    """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
+
+    def __init__(
+        self, routes: ServerRoutes, headers: Mapping[str, str], owner: str, kv_capacity: int
+    ) -> None:
+        self.load = CoreLoad()
+        self.loads = 0
+        self.kv_capacity = kv_capacity
+        self.routes, self.owner = routes, owner
+        self._streams = TokenStreams(routes.url, headers, routes.host)
+        self._count = 0
+        self._heard_s = time.monotonic()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="vllm-metrics", daemon=True).start()
+
+    def add(self, order: CoreRequest) -> None:
+        self._count += 1
+        name = f"{self.owner}.{self._count}"
+        if not len(self._streams):
+            self._heard_s = time.monotonic()
+        self._streams.begin(order.key, name, generate_body(order, name))
+
+    def step(self, wait_s: float) -> list[StepOutput]:
+        gains = self._streams.take(wait_s)
+        now = time.monotonic()
+        if gains:
+            self._heard_s = now
+        elif now - self._heard_s > HEALTH_CHECK_S:
+            if not self.routes.is_alive():
+                raise EngineRefused(f"vLLM server {self.routes.host}: it no longer answers")
+            self._heard_s = now
+        return gains
+
+    def pause(self) -> PauseResult:
+        """1. Stop the server's steps.  2. Get the number of tokens of each request from the
+        workers.  3. Drop requests that they do not have, and read the others up to that number.
+        """
+        self.routes.call("check_owner", self.owner)
+        self.routes.post("/pause", query={"mode": "keep", "clear_cache": "false"})  # 1
+        known = self._progress()  # 2
+        names = self._streams.names()
+        wanted = {key: known[name] for key, name in names.items() if name in known}
+        unknown = names.keys() - wanted.keys()
+        gains = self._streams.take(0.0)  # 3
+        self._streams.close(unknown)
+        self._streams.settle({key: n for key, n in wanted.items() if key in self._streams.names()})
+        return PauseResult(gains + self._streams.take(0.0), frozenset(unknown))
+
+    def resume(self) -> None:
+        self._heard_s = time.monotonic()
+        self.routes.post("/resume")
+
+    def drop(self, keys: Iterable[str]) -> None:
+        self._streams.close(keys)
+
+    def forget_cache(self) -> None:
+        answered = self.routes.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+        if not answered["success"]:
+            raise EngineRefused(
+                f"vLLM server {self.routes.host}: its prefix cache could not be emptied"
+            )
+
+    def give_back(self) -> None:
+        self._closed.set()
+        self._streams.shut()
+
+    def _progress(self) -> dict[str, int]:
+        """Tokens of each request that the workers have, by the request's name here."""
+        inside = self.routes.call("progress")[0]
+        return {request_name(name): int(count) for name, count in inside.items()}
+
+    def _look(self) -> None:
+        """Poll the server's statistics while requests run."""
+        while not self._closed.wait(METRICS_POLL_S):
+            if not len(self._streams):
+                continue
+            try:
+                self.load = parse_load(self.routes.get("/metrics").text.splitlines())
+            except EngineRefused:  # if the server failed, the streams report it
+                continue
+        self.routes.close()

@@ -1,0 +1,187 @@
+"""The token streams of a vLLM server, read by one thread: each request has one HTTP response, which
+ends with the request.
+
+Every event is counted and then returned, in the order of its stream. Closing a stream aborts its
+request; tokens that were not read by then are ignored. A broken stream is reported by the next
+`take`.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import httpx2
+
+from rollstream.producers.engines.vllm.protocol import StepOutput
+from rollstream.producers.engines.vllm.remote.routes import CONNECT_TIMEOUT_S, NO_REUSE
+from rollstream.producers.engines.vllm.remote.http import parse_output
+from rollstream.errors import DecodeError, EngineRefused
+
+GENERATE_ROUTE = "/inference/v1/generate"
+EVENT_BYTES_MAX = 1 << 20
+SETTLE_TIMEOUT_S = 60.0
+_POLL_S = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class TokenStream:
+    """The stream of one request; `seen` of its tokens were read."""
+
+    key: str
+    name: str
+    seen: int = 0
+    ended: bool = False
+    task: "Future[None] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStream:
+    """A stream ended before its request."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class TokenStreams:
+    """The streams of one server, by the key of their request."""
+
+    url: str
+    headers: Mapping[str, str]
+    host: str
+    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]" = field(
+        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]
+    )
+    _broken: str | None = None
+    _open: dict[str, TokenStream] = field(default_factory=dict[str, TokenStream])
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _client: "httpx2.AsyncClient | None" = None
+
+    def __post_init__(self) -> None:
+        # At INFO it logs every request; failures are raised as errors.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, key: str, name: str, body: bytes) -> None:
+        stream = self._open[key] = TokenStream(key, name)
+        stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
+
+    def names(self) -> dict[str, str]:
+        """The names of the open streams, by key."""
+        return {key: stream.name for key, stream in self._open.items()}
+
+    def take(self, wait_s: float) -> list[StepOutput]:
+        """The outputs that arrived; waits for the first one up to `wait_s`. Raises `EngineRefused`
+        once a stream broke and all outputs before were returned.
+        """
+        gains: list[StepOutput] = []
+        while self._broken is None:
+            try:
+                wait = not gains and wait_s > 0
+                stream, news = self._news.get(wait, wait_s if wait else None)
+            except queue.Empty:
+                return gains
+            if self._open.get(stream.key) is not stream:
+                continue  # closed meanwhile
+            if isinstance(news, BrokenStream):
+                self._broken = news.why
+                break
+            if news.finish is not None:
+                del self._open[stream.key]
+            gains.append(news)
+        if not gains:
+            raise EngineRefused(f"vLLM server {self.host}: {self._broken}")
+        return gains
+
+    def close(self, keys: Iterable[str]) -> None:
+        """Close these streams; no later output is from them."""
+        for key in keys:
+            stream = self._open.pop(key, None)
+            if stream is not None and stream.task is not None:
+                stream.task.cancel()
+
+    def settle(self, wanted: Mapping[str, int]) -> None:
+        """Wait until the wanted number of tokens of each stream was read, or the stream ended.
+        Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+        """
+        end = time.monotonic() + SETTLE_TIMEOUT_S
+        for key, count in wanted.items():
+            stream = self._open[key]
+            while stream.seen < count and not stream.ended:
+                if time.monotonic() > end:
+                    raise EngineRefused(
+                        f"vLLM server {self.host}: of {count} tokens of {key!r} that it generated "
+                        f"{stream.seen} arrived within {SETTLE_TIMEOUT_S:g} s"
+                    )
+                time.sleep(_POLL_S)
+
+    def shut(self) -> None:
+        """Close all streams and end the thread."""
+        self.close(list(self._open))
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+        self._loop.stop()
+
+    async def _read(self, stream: TokenStream, body: bytes) -> None:
+        """Queue all outputs of a stream, to its end."""
+        finished, broken = False, ""
+        try:
+            async for data in self._events(body):
+                gained = parse_output(stream.key, data)
+                if gained is not None:
+                    finished = gained.finish is not None
+                    self._news.put((stream, gained))
+                    stream.seen += len(gained.tokens)
+            broken = "" if finished else f"the stream of {stream.key!r} ended before its request"
+        except httpx2.HTTPError as error:
+            broken = f"the server ended or cannot be reached: {error or type(error).__name__}"
+        except DecodeError as error:
+            broken = f"{stream.key!r}: {error}"
+        finally:
+            if broken:
+                self._news.put((stream, BrokenStream(broken)))
+            stream.ended = True
+
+    async def _events(self, body: bytes) -> AsyncIterator[bytes]:
+        """The data of each event of the response."""
+        headers = {"Content-Type": "application/json"}
+        async with self._connected().stream(
+            "POST", GENERATE_ROUTE, content=body, headers=headers
+        ) as response:
+            if response.is_error:
+                said = (await response.aread())[:1000].decode(errors="replace")
+                raise DecodeError(f"{GENERATE_ROUTE} answered {response.status_code}: {said}")
+            rest = b""
+            async for part in response.aiter_bytes():
+                *events, rest = (rest + part).split(b"\n\n")
+                if len(rest) > EVENT_BYTES_MAX:
+                    raise DecodeError(f"an event above {EVENT_BYTES_MAX} bytes")
+                for event in events:
+                    data = event.removeprefix(b"data: ")
+                    if data != b"[DONE]" and data != event:
+                        yield data
+
+    def _connected(self) -> httpx2.AsyncClient:
+        """The client, which belongs to the thread's event loop."""
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                base_url=self.url,
+                headers=dict(self.headers),
+                # A paused server sends nothing for any length of time.
+                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=NO_REUSE,
+                trust_env=False,
+            )
+        return self._client

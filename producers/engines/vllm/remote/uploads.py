@@ -1,0 +1,102 @@
+"""Tensors that a rollout sends to a worker of a vLLM server before they are loaded: bytes in
+pieces, then a check against the hash of each tensor. All in the worker's process, beside decoding.
+
+No tensor of an upload is available before all of the upload was checked. When the next set of
+uploads begins, the previous one is dropped: at most one version is kept.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rollstream.producers.engines.vllm.staging import StagedTensor
+from rollstream.storage.weights.tensors import tensor_hash, tensor_of
+from rollstream.errors import CorruptObject, EngineRefused
+
+
+@dataclass(slots=True)
+class ChunkUpload:
+    """One chunk of a version, being received."""
+
+    data: bytearray
+    received: int = 0
+    tensors: list[tuple[str, torch.Tensor]] | None = None
+
+    def put(self, begin: int, piece: bytes) -> None:
+        if begin != self.received or begin + len(piece) > len(self.data):
+            raise EngineRefused(
+                f"a piece at {begin} of {len(piece)} bytes does not follow {self.received} of "
+                f"{len(self.data)}"
+            )
+        self.data[begin : begin + len(piece)] = piece
+        self.received += len(piece)
+
+    def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
+        """Raise `CorruptObject`, which names the tensor that differs from its hash."""
+        if self.received != len(self.data):
+            raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
+        view = memoryview(self.data)
+        tensors: list[tuple[str, torch.Tensor]] = []
+        for e, wanted in zip(entries, hashes, strict=True):
+            part, shape = view[e["begin"] : e["begin"] + e["bytes"]], tuple(e["shape"])
+            if tensor_hash(e["dtype"], shape, part) != wanted:
+                raise CorruptObject(f"tensor {e['name']!r} differs from its hash")
+            tensors.append((e["name"], tensor_of(part, e["dtype"], shape)))
+        self.tensors = tensors
+
+
+class ChunkUploads:
+    """The uploads of one worker, from the rollout that claimed its server last."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self._set = ""
+        self._chunks: dict[str, ChunkUpload] = {}
+
+    def claim(self, owner: str) -> None:
+        self.owner, self._set = owner, ""
+        self._chunks.clear()
+
+    def check_owner(self, owner: str) -> None:
+        """Raise `EngineRefused` unless this rollout was the last to claim the server."""
+        if owner != self.owner:
+            raise EngineRefused(
+                f"rollout {owner!r} no longer has this server, {self.owner!r} claimed it: "
+                "one rollout for each server"
+            )
+
+    def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
+        """Add a piece, in base64, of chunk `SET/NUMBER`; a new set drops the previous one."""
+        self.check_owner(owner)
+        group = name.partition("/")[0]
+        if group != self._set:
+            self._chunks.clear()
+            self._set = group
+        chunk = self._chunks.setdefault(name, ChunkUpload(bytearray(size)))
+        chunk.put(begin, base64.b64decode(piece, validate=True))
+
+    def check(self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
+        self.check_owner(owner)
+        chunk = self._chunks.get(name)
+        if chunk is None:
+            raise EngineRefused(f"chunk {name!r} is not here")
+        try:
+            chunk.check(entries, hashes)
+        except CorruptObject:
+            del self._chunks[name]
+            raise
+
+    def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
+        """Remove a checked chunk and return its tensors."""
+        chunk = self._chunks.pop(name, None)
+        if chunk is None or chunk.tensors is None:
+            raise EngineRefused(f"weights: chunk {name!r} is not here, or was not checked")
+        return chunk.tensors
+
+
+UPLOADS = ChunkUploads()
+"""The uploads of this process: the worker's methods add, its weight-transfer engine removes."""

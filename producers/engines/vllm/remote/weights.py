@@ -1,0 +1,170 @@
+"""The version that a vLLM server serves: the rollout sends what changed, which each worker checks
+by hash before it may be loaded, and reads back hashes of the served tensors.
+
+Tensors are sent in `prepare`, beside decoding; loading then reads the workers' own memory. From the
+start of a load until one succeeds, no version is held.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.vllm.chunks import PreparedUpdate, check_update, patch_chunks, whole_chunks
+from rollstream.producers.engines.vllm.messages import describe_patches, patch_parts
+from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors
+from rollstream.producers.engines.vllm.remote.core import RemoteCore
+from rollstream.producers.engines.vllm.remote.routes import LOAD_TIMEOUT_S
+from rollstream.producers.engines.vllm.staging import ALIGNMENT, StagedTensor
+from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
+from rollstream.errors import EngineRefused
+from rollstream.streams.values import Version
+
+PIECE_BYTES = 4 << 20  # receiving one piece delays a step of the server
+NAMES_AT_ONCE = 4
+
+Parts = Sequence[tuple[str, torch.Tensor]]
+Patched = tuple[tuple[list[int], str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentUpdate:
+    """A checked update whose chunks `names` are in the server's workers; chunks of patches have the
+    shapes and types of the patched tensors.
+    """
+
+    base: Version | None
+    is_patch: bool
+    names: tuple[tuple[str, Patched | None], ...]
+
+
+class RemoteWeights:
+    """With `in_place` the server's matrices can be patched; with `is_parallel` they are split
+    between GPUs and not read back.
+    """
+
+    def __init__(self, core: RemoteCore, needed: ExpectedTensors, in_place: bool, is_parallel: bool) -> None:
+        self._core, self._routes, self._needed = core, core.routes, needed
+        self._in_place, self._is_parallel = in_place, is_parallel
+        self._sets, self._is_begun = 0, False
+        self.held: Version | None = None
+        """The version whose weights are served whole; None during a load and after a failed one."""
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        """Send the update. Raises `EngineRefused`, which names the wrong tensor."""
+        prepared = check_update(update, self._needed, self.held, self._in_place)
+        self._sets += 1
+        names = [
+            (self._send(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
+            for number, (parts, patched) in enumerate(self._chunks(update, prepared))
+        ]
+        sent = SentUpdate(prepared.base, prepared.patches is not None, tuple(names))
+        return replace(update, prepared=sent)
+
+    def load(self, update: WeightUpdate) -> None:
+        """Serve these weights. After `EngineRefused` no version is held."""
+        sent = update.prepared
+        if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
+            sent = self.prepare(update).prepared
+            assert isinstance(sent, SentUpdate), "prepare sets it"
+        self.held = None
+        if self._is_begun:
+            self._give_up()
+        try:
+            self._is_begun = True
+            self._routes.post("/start_weight_update")
+            for name, patched in sent.names:
+                info = {"upload": name} | ({} if patched is None else {"patched": patched})
+                self._routes.post("/update_weights", {"update_info": info}, within_s=LOAD_TIMEOUT_S)
+            version = {"weight_version": str(update.version)}
+            self._routes.post("/finish_weight_update", version, within_s=LOAD_TIMEOUT_S)
+        except EngineRefused as error:
+            raise EngineRefused(
+                f"weights: version {update.version} was not loaded whole, nothing is served until "
+                f"one is: {error}"
+            ) from error
+        self._is_begun = False
+        self._core.loads += 1
+        self.held = update.version
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+        """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
+        if self._is_parallel:
+            return WeightComparison(0, ())
+        own, needed = self._needed.own(tensors), self._needed
+        asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
+        places = {name: (name, *needed.tied.get(name, ())) for name in asked}
+        served = self._served([place for name in asked for place in places[name]])
+        differing = [
+            name for name in asked if any(_differs(served[p], own[name]) for p in places[name])
+        ]
+        return WeightComparison(len(asked), tuple(differing))
+
+    def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+        """Type and hash of every served copy, a few names per call: a call delays a step."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for begin in range(0, len(places), NAMES_AT_ONCE):
+            some = places[begin : begin + NAMES_AT_ONCE]
+            found |= self._routes.call("served_hashes", some, within_s=LOAD_TIMEOUT_S)[0]
+        return found
+
+    def _chunks(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[tuple[Parts, Patched | None]]:
+        if prepared.patches is None:
+            whole = whole_chunks(self._needed, update.tensors)
+            yield from ((parts, None) for parts in whole)
+            return
+        for patches in patch_chunks(prepared.patches):
+            yield patch_parts(patches), describe_patches(patches)
+
+    def _send(self, name: str, parts: Parts) -> str:
+        """Send a chunk in the layout of a staged file, piece by piece; the workers then check
+        it.
+        """
+        entries, hashes, size = _laid_out(parts)
+        owner, received = self._core.owner, 0
+        for (_, tensor), entry in zip(parts, entries, strict=True):
+            data, end = tensor_bytes(tensor), entry["begin"]
+            for piece in (bytes(end - received), *_pieces(data)):
+                if len(piece):
+                    text = base64.b64encode(piece).decode("ascii")
+                    self._routes.call("put_piece", owner, name, size, received, text)
+                    received += len(piece)
+        self._routes.call("check_chunk", owner, name, entries, hashes, within_s=LOAD_TIMEOUT_S)
+        return name
+
+    def _give_up(self) -> None:
+        """End a failed load; the next load overwrites its remains in the workers."""
+        self._routes.call("give_up_update")
+        self._is_begun = False
+
+
+def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
+    entries: list[StagedTensor] = []
+    hashes: list[str] = []
+    end = 0
+    for name, tensor in parts:
+        begin, shape, kind = (
+            -(-end // ALIGNMENT) * ALIGNMENT,
+            tensor.shape,
+            DTYPE_NAMES[tensor.dtype],
+        )
+        entry = StagedTensor(name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes)
+        entries.append(entry)
+        hashes.append(tensor_hash(kind, tuple(shape), tensor_bytes(tensor)))
+        end = begin + tensor.nbytes
+    return entries, hashes, end
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    return (data[begin : begin + PIECE_BYTES] for begin in range(0, data.nbytes, PIECE_BYTES))
+
+
+def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
+    """Whether a served copy differs in bits from the result of loading this tensor."""
+    for kind, wanted in copies:
+        mine = tensor.to(DTYPES[kind])
+        if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != wanted:
+            return True
+    return False

@@ -1,0 +1,93 @@
+"""The worker extension of a vLLM server (`vllm serve --worker-extension-cls
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`): the server's properties, its owner, the
+progress of its requests, and the loading of weights.
+
+Each method is called by name over `/collective_rpc`; a refusal is returned as `{"refused": …}`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
+from rollstream.producers.engines.vllm.served import served_tensors
+from rollstream.producers.engines.vllm.staging import StagedTensor
+from rollstream.producers.engines.vllm.worker_part import WorkerExtension
+from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
+from rollstream.errors import RollstreamError
+
+RpcAnswer = dict[str, Any]
+
+
+class ServerWorker(WorkerExtension):
+    """Methods of vLLM's worker, whose attributes they use."""
+
+    vllm_config: Any
+
+    def describe(self) -> RpcAnswer:
+        """The properties of the server that a rollout checks before it uses it."""
+        c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
+        transfer = c.weight_transfer_config
+        return {
+            "architectures": list(c.model_config.architectures),
+            "vocabulary": int(c.model_config.get_vocab_size()),
+            "context_max": int(c.model_config.max_model_len),
+            "slots": int(c.scheduler_config.max_num_seqs),
+            "kv_tokens": (int(blocks) - 1) * int(c.cache_config.block_size),  # vLLM keeps one block
+            "logprobs": str(c.model_config.logprobs_mode),
+            "stream_interval": int(c.scheduler_config.stream_interval),
+            "transfer": transfer.backend if transfer else None,
+            "device": str(c.device_config.device_type),
+            "tensor_parallel": int(c.parallel_config.tensor_parallel_size),
+            "engines": int(c.parallel_config.data_parallel_size)
+            * int(c.parallel_config.pipeline_parallel_size),
+            "drafts": c.speculative_config is not None,
+        }
+
+    def claim(self, owner: str) -> RpcAnswer:
+        """Make this rollout the owner, and end an update that another one left."""
+        UPLOADS.claim(owner)
+        self.give_up_update()
+        return {}
+
+    def check_owner(self, owner: str) -> RpcAnswer:
+        return _rpc_answer(lambda: UPLOADS.check_owner(owner))
+
+    def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
+        return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
+
+    def check_chunk(self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]) -> RpcAnswer:
+        """`refused` names the tensor that differs from its hash."""
+        return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
+
+    def progress(self) -> dict[str, int]:
+        """The number of generated tokens of each started request, by vLLM's name of it."""
+        runner = self.model_runner
+        if hasattr(runner, "requests"):
+            return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
+        states = runner.req_states  # vLLM's second model runner
+        total, asked = states.total_len.gpu.cpu(), states.prompt_len.np
+        return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
+
+    def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
+        """Type and hash of every served copy of these tensors."""
+        model = self.model_runner.get_model()
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            copies = [copy.contiguous() for copy in served_tensors(model, name)]
+            kinds = [DTYPE_NAMES[copy.dtype] for copy in copies]
+            found[name] = [
+                (kind, tensor_hash(kind, tuple(copy.shape), tensor_bytes(copy)))
+                for kind, copy in zip(kinds, copies, strict=True)
+            ]
+        return found
+
+
+def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
+    try:
+        do()
+    except RollstreamError as error:
+        return {"refused": str(error)}
+    return {}

@@ -1,0 +1,105 @@
+"""One trajectory inside the engine: its tokens so far, and those that were not emitted yet."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from rollstream.producers.engines.base import Emission, GenerationRequest
+from rollstream.producers.drafts.history import prompt_key
+from rollstream.producers.engines.draws import trajectory_key
+from rollstream.producers.engines.vllm.tally import StayDrafts
+from rollstream.streams.values import Tokens, Version
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class VllmSequence:
+    """`key` is its request id in vLLM, a new one for each stay; empty before its first stay."""
+
+    request: GenerationRequest
+    context_max: int
+    key: str = ""
+    stay: int = 0
+    """Tokens generated in this stay."""
+    said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """Versions of these, each with the index of its first token."""
+    finish: Finish | None = None
+    marks: StayDrafts | None = None
+    """Draft statistics of this stay; None without drafts."""
+    generated: int = field(init=False)
+    tokens: list[int] = field(init=False)
+    unsaid: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+    def __post_init__(self) -> None:
+        self.tokens = self.request.tokens.tolist()
+        self.generated = len(self.request.logprobs)
+
+    @property
+    def room(self) -> int:
+        """How many tokens it may still generate, limited by `tokens_max` and the context."""
+        left = self.request.sampling.tokens_max - self.generated
+        return max(0, min(left, self.context_max - len(self.tokens)))
+
+    @property
+    def all_tokens(self) -> Tokens:
+        return np.array(self.tokens, np.uint32)
+
+    @property
+    def prompt(self) -> int:
+        """The key of its prompt in a history."""
+        return prompt_key(self.request.tokens, self.request.sources)
+
+    @property
+    def seed(self) -> int:
+        """The seed of this stay: vLLM's random sequence restarts with every stay, and must not
+        repeat the numbers of the stay before.
+        """
+        key = trajectory_key(self.request.seed, self.request.trajectory)
+        so_far = self.all_tokens.tobytes()
+        return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
+
+    def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
+        """Add the tokens of one step; `ended` marks the last step of the stay."""
+        if self.marks is not None and tokens:
+            self.marks.gained(len(tokens), ended)
+        self.tokens += tokens
+        self.unsaid += tokens
+        self.logprobs += logprobs
+        self.generated += len(tokens)
+        self.stay += len(tokens)
+
+    def enter(self, key: str) -> None:
+        """Start a new stay in vLLM."""
+        self.key, self.stay, self.said = key, 0, []
+
+    def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
+        """The versions of this stay's tokens; those not emitted yet are of `version`."""
+        stamp = str(version)
+        if self.unsaid and (not self.said or self.said[-1][0] != stamp):
+            self.said.append((stamp, self.stay - len(self.unsaid)))
+        return tuple(self.said)
+
+    def take(self, tokens: Tokens) -> None:
+        """Append the environment's tokens; those beyond the context are dropped."""
+        room = max(0, self.context_max - len(self.tokens))
+        self.tokens += tokens[:room].tolist()
+        self.finish = None
+
+    def say(self, version: Version) -> Emission:
+        """The emission of all tokens that were not emitted yet."""
+        self.stamps(version)
+        drafts = self.marks.say() if self.marks is not None and self.unsaid else None
+        emission = Emission(
+            self.request.trajectory,
+            np.array(self.unsaid, np.uint32),
+            np.array(self.logprobs, np.float32),
+            version,
+            self.finish,
+            drafts,
+        )
+        self.unsaid, self.logprobs = [], []
+        return emission

@@ -1,0 +1,142 @@
+"""Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines.
+
+The rollout has the verified tensors of a version and sends what changed since the served one. Whole
+tensors go through vLLM's layerwise reload, which keeps the served memory until a layer is complete;
+patches are written in place at their checkpoint coordinates. A failure in between leaves a mixture
+of both versions, so nothing is served until a later update has loaded everything.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rollstream.producers.engines.vllm.messages import patches_from_parts, read_staged_patches
+from rollstream.producers.engines.vllm.release import CheckpointWeightPatch, WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo, finalize_layerwise_reload, get_layerwise_info, initialize_layerwise_reload, load_checkpoint_weight_patches
+from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
+from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.errors import EngineRefused
+
+
+@dataclass
+class NoInitInfo(WeightTransferInitInfo):
+    """Empty: no connection is needed, because tensors come with the chunks."""
+
+
+@dataclass
+class WeightChunk(WeightTransferUpdateInfo):
+    """Some tensors of a version, or some patches, never both in one update. From another process
+    they come as the `entries` of the staged file at `path`, from another machine as the checked
+    `upload`. `patched` has the shapes and types of the patched tensors.
+    """
+
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    patches: list[TensorPatch] = field(default_factory=list)
+    path: str = ""
+    entries: list[StagedTensor] = field(default_factory=list)
+    upload: str = ""
+    patched: list[tuple[list[int], str]] | None = None
+
+    def received(self) -> tuple[list[tuple[str, torch.Tensor]], list[TensorPatch]]:
+        if self.upload:
+            parts = UPLOADS.pop(self.upload)
+            return (parts, []) if self.patched is None else ([], patches_from_parts(parts, self.patched))
+        if not self.path:
+            return self.tensors, self.patches
+        if self.patched is None:
+            return staged_tensors(self.path, self.entries), []
+        return [], read_staged_patches(self.path, self.entries, self.patched)
+
+
+class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
+    """An update is a start, chunks, and a finish; a failed chunk ends it."""
+
+    init_info_cls = NoInitInfo
+    update_info_cls = WeightChunk
+    supports_draft_weight_update = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reloading = False
+        self._wanted: set[str] = set()
+        self._loaded: set[str] = set()
+        self._tied = _tied_layers(self.model)
+
+    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        self._wanted = {name for name, _ in self.model.named_parameters()}  # tied ones once
+        self._loaded = set()
+
+    def receive_weights(self, update_info: WeightChunk) -> None:
+        tensors, patches = update_info.received()
+        if patches:
+            load_checkpoint_weight_patches(
+                self.model,
+                [
+                    CheckpointWeightPatch(p.name, p.shape, p.dtype, p.values, p.indices)
+                    for p in patches
+                ],
+                validate_unique_indices=False,
+            )
+            return
+        try:
+            if not self._reloading:
+                self._reloading = True
+                initialize_layerwise_reload(self.model)
+            self._loaded |= set(self.model.load_weights(tensors))
+        except BaseException:
+            self.give_up()
+            raise
+
+    def finish_weight_update(self) -> None:
+        """Raises `EngineRefused`, which names a parameter that was not loaded."""
+        if not self._reloading:
+            return
+        missing = sorted(self._wanted - self._loaded)
+        self._close()
+        if missing:
+            raise EngineRefused(f"weights: nothing was loaded into vLLM's {missing[0]!r}")
+
+    def shutdown(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        """End an incomplete update, and drop the received tensors of incomplete layers, which must
+        not be loaded later.
+        """
+        if not self._reloading:
+            return
+        for layer in self.model.modules():
+            received = get_layerwise_info(layer)
+            received.loaded_weights, received.load_numel = [], 0
+        self._close()
+
+    def _close(self) -> None:
+        """End the reload. Layers that received nothing keep their weights; a tied layer may have
+        packed a copy of the other layer's memory, so it is packed again.
+        """
+        self._reloading = False
+        finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self._tied:
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _tied_layers(model: torch.nn.Module) -> list[Any]:
+    """Layers that share their weight with an earlier layer."""
+    seen: set[int] = set()
+    tied: list[Any] = []
+    for layer in model.modules():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is None or not weight.numel():
+            continue
+        if id(weight) in seen and hasattr(layer, "quant_method"):
+            tied.append(layer)
+        seen.add(id(weight))
+    return tied

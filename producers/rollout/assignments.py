@@ -1,0 +1,97 @@
+"""The assignments of one rollout: read from its partition of `assignments` and queued until the
+engine has room.
+
+A rollout follows only assignments of its own name and term. After a restart it resumes nothing
+without a new attempt from dispatch, because no old assignment carries its new term. A rollout that
+was replaced while its process was stopped finds its successor's term here, and exits.
+"""
+
+import logging
+from collections import deque
+
+from rollstream.streams.bus import Bus
+from rollstream.errors import Fenced, PositionLost
+from rollstream.streams.reader import Received, TopicReader, from_begin
+from rollstream.streams.records import Assignment
+from rollstream.streams.topics import partition_of
+
+log = logging.getLogger(__name__)
+
+
+class AssignmentQueue:
+    """`waiting` holds start and resume assignments, most urgent first."""
+
+    def __init__(self, bus: Bus, rollout: str, term: int) -> None:
+        """Read the partition from its oldest record, although that holds no assignment of this term
+        yet: only a reader that has seen the `Opened` records can void assignments of a fenced
+        dispatcher (invariant 7).
+        """
+        self._rollout, self._term = rollout, term
+        partition = partition_of(rollout.encode(), bus.partitions("assignments"))
+        self._bus, self._partition = bus, partition
+        self._reader = self._from_begin()
+        self.waiting: deque[Assignment] = deque()
+
+    def readers(self) -> list[TopicReader]:
+        return [self._reader]
+
+    def read(self) -> list[Assignment]:
+        """Queue new assignments and return the releases. Raises `Fenced` if a higher term of this
+        rollout's name has assignments.
+        """
+        released: list[Assignment] = []
+        for received in self._poll():
+            record = received.record
+            if not isinstance(record, Assignment):
+                continue
+            if record.rollout != self._rollout or record.rollout_term < self._term:
+                continue
+            if record.rollout_term > self._term:
+                raise Fenced(
+                    f"rollout {self._rollout} of term {self._term} was replaced in term "
+                    f"{record.rollout_term}; this process must exit. If two run on purpose, give "
+                    "each a name of its own (--name)"
+                )
+            if record.kind != "release":
+                self.waiting.append(record)
+            else:
+                released.append(record)
+                if not record.onward:
+                    self.remove(record.trajectory)
+        self.waiting = deque(sorted(self.waiting, key=_urgency))
+        return released
+
+    def remove(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
+        """Remove and return the waiting assignment of this trajectory (and attempt); None if there
+        is none.
+        """
+        for assignment in self.waiting:
+            if assignment.trajectory == trajectory and attempt in (None, assignment.attempt):
+                self.waiting.remove(assignment)
+                return assignment
+        return None
+
+    def _poll(self) -> list[Received]:
+        """Read on. Assignments that were truncated unread belong to trajectories that have ended:
+        dispatch keeps those of open ones (invariant 11).
+        """
+        try:
+            return self._reader.follow()
+        except PositionLost as lost:
+            log.info("assignments of ended trajectories were truncated unread: %s", lost)
+            self._reader = self._from_begin()
+            return self._reader.follow()
+
+    def _from_begin(self) -> TopicReader:
+        begin = from_begin(self._bus, "assignments")[self._partition]
+        return TopicReader(self._bus, "assignments", {self._partition: begin})
+
+
+def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
+    """Resumes first, because their version drains. Then the oldest wave; in it one probe of each
+    group of unknown length (Seer), then the longest expected answer first. An unknown length counts
+    as the largest.
+    """
+    is_probe = not assignment.predicted and assignment.index == 0
+    length = assignment.predicted or assignment.sampling.tokens_max
+    return assignment.kind == "start", assignment.wave, not is_probe, -length

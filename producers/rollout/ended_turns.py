@@ -1,0 +1,157 @@
+"""Decides how an ended turn continues: the environment replies to it, or the whole answer gets its
+reward.
+
+Both are the task's own code and run in the reward pool. Every attempt ends there in exactly one
+reply, reward or dead-letter reason (invariant 1). An outcome belongs to the attempt that asked for
+it; the outcome of an attempt that was given up meanwhile is ignored. With late rewards the answer
+is published without a reward, and a scorer adds the reward as an annotation.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.tasks.base import Reply, turns_of
+from rollstream.streams.values import Tokens, Version
+from rollstream.streams.records import Trajectory
+
+Finish = Literal["stop", "length"]
+
+_ATTEMPT_SEPARATOR = "#"
+CONTEXT_MAX = 1 << 40  # used where the engine's context is not known
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedTurn:
+    """The environment's reply: `tokens` are appended, and the trajectory continues to generate
+    after them.
+    """
+
+    trajectory: str
+    tokens: Tokens
+
+
+@dataclass(slots=True)
+class EndedTurns:
+    """Trajectories whose turn has ended and whose next state is not decided. `dialogue`: the task
+    has an environment. `late`: rewards come from a scorer.
+    """
+
+    rewards: RewardPool
+    dialogue: bool
+    term: int
+    newest: Callable[[], Version]
+    clock: Callable[[], float] = time.time
+    late: bool = False
+    context_max: int = CONTEXT_MAX
+    _awaiting_reward: dict[str, tuple[RunningTrajectory, Finish]] = field(
+        default_factory=dict[str, tuple[RunningTrajectory, Finish]]
+    )
+    _awaiting_reply: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    _awaiting_scorer: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+
+    def __len__(self) -> int:
+        return len(self._awaiting_reward) + len(self._awaiting_reply) + len(self._awaiting_scorer)
+
+    def holds(self, trajectory: str) -> bool:
+        """Whether the trajectory's turn has ended without a decision. A partial published now would
+        be resumed past the turn's end.
+        """
+        return any(
+            trajectory in waiting
+            for waiting in (self._awaiting_reply, self._awaiting_reward, self._awaiting_scorer)
+        )
+
+    def submit(self, running: RunningTrajectory, finish: Finish) -> None:
+        """Take over a trajectory whose turn ended. An environment replies to turns that end by
+        `stop` only.
+        """
+        self.drop(running.assignment.trajectory)  # of an earlier attempt
+        if self.dialogue and finish == "stop":
+            self._awaiting_reply[running.assignment.trajectory] = running
+            reference, turns = running.assignment.reference, turns_of(*running.content())
+            self.rewards.submit_turn(_attempt_key(running), reference, running.environment, turns)
+        else:
+            self._judge(running, finish)
+
+    def drop(self, trajectory: str) -> None:
+        """Drop the trajectory: it was released or assigned again. A later outcome for it is
+        ignored.
+        """
+        for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
+            waiting.pop(trajectory, None)
+
+    def drop_all(self) -> None:
+        """Drop all trajectories; later outcomes are ignored."""
+        for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
+            waiting.clear()
+
+    def poll(self) -> list[Trajectory | ContinuedTurn]:
+        """Return what was decided since the last call: finished trajectories, and turns that
+        continue.
+        """
+        decided: list[Trajectory | ContinuedTurn] = []
+        for key, outcome in self.rewards.poll():
+            trajectory = key.rpartition(_ATTEMPT_SEPARATOR)[0]
+            awaiting_reply, awaiting_reward = (
+                self._awaiting_reply.get(trajectory),
+                self._awaiting_reward.get(trajectory),
+            )
+            if awaiting_reply is not None and key == _attempt_key(awaiting_reply):
+                del self._awaiting_reply[trajectory]
+                decided += self._answered(awaiting_reply, outcome)
+            elif awaiting_reward is not None and key == _attempt_key(awaiting_reward[0]):
+                del self._awaiting_reward[trajectory]
+                decided.append(self._finished(*awaiting_reward, outcome))
+        decided += self._awaiting_scorer.values()
+        self._awaiting_scorer.clear()
+        return decided
+
+    def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
+        """The completion that records a failure (invariant 2)."""
+        return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
+
+    def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
+        trajectory = running.assignment.trajectory
+        if self.late:
+            record = running.to_record(self.term, finish, self.clock(), self.newest())
+            self._awaiting_scorer[trajectory] = record
+            return
+        self._awaiting_reward[trajectory] = (running, finish)
+        turns = turns_of(*running.content())
+        self.rewards.submit(_attempt_key(running), running.assignment.reference, turns)
+
+    def _answered(self, running: RunningTrajectory, outcome: RewardVerdict | Reply) -> list[Trajectory | ContinuedTurn]:
+        if isinstance(outcome, RewardVerdict):
+            return [self.dead_record(running, f"environment: {outcome.reason}")]
+        if not outcome.tokens:  # the dialogue is over
+            running.environment = outcome.state
+            self._judge(running, "stop")
+            return []
+        # Cut the reply here: an engine keeps only the part that fits its context. Otherwise the
+        # record would hold tokens that no engine saw, and a resumed attempt would end differently.
+        tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - running.length]
+        running.extend_environment(tokens, outcome.state)
+        if running.length >= self.context_max:
+            self._judge(running, "length")
+            return []
+        return [ContinuedTurn(running.assignment.trajectory, tokens)]
+
+    def _finished(self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply) -> Trajectory:
+        assert isinstance(outcome, RewardVerdict), "the reward pool replied instead of giving a reward"
+        if outcome.dead:
+            return self.dead_record(running, f"reward: {outcome.reason}")
+        scores = dict(outcome.scores)
+        return running.to_record(
+            self.term, finish, self.clock(), self.newest(), outcome.reward, scores
+        )
+
+
+def _attempt_key(running: RunningTrajectory) -> str:
+    """The name of an attempt in the reward pool."""
+    return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"

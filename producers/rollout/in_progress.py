@@ -1,0 +1,225 @@
+"""The trajectories that a rollout has in progress, from the assignment to the record that ends
+each.
+
+Keeps the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time; a failure is
+published as a completion; under `keep_version` nothing is resumed under another version.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from rollstream.producers.engines.base import Emission, Engine
+from rollstream.producers.rollout.chain import ChainRequest, ChainContent, read_chains
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.errors import DecodeError, EngineRefused
+from rollstream.streams.records import Assignment, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class InProgress:
+    """The trajectories of one rollout under one term. `done` are finished and not yet published."""
+
+    engine: Engine
+    ended_turns: EndedTurns
+    publisher: RolloutPublisher
+    keep_version: bool
+    clock: Callable[[], float] = time.time
+    bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
+    running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    done: list[Trajectory] = field(default_factory=list[Trajectory])
+    chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
+        default_factory=dict[tuple[str, int], ChainContent | DecodeError]
+    )
+    """By trajectory and attempt: the chain that was read for an assignment that starts soon."""
+    broken_chains: int = 0
+    """Chains that could not be resumed."""
+
+    def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
+        """Read the chains of all these assignments in one pass, for `start`. Chains read earlier
+        are kept.
+        """
+        due = [assignment for assignment in assignments if assignment.partial is not None]
+        keys = {_attempt_of(assignment) for assignment in due}
+        self.chains = {key: found for key, found in self.chains.items() if key in keys}
+        missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
+        if missing:
+            found = read_chains(self.publisher.bus, [_chain_request(assignment) for assignment in missing])
+            self.chains |= {
+                _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
+            }
+
+    def start(self, assignment: Assignment) -> None:
+        """Submit the trajectory to the engine, resuming from its partials if any. A broken chain
+        restarts from the prompt, which costs the generated tokens. A trajectory that cannot be
+        generated is published as dead.
+        """
+        self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
+        running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
+        exact = self.keep_version and assignment.kind == "resume"
+        if exact and assignment.version != self.engine.version:
+            # The engine swapped since dispatch planned, or could not load the version. A resume
+            # never continues under another version.
+            log.info(
+                "%s is given back: version %s is not held",
+                assignment.trajectory,
+                assignment.version,
+            )
+            self.publisher.give_up([running])
+            return
+        if running.partial is not None and not self._can_resume(running):
+            running = RunningTrajectory.start(assignment, None, self.clock())
+        if running.partial is None:
+            try:
+                self.engine.submit(running.request(hold=self.ended_turns.dialogue))
+            except EngineRefused as error:
+                log.warning("%s cannot be generated: %s", assignment.trajectory, error)
+                self.done.append(self.ended_turns.dead_record(running, f"engine: {error}"))
+                return
+        self.running[assignment.trajectory] = running
+
+    def _gained(self, assignment: Assignment) -> ChainContent | None:
+        """The content of the assignment's chain; None for a start, and if the chain is broken."""
+        if assignment.partial is None:
+            return None
+        if _attempt_of(assignment) not in self.chains:
+            self.read_chains_ahead([assignment])
+        found = self.chains.pop(_attempt_of(assignment))
+        if isinstance(found, DecodeError):
+            self.broken_chains += 1
+            log.warning("%s starts again from its prompt: %s", assignment.trajectory, found)
+            return None
+        return found
+
+    def _can_resume(self, running: RunningTrajectory) -> bool:
+        """Whether the engine accepts the trajectory with the content of its chain."""
+        try:
+            self.engine.submit(running.request(hold=self.ended_turns.dialogue))
+        except EngineRefused as error:
+            self.broken_chains += 1
+            log.warning("%s starts again from its prompt: %s", running.assignment.trajectory, error)
+            return False
+        return True
+
+    def drop(self, trajectory: str) -> None:
+        """Remove the trajectory and free its slot; nothing of it is published."""
+        self.ended_turns.drop(trajectory)
+        if self.running.pop(trajectory, None) is not None:
+            self.engine.abort(trajectory)
+
+    def drop_all(self) -> None:
+        """Drop all trajectories in progress."""
+        for trajectory in list(self.running):
+            self.drop(trajectory)
+        self.ended_turns.drop_all()
+
+    def give_up(self, released: Assignment) -> None:
+        """Hand the trajectory over to another rollout. A trajectory whose turn is being judged ends
+        or continues here first, because its completion may be on its way. A release of an older
+        attempt changes nothing.
+        """
+        running = self.running.get(released.trajectory)
+        if running is None or running.assignment.attempt != released.attempt:
+            return
+        running.leaving = True
+        if not self.ended_turns.holds(released.trajectory):
+            self._leave(running)
+
+    def give_up_all(self, waiting: Iterable[Assignment]) -> None:
+        """Hand over all trajectories that are not being judged, and all waiting assignments.
+        Afterwards only trajectories that wait for their environment hold slots.
+        """
+        for running in list(self.running.values()):
+            running.leaving = True
+            if not self.ended_turns.holds(running.assignment.trajectory):
+                self._leave(running)
+        # Resumes need no final partial: their chain is already in the log.
+        fresh = [assignment for assignment in waiting if assignment.partial is None]
+        self.publisher.give_up(
+            [RunningTrajectory.start(assignment, None, self.clock()) for assignment in fresh]
+        )
+
+    def grow(self, emission: Emission) -> None:
+        """Append the emission's tokens; if it finishes the turn, hand the trajectory to
+        `ended_turns`.
+        """
+        running = self.running[emission.trajectory]
+        running.extend(emission)
+        if emission.finish is not None:
+            if not (self.ended_turns.dialogue and emission.finish == "stop"):
+                del self.running[emission.trajectory]
+            self.ended_turns.submit(running, emission.finish)
+
+    def collect_outcomes(self) -> None:
+        """Move finished trajectories to `done`; trajectories with a reply continue in the slot that
+        they kept.
+        """
+        for decided in self.ended_turns.poll():
+            if isinstance(decided, ContinuedTurn):
+                self._continue(decided)
+                continue
+            if self.running.pop(decided.trajectory, None) is not None:
+                self.engine.abort(decided.trajectory)  # its slot was held for the environment
+            if decided.finish == "dead":
+                log.warning("%s died: %s", decided.trajectory, decided.reason)
+            self.done.append(decided)
+
+    def publish(self) -> None:
+        """Publish finished trajectories, and partials that are due."""
+        done, self.done = self.done, []
+        self.publisher.trajectories([self._admissible(record) for record in done])
+        unfinished = [g for t, g in self.running.items() if not self.ended_turns.holds(t)]
+        self.publisher.partials(unfinished)
+        self.publisher.give_up(())
+
+    def _admissible(self, record: Trajectory) -> Trajectory:
+        """Turn a record that the trainer would refuse into a dead one with the reason (invariant
+        12).
+        """
+        refused = None if record.finish == "dead" else refusal(record, self.bounds)
+        if refused is None:
+            return record
+        log.warning("%s died: %s", record.trajectory, refused)
+        return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
+
+    def _leave(self, running: RunningTrajectory) -> None:
+        """Free its slot and publish its last partial, unless it ends with this abort."""
+        emission = self.engine.abort(running.assignment.trajectory)
+        if emission is not None and emission.finish is not None:
+            self.grow(emission)
+            return
+        if emission is not None:
+            running.extend(emission)
+        del self.running[running.assignment.trajectory]
+        self.publisher.give_up([running])
+
+    def _continue(self, decided: ContinuedTurn) -> None:
+        if (running := self.running[decided.trajectory]).leaving:
+            self._leave(running)
+            return
+        try:
+            self.engine.append(decided.trajectory, decided.tokens)
+        except EngineRefused as error:  # the environment's error ends one sample
+            running = self.running.pop(decided.trajectory)
+            self.engine.abort(decided.trajectory)
+            self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
+
+
+def _attempt_of(assignment: Assignment) -> tuple[str, int]:
+    return assignment.trajectory, assignment.attempt
+
+
+def _chain_request(assignment: Assignment) -> ChainRequest:
+    assert assignment.partial is not None, "only a resume has a chain"
+    most = assignment.sampling.tokens_max
+    return ChainRequest(
+        assignment.trajectory, assignment.partial, assignment.first, len(assignment.tokens), most
+    )

@@ -1,0 +1,176 @@
+"""Publishes everything that a rollout writes: trajectories, partials, status, applied versions.
+
+Delivery is at least once. First completions and chains decide (invariant 2), so a rollout does not
+need to know whether its dead predecessor managed to publish.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollstream.producers.engines.base import DraftStats, EngineStats
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.heartbeat import Heartbeat
+from rollstream.producers.rollout.sender import RecordSender
+from rollstream.producers.rollout.pulse import Health, StatusSchedule
+from rollstream.producers.rollout.weights import ReadBackResult
+from rollstream.producers.settings import RolloutSettings
+from rollstream.streams.bus import Bus
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
+from rollstream.streams.values import Address, Version
+from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCondition:
+    """The fields of a status record that do not come from the engine."""
+
+    version: Version
+    health: Health
+    queued: int
+    quota_left: int
+    verified: bool
+    pulling: bool = False
+
+
+@dataclass(slots=True)
+class RolloutPublisher:
+    """The publisher of one rollout under one term."""
+
+    bus: Bus
+    sender: RecordSender
+    name: str
+    term: int
+    settings: RolloutSettings
+    pulse: StatusSchedule
+    clock: Callable[[], float] = time.time
+    last_status: RolloutStatus | None = None
+    finishes: Counter[str] = field(default_factory=Counter[str])
+    apply_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
+    _given_up: list[RunningTrajectory] = field(default_factory=list[RunningTrajectory])
+    batch_max: int | None = None
+    """B_max of the engine; None: its number of slots."""
+    preemptible: bool = False
+    """The machine may be taken away at any moment."""
+    drafts: DraftStats = field(default_factory=DraftStats)
+    """Draft statistics of the last heartbeat."""
+    heartbeat: Heartbeat | None = None
+    """Sends `status` in a thread beside the loop. None: `sender` sends it, and nothing
+    is repeated.
+    """
+
+    def trajectories(self, done: Sequence[Trajectory]) -> None:
+        """Publish finished trajectories and count them by finish once they are durable."""
+        if done:
+            finishes = [t.finish for t in done]
+            records = [(str(t.group), t) for t in done]
+            self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
+
+    def partials(self, running: Sequence[RunningTrajectory]) -> None:
+        """Publish partials that are due: `partial_tokens` new tokens, or new tokens after
+        `partial_s` seconds.
+        """
+        now = self.clock()
+        due = [g for g in running if g.has_unpublished() and self._is_due(g, now)]
+        if not due:
+            return
+        self._send(due, [g.take_partial(self.name, self.term, now) for g in due])
+
+    def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
+        entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
+
+        def then(addresses: list[Address]) -> None:
+            for one, at in zip(due, addresses, strict=True):
+                one.partial_published(at)
+
+        self.sender.send("partials", entries, then)
+
+    def give_up(self, running: Sequence[RunningTrajectory]) -> None:
+        """Publish the last partial of each trajectory, once its previous partial is durable. Later
+        calls publish the ones that had to wait.
+        """
+        self._given_up += running
+        due = [one for one in self._given_up if not one.flushing]
+        self._given_up = [one for one in self._given_up if one.flushing]
+        if due:
+            now = self.clock()
+            self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
+
+    def flush_given_up(self) -> None:
+        """Return when everything that was given up is durable."""
+        self.sender.flush()
+        self.give_up(())
+        self.sender.flush()
+
+    def applied(self, verdict: ReadBackResult) -> None:
+        """Record that the engine serves a version. The manifest's hash stands for the hashes of all
+        tensors that were handed over; each tensor was compared with its own.
+        """
+        announced, count = verdict.fetched.announced, verdict.compared.count
+        record = Applied(
+            rollout=self.name,
+            rollout_term=self.term,
+            version=announced.version,
+            hash=announced.manifest_hash,
+            checked="read_back" if count else "hashes",
+            tensors=len(verdict.fetched.update.tensors),
+            seconds=verdict.seconds,
+            time_s=self.clock(),
+            compared=count,
+        )
+        self.sender.send("applied", [(self.name, record)])
+        self.apply_s.add(verdict.seconds)
+
+    def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
+        """Send a heartbeat with the present load."""
+        now = self.clock()
+        record = RolloutStatus(
+            rollout=self.name,
+            term=self.term,
+            slots=stats.slots,
+            running=stats.running,
+            waiting=stats.waiting + condition.queued,
+            kv_used=stats.kv_used,
+            kv_capacity=stats.kv_capacity,
+            version=condition.version,
+            verified=condition.verified,
+            health=condition.health,
+            quota_left=condition.quota_left,
+            tokens_per_s=self.pulse.note_sent(condition.health, stats.tokens, now),
+            tokens_total=stats.tokens,
+            idle_s=self.pulse.idle_s,
+            time_s=now,
+            busy_s=stats.busy_s,
+            kv_previous=self.pulse.previous_kv(stats.kv_used, now),
+            decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
+            pulling=condition.pulling,
+            queued=condition.queued,
+            preemptible=self.preemptible,
+        )
+        if self.heartbeat is None:
+            self.sender.send("status", [(f"{self.name}/{self.term}", record)])
+        else:
+            self.heartbeat.send(record)
+        self.last_status, self.drafts = record, stats.drafts
+
+    def note_iteration(self) -> None:
+        """Note that the loop has started another iteration, so it is not stalled."""
+        if self.heartbeat is not None:
+            self.heartbeat.note_iteration()
+
+    def end(self) -> None:
+        """Return when the last status is durable and no heartbeat can follow it."""
+        if self.heartbeat is not None:
+            self.heartbeat.end()
+        self.sender.flush()
+
+    def close(self) -> None:
+        """Send no further heartbeat: the loop has ended, normally or by an error."""
+        if self.heartbeat is not None:
+            self.heartbeat.close()
+
+    def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
+        gained = running.length - running.flushed
+        late = now_s - running.flushed_s >= self.settings.partial_s
+        return late or gained >= self.settings.partial_tokens

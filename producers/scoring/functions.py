@@ -1,0 +1,46 @@
+"""A finished trajectory as a scorer's function gets it: facts of the record, tokens by turn, and
+text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from rollstream.producers.tasks.base import Turns
+
+
+class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of a record that its scoring process gets, besides the turns."""
+
+    trajectory: str
+    group: int
+    index: int
+    task: str
+    finish: Literal["stop", "length"]
+    prompt: list[int]
+    reward: float | None = None
+    scores: dict[str, float] = {}  # msgspec copies empty defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`turns` are all tokens after the prompt, cut where their source changes. `reference` is the
+    task's own JSON about the prompt. Text is decoded on access.
+    """
+
+    facts: TrajectoryFacts
+    reference: str
+    turns: Turns
+    decode: Callable[[Sequence[int]], str] = field(repr=False)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt's text."""
+        return self.decode(self.facts.prompt)
+
+    @property
+    def answer(self) -> str:
+        """The text of everything after the prompt."""
+        return self.decode([token for turn in self.turns for token in turn])

@@ -1,0 +1,158 @@
+"""The base views of `rollstream query`: topics from archive and log, evaluations, settings."""
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from rollstream.analysis.archive_files import ArchivedFiles, sql_literal
+from rollstream.analysis.coverage import ReadableFile, OffsetGap, offset_gaps, gaps_in_words
+from rollstream.analysis.locate import RunLocation
+
+if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
+    from rollstream.streams.bus import Bus
+
+HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
+ARCHIVE_RETRIES = 2  # further listings of the archive, if rows left the log since the first
+EVALUATION_COLUMNS = {
+    "step": "BIGINT",
+    "seconds": "DOUBLE",
+    "accuracy_sampled": "DOUBLE",
+    "accuracy_greedy": "DOUBLE",
+    "length_median": "DOUBLE",
+    "length_p99": "DOUBLE",
+    "shares": "MAP(VARCHAR, DOUBLE)",
+}
+"""Columns of `evaluations`, beside `line`, which holds the whole line as JSON."""
+
+
+@dataclass(slots=True)
+class TopicViews:
+    """Defines one view per topic over archived files and over rows that only the log holds.
+
+    `bus` returns the run's log, or None without one; `warn` receives messages for the user.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    archive: ArchivedFiles
+    bus: "Callable[[], Bus | None]"
+    warn: Callable[[str], None]
+    _tables: set[str] = field(default_factory=set[str])
+    """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
+    _files: dict[str, Sequence[ReadableFile]] = field(default_factory=dict[str, Sequence[ReadableFile]])
+    """The archived files that each topic's view reads; the store may hold newer ones by now."""
+
+    def define(self, topic: str) -> None:
+        """Define the topic's view: each row of archive and log exactly once.
+
+        Rows may be archived and truncated from the log between the listing of the archive and the
+        read of the log. A further listing of the archive finds them.
+        """
+        held = self.archive.held(topic)
+        lost = self._copy_live(topic, held)
+        for _ in range(ARCHIVE_RETRIES if self.bus() else 0):
+            if not lost:
+                break
+            self.archive.refresh()
+            held = self.archive.held(topic)
+            lost = self._copy_live(topic, held)
+        if lost:
+            self.warn(
+                f"{topic}: neither the archive nor the log holds offsets {gaps_in_words(lost)}; "
+                "the result lacks these rows"
+            )
+        if not held:
+            self._make_table(topic)
+        self._files[topic] = held
+        self._make_view(topic, held)
+
+    def complete(self, topic: str) -> bool:
+        """Add today's columns, as null, to a view over files that an older release wrote; False if
+        the view has all columns already.
+        """
+        names = self._columns(topic)
+        self._make_table(topic)
+        self._make_view(topic, self._files[topic])
+        return self._columns(topic) != names
+
+    def _copy_live(self, topic: str, held: Sequence[ReadableFile]) -> list[OffsetGap]:
+        """Copy rows that only the log holds into `live_<topic>`; returns the offsets that neither
+        archive nor log holds.
+        """
+        bus = self.bus()
+        if bus is None:
+            return [hole for hole in offset_gaps(held, ()) if hole.end is not None]
+        from rollstream.analysis import live
+
+        lost: list[OffsetGap] = []
+        self._drop_table(topic)
+        wanted = offset_gaps(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
+        for hole in wanted:
+            for table in live.log_tables(bus, topic, hole, lost):
+                self._make_table(topic)
+                self._with_rows(f"INSERT INTO live_{topic}", topic, table)
+        return lost
+
+    def _drop_table(self, topic: str) -> None:
+        if topic in self._tables:
+            self.connection.execute(f"DROP TABLE live_{topic}")
+            self._tables.remove(topic)
+
+    def _make_table(self, topic: str) -> None:
+        """Create an empty table with the topic's columns of today, unless it exists."""
+        from rollstream.storage.archive.schema import arrow_schema
+
+        if topic not in self._tables:
+            empty: object = arrow_schema(topic).empty_table()
+            self._with_rows(f"CREATE TABLE live_{topic} AS", topic, empty)
+            self._tables.add(topic)
+
+    def _with_rows(self, statement: str, topic: str, table: object) -> None:
+        """Run a statement on Arrow rows, with the columns that the archive's paths encode."""
+        connection = self.connection
+        connection.register("arrow_rows", table)
+        named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
+        connection.execute(
+            f"{statement} SELECT *, {named} FROM arrow_rows", [self.archive.run(), topic]
+        )
+        connection.unregister("arrow_rows")
+
+    def _make_view(self, topic: str, held: Sequence[ReadableFile]) -> None:
+        parts: list[str] = []
+        if held:
+            paths = ", ".join(sql_literal(one.path) for one in held)
+            parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
+        if topic in self._tables:
+            parts.append(f"SELECT * FROM live_{topic}")
+        union = " UNION ALL BY NAME ".join(parts)
+        self.connection.execute(f"CREATE OR REPLACE VIEW {topic} AS {union}")
+
+    def _columns(self, topic: str) -> list[str]:
+        return self.connection.sql(f"FROM {topic}").columns
+
+
+def define_evaluations(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
+    """Create the table of the lines of `metrics/eval.jsonl`, empty without such a file."""
+    from rollstream.storage.metrics_file import read_metrics
+
+    columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
+    connection.execute(f"CREATE TABLE evaluations ({columns}, line JSON)")
+    lines = read_metrics(place.evaluations) if place.evaluations else []
+    if lines:
+        connection.execute(
+            f"INSERT INTO evaluations BY NAME "
+            f"SELECT unnest(from_json(line, {sql_literal(json.dumps(EVALUATION_COLUMNS))})), line "
+            "FROM (SELECT unnest($lines)::JSON AS line)",
+            {"lines": [json.dumps(line) for line in lines]},
+        )
+
+
+def define_settings(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
+    """Create one row with the settings that views use, null without a configuration."""
+    connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
+    connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])

@@ -1,0 +1,139 @@
+"""Locates a run's log, archive and files from a user's argument: a run's folder, its config.json,
+an archive, or a store's URL.
+
+The configuration is read as plain JSON, not as `config.Configuration`: a query needs four keys, and
+importing the validation takes longer than the query. Nothing is created. A missing log folder is
+not an error: the archive suffices.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from rollstream.errors import ConfigurationError
+
+RUNS_FOLDER = Path("runs")
+ARCHIVE_FOLDER = "archive"
+REPLAY_FILE = "replay.json"  # marks the folder of a replay, which no role may resume
+
+
+@dataclass(frozen=True, slots=True)
+class RunLocation:
+    """Where a run's data is. URLs are absolute. `bus` is None without a log, `folder` None for a
+    bare store, `run` None if its name must be read from the archive.
+    """
+
+    name: str
+    store: str
+    bus: str | None = None
+    sync: str = "normal"
+    run: str | None = None
+    folder: Path | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def evaluations(self) -> Path | None:
+        """Path of `metrics/eval.jsonl`; None without a folder."""
+        return None if self.folder is None else self.folder / "metrics" / "eval.jsonl"
+
+    @property
+    def has_store(self) -> bool:
+        """False if the store's folder does not exist: opening the store would create it."""
+        scheme, _, rest = self.store.partition(":")
+        return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
+
+    @property
+    def max_lag(self) -> int | None:
+        """`dispatch.max_lag`; None if unbounded or unknown."""
+        return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
+
+    def tokenizers(self) -> tuple[Path, ...]:
+        """Possible paths of the run's `tokenizer.json`, in order of preference."""
+        if self.folder is None:
+            return ()
+        named = self.configuration.get("model", {}).get("path")
+        folders = (Path(named),) if named else ()
+        return tuple(f / "tokenizer.json" for f in (*folders, self.folder / "model", self.folder))
+
+
+def locate_run(named: str | None, runs: Path = RUNS_FOLDER) -> RunLocation:
+    """Returns the location of `named`; None means the newest run in the folder `runs`."""
+    if named is None:
+        return locate_run(str(newest_run(runs)))
+    scheme, separator, rest = named.partition(":")
+    if separator and scheme != "file" and not Path(named).exists():
+        return RunLocation(named, named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}"))
+    path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
+    if path.is_file() and path.suffix == ".json":
+        return _configured(path.parent, path)
+    if (path / "config.json").is_file():
+        return _configured(path, path / "config.json")
+    return _archive_alone(path, named)
+
+
+def locate_asked_run(named: str | None, name: str | None, warn: Callable[[str], None]) -> RunLocation:
+    """Returns the location that a command line names. `name` selects a run of an archive. If
+    `named` is None, `warn` receives a message that names the newest run.
+    """
+    place = locate_run(named)
+    if named is None:
+        warn(f"using the newest run, {place.name}")
+    return place if name is None else replace(place, run=name)
+
+
+def newest_run(runs: Path) -> Path:
+    """Returns the folder in `runs` with the most recently written configuration."""
+    found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ConfigurationError(
+            f"{runs.absolute()} holds no run; name one: a run's folder, its config.json, "
+            "or an archive (a folder or URL)"
+        )
+    return found[-1].parent
+
+
+def _archive_alone(path: Path, named: str) -> RunLocation:
+    """Locates a folder without config.json: a store, its `archive/`, or a run's folder whose
+    configuration is missing.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
+    if path.name == ARCHIVE_FOLDER and any(path.glob("topic=*")):
+        path = path.parent
+    for store in (path, path / "store"):
+        if (store / ARCHIVE_FOLDER).is_dir():
+            return RunLocation(named, f"file:{store}", folder=path)
+    raise ConfigurationError(
+        f"{path} holds neither a run (no config.json there) nor an archive (no folder {ARCHIVE_FOLDER}/)"
+    )
+
+
+def _configured(folder: Path, path: Path) -> RunLocation:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not a run's configuration: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} is not a run's configuration: it holds no table")
+    configuration = cast("dict[str, Any]", values)
+    bus = _inside(str(configuration.get("bus", "sqlite:bus")), folder)
+    scheme, _, rest = bus.partition(":")
+    return RunLocation(
+        str(folder),
+        _inside(str(configuration.get("store", "file:store")), folder),
+        None if scheme == "sqlite" and not Path(rest).is_dir() else bus,
+        str(configuration.get("sync", "normal")),
+        str(configuration.get("run", "run")),
+        folder,
+        configuration,
+    )
+
+
+def _inside(url: str, folder: Path) -> str:
+    """Resolves a URL's relative path against the run's folder."""
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("sqlite", "file") or rest.startswith("/"):
+        return url
+    return f"{scheme}:{folder / rest}"

@@ -1,0 +1,168 @@
+"""Gathers everything about one trajectory from archive and log.
+
+Its first completion is the valid one (invariant 2). Assignments and partials are included as long
+as the log keeps them.
+"""
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rollstream.analysis.archive_files import sql_literal
+from rollstream.analysis.fields import record_values
+from rollstream.analysis.live import has_topic
+from rollstream.analysis.records import trajectory_records
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.output import json_value
+from rollstream.analysis.text import TokenText
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import decode
+from rollstream.errors import ConfigurationError, DecodeError, PositionLost
+from rollstream.streams.records import Assignment, Partial, Record, Trajectory
+
+NAMES_SHOWN = 8
+ViewRow = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryDetails:
+    """Everything about one trajectory; `record` is None until it finishes, rows are view rows."""
+
+    trajectory: str
+    record: Trajectory | None
+    completions: int
+    reward: ViewRow | None
+    annotations: Sequence[ViewRow]
+    spans: Sequence[ViewRow]
+    trained: Sequence[ViewRow]
+    group: ViewRow | None
+    orders: Sequence[Assignment]
+    partials: Sequence[Partial]
+
+
+def trajectory_names(session: QuerySession, name: str | None, group: int | None, last: bool) -> list[str]:
+    """Returns the selected trajectories: one by its name or a prefix of it, a whole group, or the
+    one that finished last.
+    """
+    if group is not None:
+        rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
+        named = [t for row in rows for t in row["trajectories"] or ()]
+        if not named:
+            raise ConfigurationError(f"no group {group} was admitted in {session.place.name}")
+        return named
+    if last:
+        newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
+        rows = _rows(session, f"SELECT trajectory FROM completions {newest}")
+    elif name is None:
+        raise ConfigurationError("no trajectory given: give its name, --group N or --last")
+    else:
+        rows = _by_name(session, name)
+    if not rows:
+        wanted = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
+        raise ConfigurationError(f"{wanted} in {session.place.name}")
+    return [str(rows[0]["trajectory"])]
+
+
+def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
+    """Returns everything about a trajectory."""
+    name = sql_literal(trajectory)
+    completions = all_completions(session, trajectory)
+    bus = session.bus()
+    orders = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
+    partials = [] if bus is None else list(_keyed(bus, "partials", trajectory))
+
+    def of(view: str, order: str) -> list[ViewRow]:
+        return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
+
+    admitted = f'SELECT "group" FROM admissions WHERE list_contains(trajectories, {name})'
+    groups = _rows(session, f'FROM groups WHERE "group" IN ({admitted})')
+    return TrajectoryDetails(
+        trajectory,
+        completions[0] if completions else None,
+        len(completions),
+        next(iter(of("rewards", "ALL")), None),
+        of("scores", "name"),
+        of("spans", "start"),
+        of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
+        next(iter(groups), None),
+        [one for one in orders if isinstance(one, Assignment)],
+        [one for one in partials if isinstance(one, Partial)],
+    )
+
+
+def all_completions(session: QuerySession, trajectory: str) -> list[Trajectory]:
+    """Returns all completions of a trajectory, the valid one first."""
+    return list(trajectory_records(session, f"trajectory = {sql_literal(trajectory)}", "trajectories"))
+
+
+def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
+    """Finds the trajectory by name, or by a unique prefix; unfinished ones included."""
+    known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
+    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
+    if found:
+        return found
+    found = _rows(
+        session,
+        f"SELECT DISTINCT trajectory FROM {known} WHERE starts_with(trajectory, {sql_literal(name)}) "
+        f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
+    )
+    if len(found) > 1:
+        names = [str(row["trajectory"]) for row in found]
+        more = ", …" if len(names) > NAMES_SHOWN else ""
+        raise ConfigurationError(
+            f"{name!r} begins several names: {', '.join(names[:NAMES_SHOWN])}{more}"
+        )
+    return found
+
+
+def _keyed(bus: Bus, topic: str, key: str) -> Iterator[Record]:
+    """Yields the kept records of a key; other records are not decoded."""
+    if not has_topic(bus, topic):
+        return
+    at, ends, wanted = bus.begin(topic), bus.end(topic), key.encode()
+    while any(at[partition] < end for partition, end in ends.items()):
+        try:
+            messages = bus.read(topic, at, records_max=8192)
+        except PositionLost:  # truncated during this read
+            at = {p: max(o, at[p]) for p, o in bus.begin(topic).items()}
+            continue
+        if not messages:
+            return
+        for message in messages:
+            at[message.partition] = message.offset + 1
+            if message.key == wanted and message.value is not None:
+                with suppress(DecodeError):
+                    yield decode(message.value).record
+
+
+def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
+    answer = session.answer(sql)
+    return [dict(zip(answer.names, row, strict=True)) for rows in answer.batches for row in rows]
+
+
+def details_json(story: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
+    """Returns the details as a JSON object: record, tokens with their text, and view rows."""
+    record = None
+    if story.record is not None:
+        pieces = text.pieces(story.record.tokens.tolist()) if text.is_known else None
+        record = record_values(story.record, whole=True) | {"pieces": pieces}
+    orders = [record_values(one) for one in story.orders]
+    partials = [record_values(one) for one in story.partials]
+    return json_value(
+        {
+            "trajectory": story.trajectory,
+            "record": record,
+            "completions": story.completions,
+            "reward": story.reward,
+            "annotations": story.annotations,
+            "spans": story.spans,
+            "trained": story.trained,
+            "group": story.group,
+            "orders": orders,
+            "partials": partials,
+        }
+    )

@@ -1,0 +1,85 @@
+"""`rollstream diff A B`: compares settings, outcomes and curves of two runs."""
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollstream.monitor.format import sparkline
+from rollstream.report.comparison import RunComparison, CurveComparison, compare_runs
+from rollstream.report.opening import distinct_names, open_history, run_folder
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 0 whether the runs differ or not; 2 if an argument is not a run."""
+    folders = run_folder(arguments.first), run_folder(arguments.second)
+    first, second = distinct_names(folders)
+    found = compare_runs((first, second), open_history(folders[0]), open_history(folders[1]))
+    if arguments.json:
+        print(json.dumps(found.line()))
+    else:
+        Console().print(render(found))
+    return 0
+
+
+def render(found: RunComparison) -> RenderableType:
+    """Returns the comparison for terminals of at least 80 columns."""
+    return Group(_settings(found), Text(), _outcomes(found), Text(), _curves(found), _states(found))
+
+
+def _settings(found: RunComparison) -> RenderableType:
+    if not found.settings:
+        return Text("settings: the same")
+    table = _table("settings that differ", "setting", *found.runs)
+    for setting in found.settings:
+        table.add_row(setting.key, _shown(setting.first), _shown(setting.second))
+    return table
+
+
+def _outcomes(found: RunComparison) -> RenderableType:
+    table = _table("groups", "ending", *found.runs)
+    first, second = found.outcomes
+    for name in first:
+        table.add_row(name, str(first[name]), str(second.get(name, 0)))
+    return table
+
+
+def _curves(found: RunComparison) -> RenderableType:
+    if not found.curves:
+        return Text("curves: no step is in both runs")
+    table = _table("curves: mean of the last fifth", "figure", *found.runs, "change", "course")
+    for curve in found.curves:
+        a, b = curve.last
+        table.add_row(curve.name, f"{a:.4g}", f"{b:.4g}", _change(a, b), _course(curve))
+    return table
+
+
+def _states(found: RunComparison) -> RenderableType:
+    steps = f"{found.states_compared} common steps"
+    if not found.states_compared:
+        return Text("states: no common step")
+    if found.states_apart is None:
+        return Text(f"states: identical at all {steps}")
+    return Text(f"states: of {steps}, the first that differs is step {found.states_apart}")
+
+
+def _course(curve: CurveComparison) -> str:
+    return f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
+
+
+def _change(a: float, b: float) -> str:
+    return f"{(b - a) / abs(a):+.1%}" if a else f"{b - a:+.3g}"
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else json.dumps(value)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, style="dim" if number == 0 else "", overflow="fold")
+    return table

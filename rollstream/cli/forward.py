@@ -1,0 +1,56 @@
+"""`rollstream forward RUN --to wandb|tensorboard`: sends a run's metrics files to a tracker."""
+
+import argparse
+import json
+import logging
+from pathlib import Path
+
+from rollstream.cli.signals import listen_for_signals
+from rollstream.config.settings import Configuration
+from rollstream.config.config import essential_settings, load
+from rollstream.config.run_folder import RunFolder
+from rollstream.metrics.forwarder import Forwarder
+from rollstream.metrics.sinks import Sink, TensorBoardSink, WandbSink
+from rollstream.errors import ConfigurationError
+
+POLL_S = 1.0
+PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Forward new lines, with `--follow` until Ctrl-C. The next start resumes at the stored
+    position.
+    """
+    logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
+    folder = RunFolder(Path(arguments.run).absolute())
+    if not folder.configuration.exists():
+        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
+    configuration = load(folder.configuration)
+    folder.metrics.mkdir(exist_ok=True)
+    stop = listen_for_signals().stop
+    forwarder = Forwarder(
+        folder.metrics, arguments.to, lambda id: open_sink(arguments.to, id, configuration, folder)
+    )
+    try:
+        lines = forwarder.once()
+        while arguments.follow and not stop.wait(POLL_S):
+            lines += forwarder.once()
+    finally:
+        forwarder.close()
+    _print_result(arguments, lines, forwarder.sink.where)
+    return 0
+
+
+def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder) -> Sink:
+    """Opens the target; raises `ConfigurationError` naming the package to install."""
+    if to == "tensorboard":
+        return TensorBoardSink(folder.metrics / "tensorboard")
+    kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}
+    return WandbSink(configuration.run, id, folder.metrics, kept)
+
+
+def _print_result(arguments: argparse.Namespace, lines: int, where: str) -> None:
+    if arguments.json:
+        print(json.dumps({"to": arguments.to, "lines": lines, "where": where}))
+    else:
+        print(f"{lines} lines forwarded to {arguments.to}: {where}")

@@ -1,0 +1,61 @@
+"""`rollstream checkpoints list | show`: the trainer's checkpoints in a run's store.
+
+Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
+"""
+
+import argparse
+import json
+import sys
+
+import msgspec
+from rich.console import Console
+
+from rollstream.cli.pipes import quiet_on_closed_pipe
+from rollstream.cli.history.listing import checkpoint_line, checkpoints_table, kept_checkpoint, positions_table, checkpoint_detail_line
+from rollstream.cli.history.finding import find_store
+from rollstream.runs.parentage import read_parentage
+from rollstream.storage.checkpoints import stored_checkpoints
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ObjectMissing
+
+
+@quiet_on_closed_pipe
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 1 if the requested checkpoint is missing or a listed one is damaged."""
+    store = find_store(arguments.run)
+    return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
+
+
+def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    lines = [checkpoint_line(store, stored) for stored in stored_checkpoints(store)]
+    if not lines:
+        raise ObjectMissing("no checkpoint is kept there (yet)")
+    if arguments.json:
+        for line in lines:
+            print(json.dumps(line))
+    else:
+        Console().print(checkpoints_table(lines))
+    problems = [line["problem"] for line in lines if "problem" in line]
+    for problem in problems:
+        print(f"rollstream: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    line = checkpoint_detail_line(store, kept_checkpoint(store, arguments.checkpoint))
+    parentage = read_parentage(store)
+    if parentage is not None:
+        line["forked_from"] = msgspec.to_builtins(parentage)
+    if arguments.json:
+        print(json.dumps(line))
+        return 0
+    console = Console()
+    console.print(checkpoints_table([line]), positions_table(line), sep="\n\n")
+    files = [f"{size:>15,} {name}" for name, size in line["files"].items()]
+    console.print("", *files, sep="\n", highlight=False)
+    counts = ", ".join(f"{count:,} {name}" for name, count in line["counts"].items()) or "none"
+    console.print(f"\ncounts: {counts}\nconfiguration {line['configuration_hash']}", soft_wrap=True)
+    if parentage is not None:
+        origin = f"the run is a fork of {parentage}, {parentage.checkpoint} ({parentage.folder})"
+        console.print(origin, soft_wrap=True, highlight=False)
+    return 0

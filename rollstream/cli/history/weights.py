@@ -1,0 +1,143 @@
+"""`rollstream weights list | show | verify | diff | export`: the weight versions in a run's store.
+
+Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from rollstream.cli.pipes import quiet_on_closed_pipe
+from rollstream.cli.history.finding import LATEST, find_store, find_version, is_version
+from rollstream.cli.history.lines import VersionLine, difference_line, tensor_lines, version_line
+from rollstream.cli.history.tables import differences_table, tensors_table, versions_table
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.storage.weights.retention import stored_versions
+from rollstream.errors import CorruptObject, ObjectMissing
+
+SHARD_BYTES = 4 << 30  # close to the default of transformers
+
+
+@quiet_on_closed_pipe
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 1 if a version is missing or, with `verify_version`, if a hash differs."""
+    named: str = getattr(arguments, "version", None) or LATEST
+    if arguments.action == "verify" and arguments.run is None and not is_version(named):
+        arguments.version, arguments.run = None, named  # `verify RUN` is all versions of it
+    return _ACTIONS[arguments.action](find_store(arguments.run), arguments)
+
+
+def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    pointer = believed_pointer(store)
+    latest = None if pointer is None else pointer.version
+    lines: list[VersionLine] = []
+    for stored in stored_versions(store):
+        try:
+            lines.append(version_line(read_manifest(store, stored.version), latest))
+        except (ObjectMissing, CorruptObject) as error:
+            lines.append({"version": str(stored.version), "kind": "unfinished"})
+            if stored.whole:
+                print(f"rollstream: {error}", file=sys.stderr)
+    if not lines:
+        raise ObjectMissing("no version is kept there (yet)")
+    if arguments.json:
+        _print(lines)
+    else:
+        Console().print(versions_table(lines))
+    return 0
+
+
+def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    manifest = find_version(store, arguments.version)
+    pointer = believed_pointer(store)
+    line = version_line(manifest, None if pointer is None else pointer.version)
+    tensors = tensor_lines(manifest)
+    if arguments.json:
+        print(json.dumps({**line, "tensor": tensors}))
+        return 0
+    console = Console()
+    console.print(versions_table([line]), tensors_table(tensors), sep="\n\n")
+    files = [(f.name, f.bytes) for f in manifest.files]
+    console.print("", *(f"{size:>15,} {name}" for name, size in files), sep="\n", highlight=False)
+    parent, anchor = line["parent"] or "none", line["anchor"]
+    console.print(
+        f"\nparent {parent}, anchor {anchor}, manifest {line['manifest_hash']}", soft_wrap=True
+    )
+    return 0
+
+
+def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    from rollstream.storage.weights.verification import verify_version
+
+    if arguments.version is None:
+        wanted = [stored.version for stored in stored_versions(store) if stored.whole]
+    else:
+        wanted = [find_version(store, arguments.version).version]
+    if not wanted:
+        raise ObjectMissing("no version is kept there (yet)")
+    bad = 0
+    quiet = not sys.stderr.isatty()
+    for version in track(wanted, "verifying", console=Console(stderr=True), disable=quiet):
+        manifest, problem = verify_version(store, version)
+        tensors = len(manifest.weights.tensors) if manifest else 0
+        bad += bool(problem)
+        if arguments.json:
+            line = {"version": str(version), "tensors": tensors, "ok": not problem}
+            print(json.dumps({**line, "problem": problem or None}))
+        else:
+            print(f"{version}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
+    return 1 if bad else 0
+
+
+def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    from rollstream.storage.weights.verify import compare_versions
+
+    first, second = (find_version(store, name) for name in (arguments.first, arguments.second))
+    lines = [difference_line(found) for found in compare_versions(store, first, second)]
+    total = sum(int(line["changed"] or 0) for line in lines)
+    count = len(second.weights.tensors)
+    if arguments.json:  # the totals come first, so equal versions have a line too
+        versions = {"first": str(first.version), "second": str(second.version)}
+        _print([{**versions, "tensors": count, "differ": len(lines), "changed": total}, *lines])
+        return 0
+    if lines:
+        Console().print(differences_table(lines))
+    print(
+        f"{first.version} → {second.version}: "
+        f"{len(lines)} of {count} tensors differ, in {total:,} elements"
+    )
+    return 0
+
+
+def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    from rollstream.storage.weights.export import export_version
+
+    version = find_version(store, arguments.version).version
+    done = export_version(store, version, Path(arguments.folder), SHARD_BYTES)
+    if arguments.json:
+        line = {"version": str(done.version), "folder": str(done.folder), "bytes": done.bytes}
+        print(json.dumps({**line, "files": done.files}))
+    else:
+        print(f"{done.version}: {len(done.files)} files, {done.bytes:,} bytes in {done.folder}")
+    return 0
+
+
+def _print(lines: Sequence[VersionLine]) -> None:
+    for line in lines:
+        print(json.dumps(line))
+
+
+_ACTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
+    "list": _list,
+    "show": _show,
+    "verify": _verify,
+    "diff": _diff,
+    "export": _export,
+}

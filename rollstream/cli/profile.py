@@ -1,0 +1,79 @@
+"""`rollstream profile CONFIG`: measures the engine's step times on this machine and fits a
+roofline.
+
+The resulting file is the source of B_max in rollouts.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from rollstream.producers.engines.profiles import EngineProfile, profile_path, write_profile
+from rollstream.cli.common import load_configuration
+from rollstream.roles.profiling import measure_profile
+
+if TYPE_CHECKING:
+    from rollstream.producers.engines.profile import StepTiming
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the profile; no other file of the run changes."""
+    configuration, folder = load_configuration(arguments)
+    measured: list[StepTiming] = []
+    progress = Console(stderr=True)
+
+    def show_progress(point: "StepTiming") -> None:
+        measured.append(point)
+        if progress.is_terminal:
+            print(f"\r{len(measured)} batches measured", end="", file=sys.stderr, flush=True)
+
+    profile = measure_profile(configuration, folder.path, show_progress)
+    if progress.is_terminal:
+        print("\r\033[K", end="", file=sys.stderr)
+    default = profile_path(folder.path, profile.engine, profile.model)
+    path = Path(arguments.out or configuration.rollouts.profile or default)
+    write_profile(path, profile)
+    if arguments.json:
+        points = [asdict(point) for point in measured]
+        print(json.dumps({"file": str(path), **asdict(profile), "measured": points}))
+        return 0
+    console = Console()
+    console.print(_table(measured, profile))
+    console.print(_account(profile), highlight=False, soft_wrap=True)
+    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _table(measured: "list[StepTiming]", profile: EngineProfile) -> Table:
+    table = Table(title="one decode step")
+    for column in ("rows", "KV tokens", "measured ms", "fitted ms", "error %"):
+        table.add_column(column, justify="right")
+    for point in measured:
+        wanted = profile.roofline.step_s(point.rows, point.kv_tokens)
+        table.add_row(
+            f"{point.rows}",
+            f"{point.kv_tokens:.0f}",
+            f"{point.seconds * 1e3:.2f}",
+            f"{wanted * 1e3:.2f}",
+            f"{(wanted / point.seconds - 1) * 100:+.0f}",
+        )
+    return table
+
+
+def _account(profile: EngineProfile) -> str:
+    r = profile.roofline
+    how = "reading beside arithmetic" if r.overlapping else "reading, then arithmetic"
+    return (
+        f"{profile.engine}, model {profile.model}: {how}; weights {r.weights_s * 1e3:.3f} ms, "
+        f"row {r.row_s * 1e3:.4f} ms, 1000 KV tokens {r.kv_token_s * 1e6:.4f} ms, "
+        f"beside {r.overhead_s * 1e3:.3f} ms; 1000 prefilled tokens "
+        f"{r.prefill_token_s * 1e6:.2f} ms\n"
+        f"B_max = {profile.batch_max} of {profile.slots} slots; the fit is off by "
+        f"{profile.error:.0%} (median), {profile.error_max:.0%} at most"
+    )

@@ -1,0 +1,59 @@
+"""`rollstream query "SELECT …"`: read-only SQL over the log and the archive of one run."""
+
+import argparse
+import json
+import shutil
+import sys
+from textwrap import fill
+
+from rollstream.analysis.locate import locate_asked_run
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.output import json_lines, table_lines, write_csv
+from rollstream.analysis.views import VIEWS
+from rollstream.cli.pipes import quiet_on_closed_pipe
+from rollstream.errors import ConfigurationError
+
+
+@quiet_on_closed_pipe
+def main(arguments: argparse.Namespace) -> int:
+    """Print the rows of one query, or with `--tables` the views and their columns."""
+    if arguments.sql is None and not arguments.tables:
+        raise ConfigurationError(
+            'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '
+            "--tables lists the views"
+        )
+    if arguments.rows < 1:
+        raise ConfigurationError(f"--rows must be ≥ 1, got {arguments.rows}")
+    place = locate_asked_run(arguments.run, arguments.name, warn)
+    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+        if arguments.tables:
+            _list_views(session, arguments.json)
+            return 0
+        answer = session.answer(str(arguments.sql))
+        if arguments.json:
+            for line in json_lines(answer):
+                print(line)
+        elif arguments.csv:
+            write_csv(answer, sys.stdout)
+        else:
+            width = shutil.get_terminal_size().columns
+            for line in table_lines(answer, arguments.rows, width):
+                print(line)
+    return 0
+
+
+def warn(text: str) -> None:
+    """Print a message on stderr, apart from the result."""
+    print(f"rollstream: {text}", file=sys.stderr)
+
+
+def _list_views(session: QuerySession, as_json: bool) -> None:
+    for view in VIEWS.values():
+        columns = session.columns(view.name)
+        if as_json:
+            line = {"view": view.name, "sentence": view.sentence, "columns": columns}
+            print(json.dumps(line))
+        else:
+            together = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            print(f"{view.name}: {view.sentence}")
+            print(fill(together, 100, initial_indent="    ", subsequent_indent="    "), "\n")

@@ -1,0 +1,65 @@
+"""`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
+(docs/fork.md). The parent is only read, and may be running.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.runs.forking import ForkPlan, check_folders, find_checkpoint, prompts_left_at, plan_fork
+from rollstream.runs.parentage import Parentage, PromptsLeft, read_parentage
+from rollstream.runs.replay_source import open_replay_source
+from rollstream.report.opening import run_folder
+from rollstream.storage.checkpoints import CheckpointId
+from rollstream.errors import ConfigurationError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Create the fork and print its starting point; `rollstream run DIR` starts it."""
+    parent = run_folder(arguments.run)
+    check_folders(parent, Path(arguments.out))
+    with open_replay_source(str(parent.path)) as source:
+        store = source.store
+        if store is None:
+            raise ConfigurationError(
+                f"{source.place.name} has no store, so it has no checkpoint to fork from"
+            )
+        checkpoint = find_checkpoint(store, arguments.at)
+        wanted = plan_fork(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
+        before = read_parentage(store)
+        had = PromptsLeft() if before is None else before.prompts
+        left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), had)
+    _warn_other_step(arguments.at, checkpoint.id)
+    from rollstream.runs.fork import make_fork  # imports torch, which takes seconds
+
+    parentage = make_fork(wanted, checkpoint, left)
+    _print_fork(wanted, parentage, arguments.json)
+    return 0
+
+
+def _warn_other_step(asked: str, taken: CheckpointId) -> None:
+    if asked.isdecimal() and int(asked) != taken.step:
+        note = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
+        print(f"rollstream: {note}", file=sys.stderr)
+
+
+def _print_fork(wanted: ForkPlan, parentage: Parentage, as_json: bool) -> None:
+    folder, left = wanted.folder.path, parentage.prompts
+    if as_json:
+        line = {
+            "run": wanted.now.run, "folder": str(folder), "forked_from": parentage.run,
+            "checkpoint": parentage.checkpoint, "step": parentage.step,
+            "state_hash": parentage.state_hash, "prompts_again": left.again,
+            "prompts_from": left.on, "changes": parentage.changes,
+        }  # fmt: skip
+        print(json.dumps(line))
+        return
+    again = f"{len(left.again)} prompts of open groups again, then " if left.again else ""
+    print(f"{wanted.now.run} begins at step {parentage.step} of {parentage.run}")
+    print(f"  from checkpoint {parentage.checkpoint}, state {parentage.state_hash}")
+    print(f"  prompts: {again}from prompt {left.on} on")
+    for change in wanted.changes():
+        print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
+    print(f"start it with: rollstream run {folder}")

@@ -1,0 +1,178 @@
+"""`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories.
+
+Sources are logs and archives of runs, and files of JSON lines.
+"""
+
+import argparse
+import json
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollstream.consumers.replay.offline_log import RecordedSource, SourceTrajectory, LabelledSource, check_tokens
+from rollstream.consumers.replay.jsonl import TextEncoder, JsonLines
+from rollstream.analysis.fields import FieldCondition
+from rollstream.cli.replay.progress import progress_bar, print_notice, count_steps
+from rollstream.config.settings import Configuration
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
+from rollstream.runs.replay_filter import needs_steps, parse_conditions, is_wanted_trajectory
+from rollstream.runs.replay_folder import check_outside_run, lock_replay_folder, write_replay_request, read_replay_request, replay_configuration, refuse_other_request
+from rollstream.runs.replay_source import ReplaySource, open_replay_source
+from rollstream.report.opening import open_history
+from rollstream.report.summary import summarise
+from rollstream.report.write import write_report
+from rollstream.streams.admissible import REFUSAL_KINDS
+from rollstream.errors import ConfigurationError
+from rollstream.streams.values import Address
+
+JSONL = (".jsonl", ".ndjson")
+GATHERED_TEXTS = {
+    "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
+    "filtered_out": "others are left out by --where",
+    "duplicate": "others repeat a trajectory: only the first is used",
+    "unreadable": "records are unreadable and left out",
+    **{
+        f"refused_{kind}": f"others cannot be trained ({kind}: docs/learning.md) and are left out"
+        for kind in REFUSAL_KINDS
+    },
+}
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Gather the trajectories, train, and write the report."""
+    folder = RunFolder(Path(arguments.out).absolute())
+    for named in arguments.runs:
+        path = Path(named).absolute()
+        check_outside_run(folder.path, path.parent if path.name == "config.json" else path)
+    configuration = _configuration(arguments, folder)
+    sources = [named if "://" in named else str(Path(named).absolute()) for named in arguments.runs]
+    wish = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
+    before = read_replay_request(folder.path)
+    if before is not None:
+        refuse_other_request(folder.path, before, wish)
+    result = _trained(arguments, folder, configuration, wish, before or {})
+    history = open_history(folder)
+    write_report(history, summarise(history), folder.report)
+    if arguments.json:
+        print(json.dumps({"out": str(folder.path), **result}))
+    else:
+        _print_result(result, folder)
+    return 0
+
+
+def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configuration:
+    """Returns the given configuration with all data inside the folder and without a lag limit."""
+    given = load(arguments.offline, arguments.overrides)
+    model = model_folder(given, folder_of_run(given).path).absolute()
+    if not (model / "config.json").is_file():
+        raise ConfigurationError(
+            f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "
+            "--set model.path=DIR"
+        )
+    own = replay_configuration(given, folder.path, model)
+    return own.model_copy(update={"dispatch": own.dispatch.model_copy(update={"max_lag": None})})
+
+
+def _trained(
+    arguments: argparse.Namespace,
+    folder: RunFolder,
+    configuration: Configuration,
+    wish: dict[str, Any],
+    before: dict[str, Any],
+) -> dict[str, Any]:
+    """Gathers and trains; returns the counts. Sources are not read again after gathering
+    completed.
+    """
+    with ExitStack() as stack:
+        sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
+        from rollstream.runs.replay_offline import OfflineTraining  # imports torch, which takes seconds
+
+        training = OfflineTraining(folder, configuration)
+        if sources:
+            _check(sources, training.vocabulary)
+        stack.enter_context(lock_replay_folder(folder.path))
+        if "gathered" not in before:
+            write_replay_request(folder.path, wish)
+        write_configuration(folder, configuration)
+        gathered = before.get("gathered")
+        if gathered is None:
+            with progress_bar("gathering", None):
+                gathered = dict(training.gather(sources))
+            write_replay_request(folder.path, wish, {"gathered": gathered})
+        _print_gathered(gathered, configuration)
+        count_steps(training.train(), configuration.trainer.steps)
+        result = {"gathered": gathered, **training.outcome()}
+        write_replay_request(folder.path, wish, result)
+    return result
+
+
+def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) -> list[LabelledSource]:
+    """Opens the sources, each under a distinct name."""
+    conditions = parse_conditions(arguments.where)
+    asked = needs_steps(conditions)
+    encode = _tokenizer(Path(str(c.model.path)))
+    found: list[LabelledSource] = []
+    for number, named in enumerate(arguments.runs):
+        path = Path(named)
+        label = path.stem if path.suffix in JSONL else path.name
+        label = label if label not in {one.label for one in found} else f"{label}-{number}"
+        if path.suffix in JSONL:
+            if not path.is_file():
+                raise ConfigurationError(f"{named}: no such file; is the path right?")
+            steps: dict[Address, int] = {}
+            source = JsonLines(path, encode)
+        else:
+            here: ReplaySource = stack.enter_context(open_replay_source(named, arguments.name))
+            steps = here.recorded().step_of() if asked else {}
+            source = RecordedSource(here.log)
+        found.append(LabelledSource(label, source, partial(_is_wanted, conditions, steps)))
+    return found
+
+
+def _is_wanted(conditions: list[FieldCondition], steps: dict[Address, int], draft: SourceTrajectory) -> bool:
+    step = None if draft.at is None else steps.get(draft.at)
+    return not conditions or is_wanted_trajectory(conditions, draft.record, draft.timestamp_ms, step)
+
+
+def _check(sources: list[LabelledSource], vocabulary: int) -> None:
+    """Validate every line of every file before anything is written."""
+    for one in sources:
+        if isinstance(one.source, JsonLines):
+            for draft in one.source.trajectories():
+                check_tokens(one.label, draft.record, vocabulary)
+
+
+def _tokenizer(model: Path) -> TextEncoder | None:
+    """Returns a function from text to tokens, without special tokens; None without a tokenizer."""
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer: Any = Tokenizer.from_file(str(path))  # pyright: ignore[reportUnknownMemberType]
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    return encode
+
+
+def _print_gathered(gathered: dict[str, int], c: Configuration) -> None:
+    per_step = c.trainer.groups_per_step
+    print_notice(
+        f"{gathered.get('trajectories', 0)} trajectories in {gathered.get('groups', 0)} groups, "
+        f"{per_step} groups a step (trainer.groups_per_step), at most {c.trainer.steps} steps"
+    )
+    for name, words in GATHERED_TEXTS.items():
+        if gathered.get(name):
+            print_notice(f"{gathered[name]} {words}")
+
+
+def _print_result(result: dict[str, Any], folder: RunFolder) -> None:
+    more = f", {result['left_over']} groups left over" if result["left_over"] else ""
+    print(f"{result['steps']} steps trained{more}")
+    if result["closed"]:
+        print(f"{result['closed']} groups had nothing to train and were closed (reasons: ledger)")
+    print(f"report: {folder.report}")

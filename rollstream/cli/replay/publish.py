@@ -1,0 +1,88 @@
+"""`rollstream replay RUN --to BUS`: copies a run's records to another bus."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from rollstream.consumers.replay.topic_copy import HISTORY, CopiedTopic, CopyRequest, copy_topic, prepare_target, count_records
+from rollstream.analysis.fields import check_topic
+from rollstream.cli.replay.progress import progress_bar, print_notice
+from rollstream.runs.replay_filter import needs_steps, parse_conditions, message_filter
+from rollstream.runs.replay_source import ReplaySource, open_replay_source
+from rollstream.streams.bus import Message
+from rollstream.streams.connect import open_bus
+from rollstream.errors import ConfigurationError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Copy the topics, verify them, and print what was copied."""
+    topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
+    for topic in topics:
+        check_topic(topic)
+        if topic.endswith(".dead"):
+            raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
+    if arguments.to.startswith("memory:"):
+        raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")
+    with open_replay_source(arguments.runs[0], arguments.name) as source:
+        here = _present(source, topics, bool(arguments.topic))
+        wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
+        with closing(open_bus(arguments.to)) as target:
+            prepare_target(source.log, target, wanted)
+            with progress_bar("records", count_records(source.log, here)) as advance:
+                done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
+    if arguments.json:
+        found = [dataclasses.asdict(one) for one in done]
+        print(json.dumps({"to": arguments.to, "topics": found}))
+    else:
+        _print_copied(done, arguments.to)
+    return 0
+
+
+def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
+    """Returns the topics with records in the source; raises if a named topic has none."""
+    here: list[str] = []
+    for topic in dict.fromkeys(topics):
+        if any(source.log.end(topic).values()):
+            here.append(topic)
+        elif named:
+            raise ConfigurationError(
+                f"{source.place.name} holds no records in {topic}"
+                + ("" if source.place.bus else f"; it is an archive, which keeps {_history()}")
+            )
+        else:
+            print_notice(f"{topic} holds no records")
+    if not here:
+        raise ConfigurationError(f"{source.place.name} holds no records to copy")
+    return here
+
+
+def _keep(
+    source: ReplaySource, where: Sequence[str], topics: Sequence[str]
+) -> Callable[[Message], bool] | None:
+    if not where:
+        return None
+    conditions = {topic: parse_conditions(where, topic) for topic in topics}
+    asked = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
+    return message_filter(conditions, source.recorded().step_of() if asked else {})
+
+
+def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
+    for one in done:
+        more = [
+            f"{number} {what}"
+            for number, what in (
+                (one.left_out, "left out"),
+                (one.already, "were there before"),
+                (one.forgotten, "truncated in the source"),
+            )
+            if number
+        ]
+        beside = f" ({', '.join(more)})" if more else ""
+        print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
+    print(f"{to} holds the same bytes, partitions and order as the source")
+
+
+def _history() -> str:
+    return ", ".join(HISTORY)

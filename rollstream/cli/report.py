@@ -1,0 +1,42 @@
+"""`rollstream report RUN [RUN …]`: writes `report.html` and prints a summary, from log and metrics
+files alone. Several runs share one page.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from rollstream.report.opening import distinct_names, open_history, run_folder
+from rollstream.report.overlay import RUNS_MAX, OverlaidRun, write_overlay
+from rollstream.report.summary import summarise
+from rollstream.report.write import write_report
+from rollstream.errors import ConfigurationError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Report on running, stopped or finished runs."""
+    folders = [run_folder(path) for path in arguments.runs]
+    if len(folders) > RUNS_MAX:
+        raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
+    histories = [open_history(folder) for folder in folders]
+    runs = [
+        OverlaidRun(name, history, summarise(history))
+        for name, history in zip(distinct_names(folders), histories, strict=True)
+    ]
+    if len(runs) == 1:
+        output = Path(arguments.output) if arguments.output else folders[0].report
+        write_report(runs[0].history, runs[0].summary, output)
+    else:
+        output = Path(arguments.output or "report.html")
+        write_overlay(runs, output)
+    if arguments.json:
+        for run in runs:
+            print(json.dumps(run.summary.line()))
+        return 0
+    console = Console()
+    for run in runs:
+        console.print(run.summary.table())
+    console.print(f"report: {output}", soft_wrap=True, highlight=False)
+    return 0

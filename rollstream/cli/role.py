@@ -1,0 +1,113 @@
+"""`rollstream rollout | train | dispatch | prompts | eval CONFIG`: runs one role in this process.
+
+Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
+clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits
+with 0 in that case. A trainer of several processes is started and supervised here.
+"""
+
+import argparse
+import logging
+import math
+import os
+import secrets
+import sys
+import threading
+import time
+from importlib import import_module
+
+from rollstream.consumers.trainer.sharded.rank_environment import is_launched
+from rollstream.cli.common import load_and_settle
+from rollstream.cli.signals import listen_for_signals
+from rollstream.config.run_folder import RunFolder
+from rollstream.supervisor.lifeline import end_with_parent
+from rollstream.supervisor.rank_names import rank_name, rank_environment
+from rollstream.supervisor.plan import ACCEPT_CONFIG
+from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
+from rollstream.supervisor.train_group import run_rank_processes
+from rollstream.errors import ConfigurationError
+
+EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
+GRACE_S = 20.0  # clouds give 25 s and more
+
+HEAVY_MODULES = {
+    "rollout": "rollstream.roles.rollout",
+    "train": "rollstream.roles.train_role",
+    "eval": "rollstream.roles.evaluation",
+}
+"""Modules that import torch, which takes seconds. They are imported after the configuration was
+validated, so errors appear at once, and before signal handlers are installed, so a signal ends a
+starting role at once.
+"""
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run until the role is done or a signal stops it."""
+    is_rank = arguments.command == "train"
+    end_with_parent(rank_environment() if is_rank else os.environ)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    grace_s = _grace_s(arguments)
+    configuration, folder = load_and_settle(arguments)
+    if is_rank and configuration.trainer.processes > 1 and not is_launched():
+        line = _line_of_rank(folder, arguments.name, arguments.accept_config)
+        return run_rank_processes(line, configuration.trainer, listen_for_signals())
+    name = rank_name(arguments.name) if is_rank else arguments.name
+    if arguments.command in HEAVY_MODULES:
+        import_module(HEAVY_MODULES[arguments.command])
+    from rollstream.roles.context import RoleLaunch
+    from rollstream.roles.roles import run_role
+
+    signals = listen_for_signals()
+    if grace_s is not None:
+        exit_after_grace(signals.stop, grace_s)
+    launch = RoleLaunch(
+        role=arguments.command,
+        configuration=configuration,
+        folder=folder.path,
+        name=name,
+        stop=signals.stop,
+        nonce=os.environ.get(NONCE) or secrets.token_hex(16),
+        handed_nonce=os.environ.get(HANDED_NONCE),
+        accept_config=getattr(arguments, "accept_config", False),
+        grace_s=grace_s,
+    )
+    is_done = run_role(launch)
+    log.info("%s %s", name, "is done" if is_done else "was stopped")
+    return 0 if is_done or grace_s is not None else EXIT_STOPPED
+
+
+def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
+    """Ends the process `grace_s` seconds after `stop` is set, even if the role hangs."""
+
+    def wait() -> None:
+        stop.wait()
+        time.sleep(grace_s)
+        log.error(
+            "grace period of %g s is over: remaining trajectories are resumed as after a death",
+            grace_s,
+        )
+        logging.shutdown()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="grace", daemon=True).start()
+
+
+def _line_of_rank(folder: RunFolder, name: str, accept_config: bool) -> list[str]:
+    """Returns a rank's command line. All ranks load the configuration in the run's folder."""
+    line = [sys.executable, "-m", "rollstream", "train", str(folder.configuration), "--name", name]
+    return [*line, ACCEPT_CONFIG] if accept_config else line
+
+
+def _grace_s(arguments: argparse.Namespace) -> float | None:
+    """Returns the grace period of a preemptible rollout; None for other roles."""
+    grace = getattr(arguments, "grace", None)
+    if not getattr(arguments, "preemptible", False):
+        if grace is not None:
+            raise ConfigurationError("--grace needs --preemptible")
+        return None
+    if grace is not None and not (math.isfinite(grace) and grace > 0):
+        raise ConfigurationError(f"--grace must be > 0 seconds, got {grace:g}")
+    return GRACE_S if grace is None else grace

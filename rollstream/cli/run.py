@@ -1,0 +1,111 @@
+"""`rollstream run CONFIG`: runs all roles of a run on this machine.
+
+1. Settle the configuration in the run's folder. 2. Take the run's lock. 3. Create the topics.
+4. Warm up, if there is no model. 5. Supervise the roles under a live view. 6. Report.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from rich.console import Console
+
+from rollstream.cli.common import load_and_settle
+from rollstream.cli.signals import StopSignals, listen_for_signals
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_for_writing
+from rollstream.config.identity import check_configuration, read_or_create_identity, record_configuration
+from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.plan import run_settings_of
+from rollstream.monitor.view import LiveView
+from rollstream.supervisor.lock import RunLock
+from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.metrics.endpoint import metrics_port, serve_metrics
+from rollstream.metrics.process import ProcessMetrics
+from rollstream.report.dropped import drop_bias_warnings
+from rollstream.report.opening import open_history
+from rollstream.report.summary import summarise
+from rollstream.report.write import write_report
+from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
+from rollstream.supervisor.supervisor import RunOutcome, Supervisor
+from rollstream.warmup.warming import WarmupProcess
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.streams.bus import Bus
+from rollstream.streams.topics import catalogue
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run until the run is complete, stopped or failed."""
+    configuration, folder = load_and_settle(arguments)  # 1
+    signals = listen_for_signals()
+    console = Console(stderr=arguments.json)
+    lock = RunLock(folder.path)  # 2
+    bus = open_run_log_for_writing(configuration, folder.path)
+    bus.create(catalogue())  # 3
+    try:
+        _identify(configuration, folder, arguments.accept_config)
+        seat = warmup_spec(configuration, folder)
+        warming = WarmupProcess(configuration, folder, seat, console, lock)
+        if not warming.run(signals):  # 4
+            return EXIT_INTERRUPTED
+        outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
+        _end(folder, outcome, console, arguments.json)  # 6
+    finally:
+        bus.close()
+        lock.close()
+    return {"complete": 0, "stopped": EXIT_INTERRUPTED, "failed": 1}[outcome.kind]
+
+
+def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
+    """Check that log and store belong to this run. An accepted configuration change is recorded
+    before any role compares its own configuration with the run's.
+    """
+    store = store_for_writing(configuration, folder.path)
+    read_or_create_identity(store, configuration.run)
+    check_configuration(store, configuration, accepted)
+    if accepted:
+        record_configuration(store, configuration)
+
+
+def _supervise(
+    configuration: Configuration,
+    folder: RunFolder,
+    bus: Bus,
+    signals: StopSignals,
+    console: Console,
+    lock: RunLock,
+    arguments: argparse.Namespace,
+) -> RunOutcome:
+    now = time.time
+    onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: bus, now, now())
+    wanted = process_specs(configuration, folder, arguments.accept_config)
+    seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
+    watch = ProcessMetrics(signals.stop)
+    with (
+        serve_metrics(configuration, folder.path, "supervisor", "supervisor", watch),
+        MetricsFile(folder.metrics / "supervisor.jsonl") as events,
+        LiveView(onlooker, console, arguments.json) as view,
+    ):
+        supervisor = Supervisor(seats, folder.logs, lock, events.append)
+        watch.offer(supervisor.figures)
+        return supervisor.run(watch.stop, signals.hurry, view.show)  # 5
+
+
+def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool) -> None:
+    """Print the summary and write the report; a failure message is printed last."""
+    history = open_history(folder)
+    summary = summarise(history)
+    write_report(history, summary, folder.report)
+    if as_json:
+        print(json.dumps({"outcome": outcome.kind, **summary.line()}), flush=True)
+    else:
+        console.print(summary.table())
+        console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
+    for concern in drop_bias_warnings(history.dropped.compared()):
+        console.print(f"warning: {concern.what}: {concern.do}", highlight=False)
+    if outcome.kind == "stopped":
+        console.print("stopped; the same command resumes from the last checkpoint")
+    if outcome.kind == "failed":
+        print(f"rollstream: {outcome.message}", file=sys.stderr)

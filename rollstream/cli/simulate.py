@@ -1,0 +1,106 @@
+"""`rollstream simulate CONFIG`: simulates policies on clusters in virtual time
+(docs/simulator.md).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from rollstream.config.errors import error_lines
+from rollstream.config.sources import file_layer, merge_layers, overrides_layer
+from rollstream.report.simulated import write_simulated
+from rollstream.simulator.experiment import PolicyRun, policy_names, run_policies
+from rollstream.simulator.settings import SimulationSettings
+from rollstream.errors import ConfigurationError
+
+COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print one table per cluster, or one JSON line per run, as they finish.
+
+    Columns: trained tokens per second and their ratio to the first policy's, step time, KV cache
+    used, idle share of rollouts, lag at consumption (mean and largest), moves, and the share of the
+    GPUs that generate.
+    """
+    settings = load_settings(Path(arguments.configuration), arguments.overrides)
+    page = None if arguments.html is None else _page(arguments.html)
+    console, found = Console(), list[PolicyRun]()
+    total = len(policy_names(settings)) * len(settings.clusters)
+    for run in run_policies(settings):
+        found.append(run)
+        _progress(len(found), total, run)
+        first = next(one for one in found if one.cluster == run.cluster)
+        if arguments.json:
+            print(json.dumps(line_of(run, first)), flush=True)
+        elif len(found) % len(policy_names(settings)) == 0:
+            console.print(_table(found[-len(policy_names(settings)) :], settings.scale))
+    if page is not None:
+        write_simulated(found, page)
+        if not arguments.json:
+            console.print(f"timelines: {page}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
+    """Loads the settings; raises `ConfigurationError` with one line per error."""
+    layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
+    try:
+        return SimulationSettings.model_validate_json(json.dumps(layers.values), strict=True)
+    except ValidationError as error:
+        raise ConfigurationError(error_lines(error, layers, SimulationSettings)) from None
+
+
+def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
+    """Returns a run as a JSON object; `speed_up` is relative to the cluster's first policy."""
+    return {
+        "model": run.cluster.model,
+        "gpus": run.cluster.gpus,
+        "rollout_share": run.share,
+        "speed_up": round(run.result.tokens_per_s / first.result.tokens_per_s, 4),
+        **run.result.line(),
+    }
+
+
+def _table(found: Sequence[PolicyRun], scale: int) -> Table:
+    cluster = found[0].cluster
+    part = f", 1/{scale} of it" if scale > 1 else ""
+    title = f"{cluster.model} on {cluster.gpus} GPUs{part}, simulated"
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for run in found:
+        result = run.result
+        table.add_row(
+            result.policy,
+            f"{result.tokens_per_s:,.0f}",
+            f"{result.tokens_per_s / found[0].result.tokens_per_s:.2f}",
+            f"{result.step_s:.1f}",
+            f"{result.kv_utilisation:.0%}",
+            f"{result.idle_share:.0%}",
+            f"{result.lag_mean():.1f} ≤{result.lag_max()}",
+            f"{result.counts.moves}",
+            f"{run.share:g}",
+        )
+    return table
+
+
+def _page(path: str) -> Path:
+    """Validates the path before the simulation starts."""
+    page = Path(path)
+    if page.is_dir() or not page.parent.is_dir():
+        raise ConfigurationError(f"--html {path}: give a file in a folder that exists")
+    return page
+
+
+def _progress(done: int, total: int, run: PolicyRun) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        words = f"{run.cluster.model} {run.result.policy}"
+        print(f"\r\x1b[K{done} of {total}: {words}", end=end, file=sys.stderr, flush=True)

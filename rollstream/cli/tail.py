@@ -1,0 +1,144 @@
+"""`rollstream tail TOPIC [RUN]`: prints a topic's records, one readable line each."""
+
+import argparse
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
+from rollstream.analysis.describe import describe
+from rollstream.analysis.live import has_topic, open_run_log
+from rollstream.analysis.tail import TopicTail, TailRecord, tail_json, matching
+from rollstream.analysis.locate import RunLocation, locate_asked_run
+from rollstream.cli.pipes import quiet_on_closed_pipe
+from rollstream.cli.query import warn
+from rollstream.cli.signals import listen_for_signals
+from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.errors import ConfigurationError
+
+LAST_RECORDS = 10  # records printed without --from and --last
+
+
+@quiet_on_closed_pipe
+def main(arguments: argparse.Namespace) -> int:
+    """Print the records, and with `--follow` new ones until Ctrl-C."""
+    check_topic(arguments.topic)
+    conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
+    _check(arguments)
+    place = locate_asked_run(arguments.run, arguments.name, warn)
+    stop = listen_for_signals().stop
+    day = ""
+    for one in _records(place, arguments, conditions, stop):
+        if stop.is_set():
+            break
+        if arguments.json:
+            print(json.dumps(tail_json(arguments.topic, one)), flush=arguments.follow)
+        else:
+            day = _print(one, day, arguments.follow)
+    return EXIT_INTERRUPTED if stop.is_set() and not arguments.follow else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.start is not None and arguments.last is not None:
+        raise ConfigurationError("--from and --last both set the start: give one of them")
+    if arguments.last is not None and arguments.last < 1:
+        raise ConfigurationError(f"--last must be ≥ 1, got {arguments.last}")
+    if arguments.start not in (None, "begin", "end") and not arguments.start.isdigit():
+        raise ConfigurationError(f"--from {arguments.start!r}: write begin, end or an offset")
+
+
+def _records(
+    place: RunLocation,
+    arguments: argparse.Namespace,
+    conditions: Sequence[FieldCondition],
+    stop: threading.Event,
+) -> Iterator[TailRecord]:
+    """Yields the selected records from the log, or from the archive if no log is left."""
+    if place.bus is None:
+        yield from _last(_from_archive(place, arguments), conditions, arguments)
+        return
+    bus = open_run_log(place)
+    try:
+        if not has_topic(bus, arguments.topic):
+            raise ConfigurationError(f"{place.name} has no topic {arguments.topic} yet")
+        log = TopicTail(bus, arguments.topic, warn)
+        ends = _chosen_partitions(bus.end(arguments.topic), arguments)
+        begins = _chosen_partitions(bus.begin(arguments.topic), arguments)
+        starts = {p: _start(arguments, begins[p], end, conditions) for p, end in ends.items()}
+        yield from _last(log.between(starts, ends), conditions, arguments)
+        if arguments.follow:
+            yield from matching(log.follow(ends, stop), conditions)
+    finally:
+        bus.close()
+
+
+def _start(
+    arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
+) -> int:
+    """Returns the start offset in a partition. With conditions the last matches may be anywhere, so
+    reading starts at the begin.
+    """
+    if arguments.start == "end":
+        return end
+    if arguments.start not in (None, "begin"):
+        return min(int(arguments.start), end)
+    if arguments.start == "begin" or conditions:
+        return begin
+    return max(begin, end - (arguments.last or LAST_RECORDS))
+
+
+def _last(
+    passing: Iterator[TailRecord], conditions: Sequence[FieldCondition], arguments: argparse.Namespace
+) -> Iterator[TailRecord]:
+    """Returns the records that meet the conditions; only the last ones unless --from is given."""
+    wanted = matching(passing, conditions)
+    if arguments.start is not None:
+        return wanted
+    return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
+
+
+def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
+    from rollstream.analysis.passing_archive import archived_tail
+    from rollstream.analysis.session import QuerySession
+    from rollstream.analysis.views import TOPICS
+
+    if arguments.follow:
+        raise ConfigurationError(f"{place.name} has no log to follow, only an archive")
+    if arguments.topic not in TOPICS:
+        raise ConfigurationError(
+            f"{place.name} has no log, only an archive, and {arguments.topic} is not archived; "
+            f"archived are {', '.join(TOPICS)}"
+        )
+    where = [] if arguments.partition is None else [f"partition = {arguments.partition}"]
+    if arguments.start == "end":
+        return
+    if arguments.start not in (None, "begin"):
+        where.append(f'"offset" >= {int(arguments.start)}')
+    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+        yield from archived_tail(session, arguments.topic, " AND ".join(where) or "true")
+
+
+def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int, int]:
+    if arguments.partition is None:
+        return offsets
+    if arguments.partition not in offsets:
+        known = f"0 to {len(offsets) - 1}" if len(offsets) > 1 else "0 alone"
+        raise ConfigurationError(
+            f"{arguments.topic} has no partition {arguments.partition}; there are {known}"
+        )
+    return {arguments.partition: offsets[arguments.partition]}
+
+
+def _print(one: TailRecord, day: str, flush: bool) -> str:
+    """Print a line, preceded by its day if that changed; returns the day."""
+    when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
+    if when.date().isoformat() != day:
+        day = when.date().isoformat()
+        print(f"{day} (UTC)")
+    words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
+    void = " (void)" if one.void else ""
+    place = f"{one.partition}:{one.offset}"
+    print(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {place:>8}  {words}{void}", flush=flush)
+    return day

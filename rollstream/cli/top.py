@@ -1,0 +1,120 @@
+"""`rollstream top RUN`: monitors a running or finished run, read-only.
+
+A terminal shows a frame of its size until q or Ctrl-C. A pipe receives one line per refresh, or one
+JSON object with `--json`, until the run is over.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from rollstream.config.settings import Configuration
+from rollstream.config.config import load_for_viewing
+from rollstream.config.run_folder import RunFolder, bus_url, open_run_log_for_writing
+from rollstream.monitor.frame import TerminalSize, render_frame
+from rollstream.monitor.keys import TerminalKeys
+from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.plan import run_settings_of
+from rollstream.monitor.snapshot import RunSnapshot
+from rollstream.monitor.table import plain_line
+from rollstream.report.opening import run_folder
+from rollstream.streams.bus import Bus
+from rollstream.errors import BusError, ConfigurationError
+
+EVERY_MIN_S = 0.1
+ONCE_S = 20.0  # longest read before the single frame of --once
+EXIT_SIGNAL_BASE = 128
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 0; 1 if `--once` could not read the log."""
+    if not arguments.every >= EVERY_MIN_S:
+        raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
+    folder = run_folder(arguments.run)
+    configuration = load_for_viewing(folder.configuration)
+    onlooker = RunObserver(
+        run_settings_of(configuration), folder.metrics, _opener(configuration, folder), time.time
+    )
+    console = Console()
+    if arguments.once:
+        return _once(onlooker, console, arguments.json)
+    if console.is_terminal and not arguments.json:
+        return _watch(onlooker, console, arguments.every)
+    return _print_lines(onlooker, arguments.every, _line if arguments.json else plain_line)
+
+
+def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus | None]:
+    """Returns a function that opens the bus, or returns None before it exists: opening a missing
+    `sqlite:` bus would create it.
+    """
+    url = bus_url(configuration, folder.path)
+    scheme, _, rest = url.partition(":")
+
+    def opened() -> Bus | None:
+        if scheme == "sqlite" and not Path(rest).is_dir():
+            return None
+        return open_run_log_for_writing(configuration, folder.path)
+
+    return opened
+
+
+def _once(onlooker: RunObserver, console: Console, as_json: bool) -> int:
+    shown = onlooker.observe(catch_up_s=ONCE_S)
+    if shown.trouble:
+        raise BusError(shown.trouble)
+    if as_json:
+        print(_line(shown))
+    else:
+        console.print(render_frame(shown, TerminalSize(console.width)))
+    return 0
+
+
+def _watch(onlooker: RunObserver, console: Console, every_s: float) -> int:
+    """Redraw until a quit key or a signal; restores the terminal."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_on_signal)
+    try:
+        with TerminalKeys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                shown = onlooker.observe()
+                live.update(render_frame(shown, TerminalSize(console.width, console.height)), refresh=True)
+                if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
+                    return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def _print_lines(onlooker: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
+    """Print a line per refresh until the run is over or the reader closes the pipe."""
+    try:
+        while True:
+            shown = onlooker.observe()
+            if not onlooker.is_behind:
+                print(line(shown), flush=True)
+                if shown.is_over:
+                    return 0
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # avoids an error message at exit
+        return 0
+
+
+def _line(shown: RunSnapshot) -> str:
+    return msgspec.json.encode(shown).decode()
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_SIGNAL_BASE + number)

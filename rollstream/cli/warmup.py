@@ -1,0 +1,47 @@
+"""`rollstream warmup CONFIG`: supervised warm-up of the run's model; prints JSON lines."""
+
+import argparse
+import json
+
+from rollstream.cli.common import load_and_settle
+from rollstream.config.run_folder import RunFolder
+from rollstream.supervisor.lifeline import end_with_parent
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Create `RUN/model`, unless it exists."""
+    end_with_parent()
+    configuration, folder = load_and_settle(arguments)
+    model = RunFolder(folder.path).model
+    if model.exists():
+        print(json.dumps({"kept": str(model)}), flush=True)
+        return 0
+    from rollstream.producers.tasks.registry import load_task
+    from rollstream.roles.run_task import prompt_tokens_max
+
+    task = load_task(configuration.task, prompt_tokens_max(configuration))
+    if configuration.trainer.learner == "paced":
+        from rollstream.roles.initial_model import make_paced_folder
+
+        make_paced_folder(task, model)
+        return 0
+    from rollstream.warmup.sft import SftSchedule
+    from rollstream.warmup.warmup import warm_up  # imports torch, which takes seconds: after validation
+
+    settings = configuration.warmup
+    warm_up(
+        task,
+        configuration.model,
+        configuration.seed,
+        model,
+        settings.threads,
+        print_progress,
+        SftSchedule(documents=settings.documents, steps=settings.steps),
+    )
+    return 0
+
+
+def print_progress(done: int, steps: int, loss: float) -> None:
+    """Print the progress, about a hundred lines in all."""
+    if done % max(1, steps // 100) == 0 or done == steps:
+        print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

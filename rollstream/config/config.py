@@ -1,0 +1,299 @@
+"""Loads and checks the configuration of a run, one frozen value with every role's settings, and
+compares configurations.
+
+Layers, later ones win: TOML (or a run's `config.json`) → environment
+(`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
+them. Unknown keys, wrong types and combinations that cannot work raise `ConfigurationError`, one
+line per error. A `config.json` is resolved already: the environment is not applied to it again, so
+a role that the supervisor starts has exactly the supervisor's configuration.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import xxhash
+from pydantic import ValidationError
+
+from rollstream.config.validation import setting_problems
+from rollstream.config.errors import error_line, error_lines
+from rollstream.config.sources import REMOVED_SETTINGS, SettingLayers, environment_layer, file_layer, merge_layers, overrides_layer
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.streams.release import RELEASE
+
+CODE_REVISION = "code_revision"  # beside the settings in config.json
+
+INCIDENTAL_SETTINGS = (
+    "folder",
+    "sync",
+    "truncate",
+    "rollouts",
+    "evaluation",
+    "checkpoints",
+    "archive",
+    "relay",
+    "metrics",
+    "task.environment",
+    "warmup.threads",
+    "dispatch.lease_s",
+    "dispatch.keep_s",
+    "dispatch.heartbeat_timeout_s",
+    "dispatch.stuck_timeout_s",
+    "dispatch.queue_per_slot",
+    "dispatch.repack",
+    "dispatch.repack_every_s",
+    "dispatch.load_bytes_per_s",
+    "dispatch.standby",
+    "paced.time_scale",
+    "paced.roofline",
+    "paced.kv_tokens",
+    "paced.emit_every",
+    "paced.train_step_s",
+    "paced.train_token_s",
+    "trainer.workers",
+    "trainer.threads",
+    "trainer.processes",
+    "trainer.gradient_checkpointing",
+    "trainer.device",
+    "trainer.lease_s",
+    "trainer.ranks_timeout_s",
+    "weights.deltas",
+    "weights.anchor_every",
+    "weights.versions_max",
+    "weights.keep_every",
+    "task.reward_processes",
+    "task.reward_timeout_s",
+    "scoring.count",
+    "scoring.timeout_s",
+    "scoring.processes",
+)
+"""Settings that may change between two starts of a run: they change where and when work is done,
+not what is learnt from a trajectory.
+"""
+ESSENTIAL_EXCEPTIONS = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
+"""Exceptions to `INCIDENTAL_SETTINGS`."""
+FIXED_SETTINGS = ("run", "bus", "store", "model", "trainer.updates_per_step")
+"""Settings that even `--accept-config` cannot change: they locate log and store, or a checkpoint is
+meaningless without them.
+"""
+URL_SETTINGS = ("bus", "store")
+"""URLs; of each only the part that names the run's data is compared (`url_identity`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting whose value changed."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        then, now = json.dumps(self.before), json.dumps(self.now)
+        return f"{self.key}: {then} in the run, {now} asked for"
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Configuration:
+    """The checked configuration of this file and of the layers above it; `overrides` are
+    `key=value`.
+    """
+    layers = _load_file(Path(path))
+    if Path(path).suffix == ".json":
+        _refuse_removed(layers, Path(path))
+    else:
+        layers = merge_layers(layers, environment_layer(environment, Configuration))
+    return validate_layers(merge_layers(layers, overrides_layer(overrides, Configuration)))
+
+
+def load_for_viewing(path: Path) -> Configuration:
+    """The configuration of a run's `config.json`, for commands that only read the run: unknown keys
+    of another release are skipped with a warning, where `load` refuses them.
+    """
+    layers = _load_file(path)
+    try:
+        Configuration.model_validate_json(json.dumps(layers.values), strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        for *tables, key in unknown:
+            table: Any = layers.values
+            for name in tables:
+                table = table[name]
+            del table[key]
+        _warn_of_unknown(path, tuple(".".join(map(str, where)) for where in unknown))
+    return validate_layers(layers)
+
+
+@cache
+def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
+    """Warn once per process: a command may load a file several times."""
+    if keys:
+        print(
+            f"rollstream: {path}: skipped settings that release {RELEASE} does not have: "
+            f"{', '.join(keys)}; views that depend on them are incomplete",
+            file=sys.stderr,
+        )
+
+
+def _load_file(path: Path) -> SettingLayers:
+    """A file's layer; of a `config.json` only the settings, and with its own folder."""
+    layers = file_layer(path)
+    if path.suffix == ".json":
+        layers.values.pop(CODE_REVISION, None)
+        layers.values["folder"] = str(path.parent)
+        for key, default in REMOVED_SETTINGS.items():
+            if _leaf(layers, key) == (default,):
+                _drop_leaf(layers, key)
+    return layers
+
+
+def _refuse_removed(layers: SettingLayers, path: Path) -> None:
+    """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
+    without it the run would not be the same.
+    """
+    for key, default in REMOVED_SETTINGS.items():
+        for value in _leaf(layers, key):
+            raise ConfigurationError(
+                f"{path} has {key} = {json.dumps(value)}, and release {RELEASE} has no such "
+                f"setting any more; set it to {json.dumps(default)} there to resume without it"
+            )
+
+
+def _leaf(layers: SettingLayers, key: str) -> tuple[Any, ...]:
+    """The value of a dotted key, alone in a tuple; nothing where the layers do not have it."""
+    value: Any = layers.values
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return ()
+        value = cast(dict[str, Any], value)[part]
+    return (value,)
+
+
+def _drop_leaf(layers: SettingLayers, key: str) -> None:
+    *tables, leaf = key.split(".")
+    table = layers.values
+    for name in tables:
+        table = table[name]
+    del table[leaf]
+    layers.origins.pop(key, None)
+
+
+def truncates_log(configuration: Configuration) -> bool:
+    """Whether the run's log is truncated."""
+    wanted = configuration.truncate
+    return configuration.archive.enabled if wanted is None else wanted
+
+
+def validate_layers(layers: SettingLayers) -> Configuration:
+    """The configuration that the layers describe. Raises `ConfigurationError` with all errors."""
+    try:
+        # JSON mode is strict about types and still takes a list for a tuple.
+        configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
+    except ValidationError as error:
+        raise ConfigurationError(error_lines(error, layers, Configuration)) from None
+    problems = setting_problems(configuration)
+    if problems:
+        raise ConfigurationError(
+            "\n".join(
+                error_line(p.key, p.must, setting_value(configuration, p.key), layers) for p in problems
+            )
+        )
+    return configuration
+
+
+def flat_settings(configuration: Configuration) -> dict[str, Any]:
+    """Every setting by its dotted key."""
+    found: dict[str, Any] = {}
+
+    def walk(prefix: str, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
+            else:
+                found[f"{prefix}{key}"] = value
+
+    walk("", configuration.model_dump(mode="json"))
+    return found
+
+
+def setting_value(configuration: Configuration, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = configuration
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def essential_settings(configuration: Configuration) -> dict[str, Any]:
+    """The settings that must not change during a run."""
+    kept = {key: value for key, value in flat_settings(configuration).items() if not _is_incidental(key)}
+    return _without_hosts(kept)
+
+
+def url_identity(url: str) -> str:
+    """The part of a URL that names the data: scheme and prefix, or bucket and prefix. Hosts,
+    endpoints and options may change during a run (invariant 15). A path names the data as a whole.
+    """
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if parts.scheme == "kafka":
+        return f"kafka:///{path}"
+    if parts.scheme == "s3":
+        return f"s3://{parts.netloc}/{path}"
+    return url
+
+
+def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with hosts and options removed from their URLs; earlier releases recorded whole
+    URLs.
+    """
+    return {k: url_identity(v) if k in URL_SETTINGS and v else v for k, v in settings.items()}
+
+
+def fingerprint(configuration: Configuration) -> str:
+    """xxh3-128 of the essentials: the configuration hash of the ledger."""
+    text = json.dumps(essential_settings(configuration), sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
+    """The changes between two sets of essential settings, by key. A setting missing in `before`,
+    because an earlier release wrote it, had its default; a removed setting that had its default is
+    no change.
+    """
+    defaults = essential_settings(Configuration())
+    kept = {k: v for k, v in before.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    before = _without_hosts(kept)
+    pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
+    return [SettingChange(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
+
+
+def refuse_changes(
+    found: Sequence[SettingChange], where: str, accepted: bool, advice: str
+) -> None:
+    """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
+    `accepted`, only those of fixed settings.
+    """
+    refused = [one for one in found if not accepted or _is_under(one.key, FIXED_SETTINGS)]
+    if refused:
+        lines = "\n".join(f"  {one}" for one in refused)
+        if accepted:
+            advice = "this cannot change in a run: choose another folder with --run DIR"
+        raise ConfigurationError(f"{where} of another configuration:\n{lines}\n{advice}")
+
+
+def _is_incidental(key: str) -> bool:
+    return key not in ESSENTIAL_EXCEPTIONS and _is_under(key, INCIDENTAL_SETTINGS)
+
+
+def _is_under(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -1,0 +1,142 @@
+"""What identifies a run (invariant 15): `run.json` in its store, created once with an id drawn at
+the begin. It names the present configuration too, and the release and features that acting on the
+run takes (invariant 14).
+
+A role reads it before it takes a lease, so a program that may not act fences nobody. Only the
+trainer, and a launcher that was told to accept a change, record a configuration; a role that starts
+before the trainer looks again until there is one, so no order of starting is a deadlock.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from rollstream.config.change import ADVICE_ON_CHANGE, changes_since_hash, store_configuration
+from rollstream.config.settings import Configuration
+from rollstream.config.config import fingerprint, refuse_changes
+from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ConfigurationError, NewerRelease, ObjectExists, ObjectMissing, RollstreamError, StoreError, SwapLost
+from rollstream.streams.release import NEEDED_FEATURES, RELEASE, upgrade_advice, missing_features
+
+log = logging.getLogger(__name__)
+
+IDENTITY_KEY = "run.json"
+UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two looks of a running role
+SWAPS_MAX = 20  # rivals are starting roles and one trainer
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """`configuration` is the hash of the present one, "" until the trainer recorded it."""
+
+    id: str
+    run: str
+    configuration: str = ""
+    release: str = ""
+    needs: tuple[str, ...] = ()
+    format: int = FORMAT
+
+
+def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
+    """The run's identity, drawn here if it has none.
+
+    `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the store is
+    another run's.
+    """
+    for _ in range(2):
+        try:
+            return _read(store, run)[0]
+        except ObjectMissing:
+            with suppress(ObjectExists):  # another role was first
+                store.create(IDENTITY_KEY, encode_json(RunIdentity(secrets.token_hex(8), run)))
+    return _read(store, run)[0]
+
+
+def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
+    """Make this the run's present configuration, and this release's needs the run's. The caller
+    checked that a change is accepted.
+    """
+    store_configuration(store, configuration)
+    for _ in range(SWAPS_MAX):
+        found, etag = _read(store, configuration.run)
+        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES}))
+        wanted = replace(
+            found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
+        )
+        try:
+            if wanted != found:
+                store.swap(IDENTITY_KEY, encode_json(wanted), etag)
+        except SwapLost:
+            continue
+        return
+    raise StoreError(f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?")
+
+
+def check_configuration(store: ObjectStore, configuration: Configuration, accepted: bool = False) -> bool:
+    """Whether the run's present configuration is recorded; `ConfigurationError` names each setting
+    in which this one differs from it.
+    """
+    try:
+        identity = _read(store, configuration.run)[0]
+    except ObjectMissing:  # a role that only reads the store started before the others
+        return False
+    if not identity.configuration or identity.configuration == fingerprint(configuration):
+        return bool(identity.configuration)
+    found = changes_since_hash(store, identity.configuration, configuration)
+    refuse_changes(
+        found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
+    )
+    return True
+
+
+@contextmanager
+def watch_configuration(
+    store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
+) -> Generator[None]:
+    """A role works in the block while its configuration agrees with the run's; `stop` is set when
+    it no longer does, and the difference raised at the end.
+    """
+    refused: list[RollstreamError] = []
+    ended = threading.Event()
+    is_recorded = check_configuration(store, configuration, accepted)
+
+    def watch() -> None:
+        nonlocal is_recorded
+        while not ended.wait(RECORDED_S if is_recorded else UNRECORDED_S):
+            try:
+                is_recorded = check_configuration(store, configuration, accepted)
+            except (ConfigurationError, NewerRelease) as error:
+                refused.append(error)
+                stop.set()
+                return
+            except StoreError as error:
+                log.warning("the run's configuration could not be compared: %s", error)
+
+    thread = threading.Thread(target=watch, name="configuration", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if refused:
+            raise refused[0]
+
+
+def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
+    data, etag = store.read(IDENTITY_KEY)
+    found = decode_json(data, RunIdentity, IDENTITY_KEY)
+    features = missing_features(found.needs)
+    if features:
+        raise NewerRelease(
+            f"run {found.run} takes what this release does not know: {', '.join(features)}; "
+            f"{upgrade_advice(found.release)}"
+        )
+    if found.run != run:
+        raise ConfigurationError(
+            f"the store holds the run {found.run!r}, not {run!r}; give this run another store"
+        )
+    return found, etag

@@ -1,0 +1,146 @@
+"""A run's folder: its files, and the configuration that it was started with.
+
+A folder belongs to one configuration: starting another one in it is refused with the difference
+shown, so that no log mixes two runs, unless the change is accepted. Incidental settings
+(`config.INCIDENTAL`) may change.
+"""
+
+import json
+import os
+import secrets
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.config.config import CODE_REVISION, setting_changes, essential_settings, load, refuse_changes
+from rollstream.config.settings import Configuration
+from rollstream.revision import code_revision
+from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.stores.conditional_writes import check_conditional_writes
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.log import open_log
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import check_reachable
+from rollstream.errors import ConfigurationError
+from rollstream.streams.topics import catalogue
+
+FOLDER_ADVICE = (
+    "use its own configuration, choose another folder with --run DIR, or change the run "
+    "from its next step on with --accept-config"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def configuration(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def model(self) -> Path:
+        """The starting policy, written by the warm-up."""
+        return self.path / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+
+def folder_of_run(configuration: Configuration) -> RunFolder:
+    """The folder of this configuration's run."""
+    return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
+
+
+def bus_url(configuration: Configuration, folder: Path) -> str:
+    """The URL of the bus; a relative path is inside the run's folder."""
+    return _resolve_url(configuration.bus, folder)
+
+
+def store_url(configuration: Configuration, folder: Path) -> str:
+    """The URL of the object store; a relative path is inside the run's folder."""
+    return _resolve_url(configuration.store, folder)
+
+
+def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
+    """The run's store, opened. Raises `ConfigurationError` if it ignores conditional writes."""
+    store = open_store(store_url(configuration, folder), configuration.sync)
+    check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
+    return store
+
+
+def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
+    """The run's log, opened; large records are resolved."""
+    urls = bus_url(configuration, folder), store_url(configuration, folder)
+    return open_log(*urls, configuration.sync)
+
+
+def model_folder(configuration: Configuration, folder: Path) -> Path:
+    """The Hugging Face folder of version 0: the given one, or the one that the warm-up made."""
+    given = configuration.model.path
+    return find_hf_folder(given) if given else RunFolder(folder).model
+
+
+def reach(configuration: Configuration, folder: Path) -> None:
+    """Check that log and store of the run are reachable, and create the log's topics."""
+    check_reachable(configuration.bus)
+    bus = open_run_log_for_writing(configuration, folder)
+    try:
+        bus.create(catalogue())
+    finally:
+        bus.close()
+    store_for_writing(configuration, folder)
+
+
+def write_configuration(
+    folder: RunFolder,
+    configuration: Configuration,
+    accepted: bool = False,
+    reach: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the folder and write `config.json`. Raises `ConfigurationError` if an existing one
+    differs in an essential setting and the change is not `accepted`.
+
+    A folder without one is claimed only once `reach` returned. Otherwise a mistyped URL would claim
+    the folder, and the corrected command would be refused as another configuration.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the run's folder {folder.path} cannot be made ({error.strerror}); "
+            "choose another with --run DIR"
+        ) from None
+    if folder.configuration.exists():
+        before, now = essential_settings(load(folder.configuration)), essential_settings(configuration)
+        found = setting_changes(before, now)
+        refuse_changes(found, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
+    else:
+        reach()
+    text = json.dumps(
+        {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
+    )
+    # no process id: containers that share the folder all have the same
+    partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    os.replace(partial, folder.configuration)
+
+
+def _resolve_url(url: str, folder: Path) -> str:
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("sqlite", "file") or rest.startswith("/"):
+        return url
+    return f"{scheme}:{folder / rest}"

@@ -1,1 +1,0 @@
-"""The argument parsers of all commands; nothing here imports the commands' own modules."""

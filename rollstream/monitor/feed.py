@@ -1,0 +1,174 @@
+"""Brings a `RunState` up to date from the log and the metrics files, without writing.
+
+Completions are fetched before the admissions and the ledger but applied after them. So a completion
+is never applied to a state that is older than itself, and the counts are correct. Of an old run
+only a tail is read: the last ledger records, the admissions since then, and the trajectories since
+the admission of the oldest open group.
+"""
+
+from pathlib import Path
+
+from rollstream.monitor.groups import oldest
+from rollstream.monitor.lines import JsonLinesTail
+from rollstream.monitor.moves import MOVES_FILE
+from rollstream.monitor.state import DeadLetters, RunState, ArchiveBacklog
+from rollstream.monitor.watching import TimedRecord, TopicWatcher, positions_since, tail_positions, time_at
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import decode
+from rollstream.errors import DecodeError, PositionLost
+from rollstream.streams.records import Dead
+from rollstream.streams.truncation import ARCHIVE_GROUP
+
+CONTEXT_TOPICS = ("prompts", "admissions", "ledger", "weights", "status", "applied")
+COMPLETION_TOPICS = ("trajectories", "annotations")
+FIRST_TOPICS = ("prompts", "admissions", "ledger")  # hold the run's first records
+AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
+ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
+RECORDS_MAX = 4096  # per topic and refresh
+TAIL_RECORDS = 20_000  # newest records per topic behind a new state: takes of a thousand steps
+TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; bound for open groups
+SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
+
+
+class RunFeed:
+    """Call `follow` often. One call reads at most `RECORDS_MAX` records per topic, so the view of a
+    large run stays responsive while it catches up.
+    """
+
+    def __init__(self, bus: Bus, metrics: Path, tail: int = TAIL_RECORDS) -> None:
+        self._bus, self._tail = bus, tail
+        self._evaluations = JsonLinesTail(metrics / "eval.jsonl")
+        self._events = JsonLinesTail(metrics / "supervisor.jsonl")
+        self._moves = JsonLinesTail(metrics / MOVES_FILE)
+        self._watchers: dict[str, TopicWatcher] = {}
+        self._ends: dict[str, dict[int, int]] = {}
+        self._slow_s = float("-inf")
+
+    def follow(self, state: RunState, now_s: float) -> bool:
+        """Read once; returns True while records remain that were in the log at the start. The
+        caller should then call again at once.
+        """
+        if not self._watchers:
+            self._open_explaining(state)
+        elif COMPLETION_TOPICS[0] not in self._watchers and not self._is_behind():
+            self._open_explained(state)
+        explained = [one for topic in COMPLETION_TOPICS for one in self._poll(topic, exact=False)]
+        for topic in CONTEXT_TOPICS:
+            self._apply(state, self._poll(topic, exact=bool(explained)))
+        self._apply(state, explained)
+        for line in self._evaluations.read():
+            state.apply_evaluation(line)
+        for line in self._events.read():
+            state.apply_event(line)
+        for line in self._moves.read():
+            state.apply_move(line)
+        self._update_ages(state)
+        if now_s - self._slow_s >= SLOW_REFRESH_S:
+            self._slow_s = now_s
+            self._refresh_slowly(state)
+        return COMPLETION_TOPICS[0] not in self._watchers or self._is_behind()
+
+    def _open_explaining(self, state: RunState) -> None:
+        """Start at the ledger's tail, and at the admissions of the same period."""
+        bus = self._bus
+        positions = {topic: tail_positions(bus, topic, self._tail) for topic in CONTEXT_TOPICS}
+        begin = bus.begin("ledger")
+        state.is_tail = positions["ledger"] != begin or bus.begin("ledger").get(0, 0) > 0
+        if positions["ledger"] != begin:
+            # Start an eighth of the tail later. Otherwise a group that ended before the tail would
+            # stay open for ever, because writers' clocks differ. A group that is still open was
+            # admitted more recently than that.
+            later = ((p, at + self._tail // 8) for p, at in positions["ledger"].items())
+            start_s = oldest(time_at(bus, "ledger", p, at) for p, at in later)
+            if start_s is not None:
+                positions["admissions"] = positions_since(bus, "admissions", start_s)
+        for topic, at in positions.items():
+            self._watch(topic, at)
+
+    def _open_explained(self, state: RunState) -> None:
+        """Start at the admission of the oldest open group, within bounds."""
+        opened_s = oldest(group.admitted_s for group in state.groups.open.values())
+        for topic in COMPLETION_TOPICS:
+            fewest = tail_positions(self._bus, topic, TRAJECTORIES_MIN)
+            most = tail_positions(self._bus, topic, TRAJECTORIES_MAX)
+            wanted = fewest if opened_s is None else positions_since(self._bus, topic, opened_s)
+            self._watch(topic, {p: max(most[p], min(fewest[p], wanted[p])) for p in fewest})
+
+    def _watch(self, topic: str, positions: dict[int, int]) -> None:
+        self._ends[topic] = self._bus.end(topic)
+        self._watchers[topic] = TopicWatcher(self._bus, topic, positions)
+
+    def _poll(self, topic: str, *, exact: bool) -> list[TimedRecord]:
+        watcher = self._watchers.get(topic)
+        return watcher.poll(RECORDS_MAX, exact=exact) if watcher else []
+
+    def _is_behind(self) -> bool:
+        return any(one.is_behind(self._ends[topic]) for topic, one in self._watchers.items())
+
+    def _apply(self, state: RunState, seen: list[TimedRecord]) -> None:
+        for one in seen:
+            state.apply(one.record, one.time_s)
+
+    def _update_ages(self, state: RunState) -> None:
+        if state.began_s is None:
+            first = ((t, *at) for t in FIRST_TOPICS for at in self._bus.begin(t).items())
+            state.began_s = oldest(time_at(self._bus, *at) for at in first)
+        for topic, watcher in self._watchers.items():
+            if watcher.newest_s is not None:
+                state.newest_s[topic] = watcher.newest_s
+        state.unreadable = sum(watcher.unreadable for watcher in self._watchers.values())
+
+    def _refresh_slowly(self, state: RunState) -> None:
+        for topic in AGE_ONLY_TOPICS:
+            last = {p: end - 1 for p, end in self._bus.end(topic).items() if end}
+            times = [time_at(self._bus, topic, p, offset) for p, offset in last.items()]
+            known = [time_s for time_s in times if time_s is not None]
+            if known:
+                state.newest_s[topic] = max(known)
+        topics = (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS)
+        letters = {topic: dead_letters(self._bus, topic) for topic in topics}
+        state.dead_letters = {topic: one for topic, one in letters.items() if one.count}
+        left = {topic: unarchived(self._bus, topic) for topic in ARCHIVED_TOPICS}
+        state.unarchived = {topic: one for topic, one in left.items() if one is not None}
+
+
+def dead_letters(bus: Bus, topic: str) -> DeadLetters:
+    """Returns the number of dead letters of a topic, and the reason of the newest."""
+    name = f"{topic}.dead"
+    end = bus.end(name)
+    begin = bus.begin(name) if any(end.values()) else end
+    count = sum(end[p] - begin[p] for p in end)
+    reason = ""
+    for p, last in end.items():
+        if last > begin[p]:
+            reason = _reason(bus, name, p, last - 1) or reason
+    return DeadLetters(count, reason)
+
+
+def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
+    """Returns the records that the archive has not committed. None if it committed all of them, or
+    none ever (the run has no archive).
+    """
+    committed = bus.committed(ARCHIVE_GROUP, topic)
+    if not committed:
+        return None
+    end = bus.end(topic)
+    # Only archived records are truncated, so a committed position is never below the begin.
+    begin = dict.fromkeys(end, 0) if committed.keys() >= end.keys() else bus.begin(topic)
+    at = {p: committed[p].offset if p in committed else begin[p] for p in end}
+    behind = {p: offset for p, offset in at.items() if offset < end[p]}
+    if not behind:
+        return None
+    times = (time_at(bus, topic, p, max(begin[p], offset)) for p, offset in behind.items())
+    since_s = oldest(times)
+    records = sum(end[p] - offset for p, offset in behind.items())
+    return None if since_s is None else ArchiveBacklog(records, since_s)
+
+
+def _reason(bus: Bus, topic: str, partition: int, offset: int) -> str:
+    try:
+        messages = bus.read(topic, {partition: offset}, records_max=1)
+        record = decode(messages[0].value).record if messages and messages[0].value else None
+    except (PositionLost, DecodeError):
+        return ""
+    return record.reason if isinstance(record, Dead) else ""

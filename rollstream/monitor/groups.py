@@ -1,0 +1,120 @@
+"""Tracks which groups are open and how the others ended (invariants 1 and 2).
+
+In whatever order the topics are read, an ended group is not open and is counted once. Memory is
+bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rollstream.monitor.numbers import IntervalSet
+from rollstream.streams.records import Admitted, Annotation, Trajectory
+
+ENDED_KEPT = 8192  # groups whose end time is kept
+OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample carries no reward
+
+
+@dataclass(slots=True)
+class WatchedGroup:
+    """An admitted group; `ready_s` is the time at which it was ready for training."""
+
+    trajectories: frozenset[str]
+    admitted_s: float
+    finished: set[str] = field(default_factory=set[str])
+    needed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """(trajectory, name) of the annotations that finished samples need."""
+    annotated: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """(trajectory, name) of the annotations that arrived, possibly before their sample."""
+    finished_s: float | None = None
+    ready_s: float | None = None
+
+    def update(self, time_s: float) -> None:
+        """Update `finished_s` and `ready_s` after a record that was appended at `time_s`."""
+        if len(self.finished) < len(self.trajectories):
+            return
+        self.finished_s = self.finished_s or time_s
+        if self.needed <= self.annotated:
+            self.ready_s = self.ready_s or time_s
+
+
+@dataclass(slots=True)
+class GroupTracker:
+    """Folds records into group states; `names` are the annotations that training needs."""
+
+    names: frozenset[str] = frozenset({OWN_REWARD})
+    open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
+    endings: Counter[str] = field(default_factory=Counter[str])
+    """`trained`, `filtered`, `expired`, `dead` → number of groups."""
+    newest: int = -1
+    """Highest group number admitted."""
+    late: int = 0
+    """Completions appended after their group had ended."""
+    duplicate: int = 0
+    """Repeated completions of a trajectory while its group was open."""
+    annotations: int = 0
+    """Number of annotations."""
+    late_annotations: int = 0
+    """Annotations appended after their group had ended."""
+    _ended: IntervalSet = field(default_factory=IntervalSet)
+    _poisoned: IntervalSet = field(default_factory=IntervalSet)
+    _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
+
+    def admit(self, record: Admitted, time_s: float) -> None:
+        self.newest = max(self.newest, record.group)
+        if record.group not in self._ended and record.group not in self.open:
+            self.open[record.group] = WatchedGroup(frozenset(record.trajectories), time_s)
+
+    def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
+        """Apply a completion; only a trajectory's first one changes an open group."""
+        group = self.open.get(record.group)
+        if group is None and self._is_late(record.group, time_s):
+            self.late += 1
+        elif is_repeat or (group is not None and record.trajectory in group.finished):
+            self.duplicate += 1
+        elif group is not None and record.trajectory in group.trajectories:
+            group.finished.add(record.trajectory)
+            if record.finish != "dead":
+                names = self.names if record.reward is None else self.names - {OWN_REWARD}
+                group.needed |= {(record.trajectory, name) for name in names}
+            group.update(time_s)
+
+    def annotate(self, record: Annotation, time_s: float) -> None:
+        """Apply an annotation."""
+        self.annotations += 1
+        group = self.open.get(record.group)
+        if group is None:
+            self.late_annotations += self._is_late(record.group, time_s)
+        elif record.name in self.names and record.trajectory in group.trajectories:
+            group.annotated.add((record.trajectory, record.name))
+            group.update(time_s)
+
+    def end(self, group: int, how: str, time_s: float) -> None:
+        """Apply the end of a group: the trainer took it or closed it. Idempotent."""
+        self.open.pop(group, None)
+        if self._ended.add(group):
+            self.endings[how] += 1
+            self._ended_s[group] = time_s
+            if len(self._ended_s) > ENDED_KEPT:
+                self._ended_s.popitem(last=False)
+
+    def supersede(self, group: int) -> None:
+        """Count a poisoned group as dead instead of trained. Idempotent.
+
+        If the group's take was not read, nothing changes here: its `GroupClosed` record follows.
+        """
+        if group in self._ended and self._poisoned.add(group):
+            self.endings["trained"] -= 1
+            self.endings["dead"] += 1
+
+    def ready(self) -> int:
+        """Returns the number of open groups that are ready for training."""
+        return sum(group.ready_s is not None for group in self.open.values())
+
+    def _is_late(self, group: int, time_s: float) -> bool:
+        return time_s > self._ended_s.get(group, time_s)
+
+
+def oldest(times_s: Iterable[float | None]) -> float | None:
+    """Returns the earliest known time; None if none is known."""
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,0 +1,124 @@
+"""Speed of a run and staleness (lag) of its training data, over its last steps. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from rollstream.monitor.rollouts import RolloutSnapshot
+from rollstream.monitor.state import RunState
+from rollstream.streams.records import StepDone
+
+RATE_STEPS = 10  # steps behind speed and remaining time
+RATE_S = 60.0  # window of the trajectories per second
+
+
+@dataclass(frozen=True, slots=True)
+class RunPace:
+    """Speed over the last `recent_steps` steps and over the last minute."""
+
+    step_s: float | None
+    since_step_s: float | None
+    left_s: float | None
+    steps_per_h: float | None
+    trained_per_s: float | None
+    generated_per_s: float
+    trajectories_per_s: float
+    recent_steps: int
+    wait_share: float
+    """Share of the steps' time in which the trainer waited for trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class LagSummary:
+    """Generated tokens of the last trajectories by lag, `finish` at finish and `trained` when
+    trained. `mean` is the mean lag when trained over the last steps, `masked_share` the share of
+    their tokens above `max_lag`.
+    """
+
+    finish: Mapping[int, int]
+    trained: Mapping[int, int]
+    mean: float | None
+    masked_share: float
+
+
+def run_pace(
+    state: RunState,
+    recent: Sequence[StepDone],
+    lines: Sequence[RolloutSnapshot],
+    remaining: int,
+    at_s: float,
+    over: bool,
+) -> RunPace:
+    step_s = _step_s(recent)
+    trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
+    live_per_s = sum(line.tokens_per_s for line in lines if line.is_alive())
+    return RunPace(
+        step_s=step_s,
+        since_step_s=max(0.0, at_s - recent[-1].time_s) if recent else None,
+        left_s=_remaining_s(recent, step_s, remaining, at_s),
+        steps_per_h=3600 / step_s if step_s else None,
+        trained_per_s=_trained_per_s(recent),
+        generated_per_s=tokens_per_s if over else live_per_s,
+        trajectories_per_s=trajectories_per_s,
+        recent_steps=len(recent),
+        wait_share=_total(recent, "wait_s") / max(1e-9, _total(recent, "seconds")),
+    )
+
+
+def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> LagSummary:
+    return LagSummary(
+        finish=state.samples.lag_at_finish(),
+        trained=_up_to(state.samples.lag_when_trained(), max_lag),
+        mean=_mean(recent, "lag_consumed_mean"),
+        masked_share=_masked_share(recent),
+    )
+
+
+def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
+    """Returns the last steps of the newest term; the time between two terms is not training."""
+    last = list(steps)[-RATE_STEPS - 1 :]
+    return [done for done in last if done.version.term == last[-1].version.term]
+
+
+def _step_s(recent: Sequence[StepDone]) -> float | None:
+    """Returns the median seconds between two steps."""
+    if len(recent) < 2:
+        return None
+    return max(1e-3, median(b.time_s - a.time_s for a, b in pairwise(recent)))
+
+
+def _remaining_s(
+    recent: Sequence[StepDone], step_s: float | None, remaining: int, now_s: float
+) -> float | None:
+    """Returns the seconds until the run's last step at the current speed."""
+    if step_s is None or remaining <= 0:
+        return None
+    return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
+
+
+def _trained_per_s(recent: Sequence[StepDone]) -> float | None:
+    if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
+        return None
+    return _total(recent[1:], "tokens_trained") / (recent[-1].time_s - recent[0].time_s)
+
+
+def _total(recent: Sequence[StepDone], name: str) -> float:
+    return sum(done.metrics.get(name, 0.0) for done in recent)
+
+
+def _mean(recent: Sequence[StepDone], name: str) -> float | None:
+    values = [done.metrics[name] for done in recent if name in done.metrics]
+    return fmean(values) if values else None
+
+
+def _masked_share(recent: Sequence[StepDone]) -> float:
+    """Returns the share of the last steps' generated tokens that were above `max_lag`."""
+    masked = sum(done.counts.get("masked_tokens", 0) for done in recent)
+    trained = _total(recent, "tokens_trained")
+    return masked / max(1.0, masked + trained)
+
+
+def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, int]:
+    """Drops lags above `max_lag`: those tokens were masked, not trained."""
+    return {lag: n for lag, n in histogram.items() if max_lag is None or lag <= max_lag}

@@ -1,0 +1,178 @@
+"""The last trajectories and takes, from which histograms and shares are computed."""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollstream.monitor.drafts import DraftTotals, draft_totals_of
+from rollstream.monitor.groups import OWN_REWARD
+from rollstream.streams.records import Annotation, Take, Trajectory
+
+SAMPLES_KEPT = 2048  # ten steps of the quickstart, at about 0.5 KB each
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSample:
+    """Summary of a finished trajectory; `spans` are (version number, generated tokens)."""
+
+    trajectory: str
+    group: int
+    task: str
+    finish: Literal["stop", "length", "dead"]
+    reason: str
+    reward: float | None
+    trainer_version: int
+    spans: tuple[tuple[int, int], ...]
+    finished_s: float
+    predicted: int = 0
+    guesses: DraftTotals | None = None
+    """None without drafting."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRewards:
+    """Of the last complete groups: their number, and how many had all rewards equal."""
+
+    groups: int
+    equal: int
+    reward_mean: float
+
+
+@dataclass(slots=True)
+class RecentSamples:
+    """First completion of each trajectory, bounded; the oldest are evicted first."""
+
+    terms: Mapping[str, float] = field(default_factory=lambda: {OWN_REWARD: 1.0})
+    """Weights of the annotations whose sum is the reward; `reward` may be in the sample itself."""
+    finished: OrderedDict[str, FinishedSample] = field(default_factory=OrderedDict[str, FinishedSample])
+    taken: deque[tuple[str, int]] = field(
+        default_factory=lambda: deque[tuple[str, int]](maxlen=SAMPLES_KEPT)
+    )
+    """Trained trajectories, each with the version that it was trained from."""
+    _annotated: OrderedDict[tuple[str, str], float] = field(
+        default_factory=OrderedDict[tuple[str, str], float]
+    )
+
+    def finish(self, record: Trajectory) -> bool:
+        """Keep a completion; returns False if one of this trajectory is already kept."""
+        if record.trajectory in self.finished:
+            return False
+        self.finished[record.trajectory] = FinishedSample(
+            record.trajectory,
+            record.group,
+            record.task,
+            record.finish,
+            record.reason,
+            record.reward,
+            record.trainer_version.number,
+            tuple((span.version.number, span.end - span.start) for span in record.spans),
+            record.finished_s,
+            record.predicted,
+            draft_totals_of(record),
+        )
+        if len(self.finished) > SAMPLES_KEPT:
+            self.finished.popitem(last=False)
+        return True
+
+    def annotate(self, record: Annotation) -> None:
+        """Apply an annotation that is a term of the reward; the first one counts."""
+        if record.name not in self.terms or not len(record.values):
+            return
+        self._annotated.setdefault((record.trajectory, record.name), float(record.values[0]))
+        if len(self._annotated) > SAMPLES_KEPT * len(self.terms):
+            self._annotated.popitem(last=False)
+
+    def take(self, record: Take) -> None:
+        """Apply a take; a take of step n trains from version n − 1."""
+        self.taken.extend((member.trajectory, record.step - 1) for member in record.members)
+
+    def lag_at_finish(self) -> dict[int, int]:
+        """Generated tokens by lag at finish, in steps."""
+        return _histogram((one, one.trainer_version) for one in self.finished.values())
+
+    def lag_when_trained(self) -> dict[int, int]:
+        """Generated tokens by lag when taken; those above `max_lag` were masked."""
+        known = ((self.finished.get(name), version) for name, version in self.taken)
+        return _histogram((one, version) for one, version in known if one is not None)
+
+    def finishes(self) -> Mapping[str, int]:
+        """`stop`, `length`, `dead` → trajectories."""
+        return Counter(one.finish for one in self.finished.values())
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """Reasons of dead trajectories with their counts, the most frequent first."""
+        dead = (one.reason for one in self.finished.values() if one.finish == "dead")
+        return Counter(dead).most_common()
+
+    def predicted_lengths(self) -> list[tuple[int, int]]:
+        """(predicted, generated) lengths of trajectories whose assignment predicted a length."""
+        return [
+            (one.predicted, sum(tokens for _, tokens in one.spans))
+            for one in self.finished.values()
+            if one.predicted and one.finish != "dead"
+        ]
+
+    def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], DraftTotals]:
+        """Draft totals by (pass over the prompts from 1, task). `epochs` maps a group to its pass
+        from 0; an unknown pass is None.
+        """
+        found: dict[tuple[int | None, str], DraftTotals] = {}
+        for one in self.finished.values():
+            if one.guesses is not None:
+                epoch = epochs.get(one.group)
+                key = (None if epoch is None else epoch + 1, one.task)
+                found[key] = found.get(key, DraftTotals()) + one.guesses
+        return found
+
+    def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
+        """Finished trajectories and their generated tokens per second, over the last `window_s`
+        seconds, or since the first kept trajectory if that is later.
+        """
+        kept = self.finished.values()
+        recent = [one for one in kept if one.finished_s >= now_s - window_s]
+        if not recent:
+            return 0.0, 0.0
+        seconds = max(1.0, min(window_s, now_s - min(one.finished_s for one in kept)))
+        tokens = sum(length for one in recent for _, length in one.spans)
+        return len(recent) / seconds, tokens / seconds
+
+    def tasks(self, samples: int) -> dict[str, TaskRewards]:
+        """Rewards by task, over groups with all `samples` completions kept. Dead and unscored
+        trajectories are left out, and so are groups with fewer than two rewards.
+        """
+        groups: dict[int, list[FinishedSample]] = {}
+        for one in self.finished.values():
+            groups.setdefault(one.group, []).append(one)
+        found: dict[str, list[list[float]]] = {}
+        for members in groups.values():
+            rewards = [r for r in map(self._reward, members) if r is not None]
+            if len(members) >= samples and len(rewards) > 1:
+                found.setdefault(members[0].task, []).append(rewards)
+        return {task: _task_rewards(rewards) for task, rewards in sorted(found.items())}
+
+    def _reward(self, one: FinishedSample) -> float | None:
+        if one.finish == "dead":
+            return None
+        total = 0.0
+        for name, weight in self.terms.items():
+            is_own = name == OWN_REWARD and one.reward is not None
+            value = one.reward if is_own else self._annotated.get((one.trajectory, name))
+            if value is None:
+                return None
+            total += weight * value
+        return total
+
+
+def _task_rewards(groups: list[list[float]]) -> TaskRewards:
+    equal = sum(min(rewards) == max(rewards) for rewards in groups)
+    everything = [reward for rewards in groups for reward in rewards]
+    return TaskRewards(len(groups), equal, sum(everything) / len(everything))
+
+
+def _histogram(samples: Iterable[tuple[FinishedSample, int]]) -> dict[int, int]:
+    counts: Counter[int] = Counter()
+    for one, version in samples:
+        for number, tokens in one.spans:
+            counts[max(0, version - number)] += tokens
+    return dict(sorted(counts.items()))

@@ -1,0 +1,190 @@
+"""Blocks of the view as lines of text: metrics, lag, rollouts, warnings.
+
+Each block is laid out for a given number of columns, so that the terminal cuts nothing off.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from rollstream.monitor.rows import MetricRow, evaluation_text, lag_text
+from rollstream.monitor.rollouts import RolloutSnapshot, worst_first
+from rollstream.monitor.snapshot import RunSnapshot
+from rollstream.monitor.format import SPARKS, age, short_number, clock, count, wrap_parts, meter, plain_text, share, shortened
+from rollstream.monitor.concern import RunWarning
+
+NAME_COLUMNS = 11  # width of the metrics' names
+LAG_COLUMNS = 7  # width of one lag
+STATES = {
+    "generating": "green",
+    "draining": "yellow",
+    "pulling": "cyan",
+    "starting": "cyan",
+    "leaving": "dim",
+    "stalled": "yellow",
+    "silent": "bold red",
+}
+NOTES_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutColumn:
+    """A column of the rollouts' table; `styles` has one entry per cell, or is empty."""
+
+    head: str
+    cells: Sequence[str]
+    right: bool = True
+    styles: Sequence[str] = ()
+
+
+def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
+    """Returns each row's name and parts, wrapped to `columns`."""
+    lines: list[Text] = []
+    for row in rows:
+        for index, words in enumerate(wrap_parts(row.parts, columns - NAME_COLUMNS)):
+            line = Text.assemble((f"{'' if index else row.name:<{NAME_COLUMNS}}", "dim"), words)
+            if not index and row.line:
+                line.append(f"  {row.line}", "green")
+            lines.append(line)
+    return lines
+
+
+def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
+    """Returns the shares of generated tokens by lag, at finish and when trained."""
+    room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
+    both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
+    highest = min(max(both), room - 1)
+    heads = [str(lag) for lag in range(highest + 1)]
+    heads[-1] += "+" if max(both) > highest else ""
+    head = "".join(f"{one:>{LAG_COLUMNS}}" for one in heads)
+    lines = [Text(f"{'lag':<{NAME_COLUMNS}}{head}  mean   max", "dim")]
+    for name, histogram, when in (
+        ("at finish", at.lag.finish, "finish"),
+        ("trained", at.lag.trained, "consumed"),
+    ):
+        line = Text.assemble((f"{name:<{NAME_COLUMNS}}", "dim"))
+        for bar, percent in _shares(histogram, highest):
+            line.append(f" {bar} ", "green").append(f"{percent:>{LAG_COLUMNS - 3}}")
+        for figure, form in (("mean", ".1f"), ("max", ".0f")):
+            value = at.metrics.get(f"lag_{when}_{figure}")
+            line.append(f"{'–' if value is None else format(value, form):>6}")
+        lines.append(line)
+    return lines
+
+
+def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
+    """Returns the rollouts; if they exceed `rows` lines, only the worst ones."""
+    if not lines:
+        return [Text("rollouts   none yet", "dim")]
+    shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
+    table = next(
+        (table for table in _table_variants(shown) if _width(table) <= columns), _table_variants(shown)[-1]
+    )
+    drawn = [_table_line([c.head for c in table], table, ["dim"] * len(table))]
+    for index in range(len(shown)):
+        styles = [column.styles[index] if column.styles else "" for column in table]
+        drawn.append(_table_line([column.cells[index] for column in table], table, styles))
+    if len(shown) < len(lines):
+        drawn.append(Text(f"… and {len(lines) - len(shown)} more (the worst are shown)", "dim"))
+    return drawn
+
+
+def warning_lines(concerns: Sequence[RunWarning], columns: int, most: int, advice: bool) -> list[Text]:
+    """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
+    lines: list[Text] = []
+    for concern in concerns[:most]:
+        for index, words in enumerate(_wrapped(concern.what, columns - 2)):
+            lines.append(Text(("  " if index else "! ") + words, "yellow"))
+        do = _wrapped(f"→ {concern.do}", columns - 2) if advice else []
+        lines += [Text(f"  {words}", "dim") for words in do]
+    if len(concerns) > most:
+        lines.append(Text(f"! {len(concerns) - most} more warnings", "yellow"))
+    return lines
+
+
+def plain_line(at: RunSnapshot) -> str:
+    """Returns the snapshot as one line, for logs and terminals that cannot redraw."""
+    parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
+    if at.metrics:
+        reward = at.metrics.get("reward_mean")
+        parts.append(f"reward {'–' if reward is None else format(reward, '.3f')}")
+        parts.append(f"lag {lag_text(at, 'consumed')}")
+    if at.evaluation:
+        parts.append(evaluation_text(at))
+    if at.pace.trained_per_s is not None:
+        parts.append(f"trained {count(at.pace.trained_per_s)} tok/s")
+    parts.append(f"{at.queue.open_groups} groups open, {at.queue.ready_groups} ready")
+    if at.restarts:
+        parts.append(f"{at.restarts} restarts")
+    warnings = (f"! {concern.what}" for concern in at.concerns[:NOTES_MAX])
+    trouble = [f"! {plain_text(at.trouble)}"] if at.trouble else []
+    return " · ".join([*parts, *at.notes[-NOTES_MAX:], *trouble, *warnings])
+
+
+def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:
+    """Returns a bar and a share for each lag; the last entry includes all higher lags."""
+    counts = [histogram.get(lag, 0) for lag in range(highest)]
+    counts.append(sum(n for lag, n in histogram.items() if lag >= highest))
+    total = sum(counts)
+    if not total:
+        return [(" ", "–")] * len(counts)
+    most = max(counts)
+    return [
+        (SPARKS[round((len(SPARKS) - 1) * n / most)] if n else " ", share(n / total) if n else "·")
+        for n in counts
+    ]
+
+
+def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn]]:
+    """Returns variants of the table, from the widest to the narrowest."""
+    name = RolloutColumn("rollout", [shortened(one.name, 16) for one in lines], False)
+    filled = RolloutColumn("slots", [meter(one.running, one.slots, 6) for one in lines], False)
+    slots = RolloutColumn("", [f"{one.running}/{one.slots}" for one in lines])
+    waiting = RolloutColumn("wait", [str(one.waiting) for one in lines])
+    kept = RolloutColumn("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
+    kv = RolloutColumn("", [f"{short_number(one.kv_used)}/{short_number(one.kv_capacity)}" for one in lines])
+    marks = [f"v{one.version}{'✓' if one.verified else '!'}" for one in lines]
+    held = ["" if one.verified else "bold red" for one in lines]
+    version = RolloutColumn("held", marks, True, held)
+    speed = RolloutColumn("tok/s", [short_number(one.tokens_per_s) for one in lines])
+    idle = RolloutColumn("idle", [share(one.idle_share) for one in lines])
+    states = [f"silent {age(o.silent_s)}" if o.state == "silent" else o.state for o in lines]
+    state = RolloutColumn("state", states, False, [STATES.get(one.state, "") for one in lines])
+    slots_only, kv_only = RolloutColumn("slots", slots.cells), RolloutColumn("KV", kv.cells)
+    return [
+        [name, filled, slots, waiting, kept, kv, version, speed, idle, state],
+        [name, filled, slots, waiting, kv_only, version, speed, idle, state],
+        [name, slots_only, waiting, kv_only, version, speed, idle, state],
+        [name, slots_only, version, speed, state],
+    ]
+
+
+def _width(table: Sequence[RolloutColumn]) -> int:
+    return sum(_column_width(column) for column in table) + 2 * (len(table) - 1)
+
+
+def _column_width(column: RolloutColumn) -> int:
+    return max(len(column.head), *(len(cell) for cell in column.cells))
+
+
+def _table_line(cells: Sequence[str], table: Sequence[RolloutColumn], styles: Sequence[str]) -> Text:
+    line = Text()
+    for index, (cell, column, style) in enumerate(zip(cells, table, styles, strict=True)):
+        width = _column_width(column)
+        line.append("  " if index else "")
+        line.append(f"{cell:>{width}}" if column.right else f"{cell:<{width}}", style)
+    line.rstrip()
+    return line
+
+
+def _wrapped(words: str, columns: int) -> list[str]:
+    """Wraps words to lines of at most `columns`; a longer word is broken."""
+    lines = [""]
+    for word in words.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > columns:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+        while len(lines[-1]) > columns:
+            lines[-1:] = [lines[-1][:columns], lines[-1][columns:]]
+    return lines

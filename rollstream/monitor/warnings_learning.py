@@ -1,0 +1,163 @@
+"""Warnings about the training data: rewards, lengths, dead trajectories, late annotations.
+
+Pure, one function per warning; the comment of each threshold holds its arithmetic.
+"""
+
+from collections.abc import Iterator
+
+from rollstream.monitor.snapshot import RunSnapshot
+from rollstream.monitor.format import age, count, plain_text, share
+from rollstream.monitor.concern import RunWarning
+
+GROUPS_MIN = 16
+"""Groups before shares are evaluated: over 16, a share of 0.5 has a standard deviation of 0.13."""
+EQUAL_SHARE = 0.9
+"""At accuracy p, n samples have equal rewards with probability p^n + (1 − p)^n: for n = 8 that is
+0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only beyond p = 0.987 or below 0.013.
+"""
+FILTERED_SHARE = 0.5
+"""Half of the generated tokens are unused: a step takes twice the tokens."""
+CONSTANT_STEPS = 10
+"""At a true mean of 0.001, 1 920 samples (ten steps of the quickstart) are all 0 with probability
+0.999^1920 = 0.15; with any reward above that, hardly ever.
+"""
+CUT_SHARE, CUT_MIN = 0.3, 64
+"""Every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard deviations."""
+DEAD_SHARE, DEAD_MIN = 0.01, 2
+"""One in a hundred, and at least two: an unintended crash of a reward function."""
+LATE_SHARE, LATE_MIN = 0.01, 2
+"""Annotations that arrive after the end of their group are wasted work."""
+UNSCORED_SHARE = 0.5
+"""A complete group that waited half of its deadline for an annotation may miss the deadline."""
+
+
+def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
+    """A task whose groups carry no signal: advantages relative to their mean are all zero."""
+    for task, figures in at.tasks.items():
+        if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
+            continue
+        part = "all" if figures.equal == figures.groups else str(figures.equal)
+        name = plain_text(task, 40)
+        yield RunWarning(
+            f"equal_rewards/{name}",
+            f"rewards are equal within {part} of the last {figures.groups} groups of task {name} "
+            f"(mean {figures.reward_mean:.3g}): these groups carry no gradient",
+            "use prompts that are neither too easy nor too hard for the model, or fix the "
+            "reward; trainer.filter_equal_rewards leaves such groups out",
+        )
+
+
+def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
+    """A mean reward that stays at exactly 0 or 1."""
+    rewards = at.rewards
+    if not rewards or rewards[-1] not in (0.0, 1.0):
+        return
+    steps = next((n for n, one in enumerate(reversed(rewards)) if one != rewards[-1]), len(rewards))
+    if steps >= CONSTANT_STEPS:
+        solved = rewards[-1] == 1.0
+        yield RunWarning(
+            "constant_reward",
+            f"every reward has been exactly {rewards[-1]:g} for {steps} steps",
+            "the task is solved: stop, or use harder prompts"
+            if solved
+            else "compare some answers (rollstream tail trajectories) with what the reward "
+            "expects; warm the model up, or use easier prompts",
+        )
+
+
+def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
+    filtered, trained = at.outcomes.groups.get("filtered", 0), at.outcomes.groups.get("trained", 0)
+    total = filtered + trained
+    if total >= GROUPS_MIN and filtered > FILTERED_SHARE * total:
+        yield RunWarning(
+            "filtered_groups",
+            f"{share(filtered / total)} of groups are filtered because their rewards are all equal",
+            "use prompts of medium difficulty, or more samples per group "
+            "(trainer.samples_per_group)",
+        )
+
+
+def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
+    total = cut + ended
+    if total >= CUT_MIN and cut > CUT_SHARE * total:
+        yield RunWarning(
+            "cut_trajectories",
+            f"{share(cut / total)} of trajectories are cut at {at.plan.tokens_max} tokens",
+            "raise sampling.tokens_max (and rollouts.context_max), or reward shorter answers",
+        )
+
+
+def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    names = ("stop", "length", "dead")
+    total = sum(at.outcomes.trajectories.get(name, 0) for name in names)
+    dead = at.outcomes.trajectories.get("dead", 0)
+    if dead >= DEAD_MIN and dead >= DEAD_SHARE * total:
+        reason, times = (
+            at.outcomes.dead_reasons[0] if at.outcomes.dead_reasons else ("no reason given", dead)
+        )
+        often = f", {times} times" if times < dead else ""
+        yield RunWarning(
+            "dead_trajectories",
+            f"{dead} of the last {count(total)} trajectories died; most frequent reason{often}: "
+            f"{plain_text(reason, 120) or 'no reason given'}",
+            "fix the reward or task that raises it; logs/rollout-*.log name each trajectory",
+        )
+
+
+def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
+    waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
+    if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
+        yield RunWarning(
+            "unscored_groups",
+            f"a complete group has waited {age(waited_s)} for its annotations "
+            f"(its deadline: {age(deadline_s)})",
+            "check that a scorer runs and writes the annotations of trainer.reward_terms and "
+            "trainer.annotations (rollstream tail annotations), or add scorers",
+        )
+
+
+def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
+    late, total = at.outcomes.annotations_late, at.outcomes.annotations
+    if late >= LATE_MIN and late > LATE_SHARE * total:
+        yield RunWarning(
+            "late_annotations",
+            f"{late} of {count(total)} annotations came after their group had ended",
+            "add scorers, make them faster, or raise dispatch.group_deadline_s",
+        )
+
+
+def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Even one is reported: its groups count as trained, but had no effect."""
+    if at.skipped:
+        yield RunWarning(
+            "skipped_updates",
+            f"{at.skipped} of the last steps changed no weight: a gradient was not finite, or no "
+            "token of the step could be trained",
+            "check loss and gradient_norm of those steps (metrics/trainer.jsonl) and the size of "
+            "the rewards; try a lower trainer.lr",
+        )
+
+
+def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    if at.refused:
+        kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
+        yield RunWarning(
+            "refused_trajectories",
+            f"the trainer refused trajectories that cannot be trained: {kinds}",
+            "find the program that writes them: docs/learning.md explains each kind, the details "
+            "of dead groups name some of them (rollstream tail ledger)",
+        )
+
+
+LEARNING_CHECKS = (
+    skipped_updates,
+    refused_trajectories,
+    equal_rewards,
+    constant_reward,
+    filtered_groups,
+    dead_trajectories,
+    cut_trajectories,
+    unscored_groups,
+    late_annotations,
+)

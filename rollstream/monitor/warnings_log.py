@@ -1,0 +1,55 @@
+"""Warns if engine and trainer compute different log-probabilities for the same tokens and version.
+
+Pure; the comment of each threshold holds its arithmetic; `docs/learning.md` lists the causes.
+"""
+
+from collections.abc import Iterator
+
+from rollstream.monitor.snapshot import RunSnapshot
+from rollstream.monitor.format import count, plain_text
+from rollstream.monitor.concern import RunWarning
+
+TOKENS_MIN = 256
+"""The spread of |Δ| is about its mean, so the mean over 256 tokens is known to 6 %."""
+EXACT_NATS = 1e-3
+"""Mean |Δ| with float32 everywhere: rounding alone stays below 1e-4 (vLLM: at most 5e-5)."""
+ROUNDED_NATS = 0.05
+"""Mean |Δ| with 16-bit values. bfloat16 has 8 significant bits: a logit of 16 is stored in steps
+of 0.06, so its mean error is 0.016, and that of log-probabilities about as much. The bound is three
+times that.
+"""
+NEAR_NATS = 0.5
+"""Per step of lag: |Δ| then includes the learning in between, 0.03 to 0.14 a step in the
+quickstart after a short warm-up. Wrong weights differ by several nats.
+"""
+MISMATCH_ADVICE = (
+    "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
+    "or are of a filtered distribution; it serves other weights than it reports (rollstream audit) "
+    "or prefix-cache blocks of other weights; the output head has 16 bits on one side "
+    "(rollouts.vllm.head_float32); see docs/learning.md"
+)
+
+
+def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
+    """One warning per task; at a lag above 0 only for more than training can explain."""
+    bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
+    for task, found in at.mismatch.items():
+        name = plain_text(task, 40)
+        if found.tokens >= TOKENS_MIN and found.mean > bound:
+            what = (
+                f"engine and trainer are {found.mean:.2g} nats apart on average (bound: {bound:g}) "
+                f"for the same {count(found.tokens)} tokens of task {name} under the same version; "
+                f"KL {found.kl:.2g}, largest {found.largest:.2g}"
+            )
+        elif found.near_lag is not None and found.near_mean > NEAR_NATS * found.near_lag:
+            what = (
+                f"engine and trainer are {found.near_mean:.2g} nats apart on average for tokens of "
+                f"task {name} at lag {found.near_lag}, more than training explains (the last step "
+                "had none of lag 0)"
+            )
+        else:
+            continue
+        yield RunWarning(f"mismatch/{name}", what, MISMATCH_ADVICE)
+
+
+MISMATCH_CHECKS = (engine_mismatch,)

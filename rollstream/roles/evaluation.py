@@ -1,0 +1,180 @@
+"""Evaluation as a role: follows `weights` and evaluates due versions beside the run without
+delaying it.
+
+A version is due if it is an `evaluation.every`-th, the first or the last. Its tensors are fetched
+in full and verified before its evaluation starts, so retention cannot remove it meanwhile. Each
+version gets one line, also when the role is killed and restarts.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.evaluation import EvaluationPlan, evaluate
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.tasks.base import Task
+from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder
+from rollstream.roles.engine_errors import classify_engine_errors
+from rollstream.roles.context import RoleContext, set_torch_threads
+from rollstream.roles.run_task import load_run_task, task_settings
+from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.storage.models import config_from_version
+from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.retention import stored_versions
+from rollstream.errors import ObjectMissing
+from rollstream.metric_values import MetricValues
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.values import Version
+from rollstream.streams.records import WeightsAnnounced
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+EVALUATION_OFF = "no evaluation (evaluation.enabled = false)"
+
+
+def evaluate_announced(place: RoleContext) -> bool:
+    """Evaluate due versions as they are announced; True once the last step's version is
+    evaluated.
+    """
+    c = place.configuration
+    set_torch_threads(c.evaluation.threads)
+    path = RunFolder(place.folder).metrics / "eval.jsonl"
+    evaluator = _open_evaluator(place)
+    evaluator.done = {int(line["step"]) for line in read_metrics(path)}
+    reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
+    place.watch.offer(evaluator.figures, lambda: [reader])
+    announced: dict[int, Version] = {}
+    with MetricsFile(path) as metrics:
+        while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
+            for received in reader.follow():
+                if isinstance(received.record, WeightsAnnounced):
+                    version = received.record.version
+                    announced[version.number] = version
+            newest = max(announced, default=-1)
+            due = [n for n in due_numbers(c, newest) if n not in evaluator.done]
+            evaluator.due = len(due)
+            if not due:
+                place.stop.wait(POLL_S)
+                continue
+            version = announced.get(due[0]) or stored_version(place, due[0])
+            line = None if version is None else evaluator.line(version)
+            evaluator.done.add(due[0])
+            if line is not None:
+                metrics.append(line)
+                evaluator.evaluated(line)
+    return c.trainer.steps in evaluator.done
+
+
+def evaluate_stored(place: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
+    """Evaluate these stored versions now; yields their lines. Raises `ObjectMissing` for a version
+    that is not stored.
+    """
+    c = place.configuration
+    set_torch_threads(c.evaluation.threads)
+    evaluator = _open_evaluator(place)
+    for number in numbers:
+        version = stored_version(place, number)
+        if version is None:
+            kept = ", ".join(str(v.version.number) for v in stored_versions(place.store))
+            raise ObjectMissing(f"version {number} is not kept; kept are {kept}")
+        line = evaluator.line(version)
+        if line is not None:
+            yield line
+
+
+def _open_evaluator(place: RoleContext) -> "Evaluator":
+    c, folder = place.configuration, place.folder
+    task = load_run_task(c, folder)
+    task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
+    return Evaluator(place, task, RewardPool(task_settings(c, folder)))
+
+
+def due_numbers(c: Configuration, newest: int) -> list[int]:
+    """Numbers of the versions up to `newest` that are to be evaluated."""
+    last = [c.trainer.steps] if newest >= c.trainer.steps else []
+    return sorted({*range(0, newest + 1, c.evaluation.every), *last})
+
+
+def stored_version(place: RoleContext, number: int) -> Version | None:
+    """The stored version of this number, of the highest term if several trainers made one."""
+    stored = [v.version for v in stored_versions(place.store) if v.whole]
+    return max((v for v in stored if v.number == number), default=None)
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """One engine that is updated to one version after the other."""
+
+    place: RoleContext
+    task: Task
+    rewards: RewardPool
+    held: ResidentWeights = field(default_factory=ResidentWeights)
+    """Weights of the previously evaluated version: only deltas to the next one are fetched."""
+    done: set[int] = field(default_factory=set[int])
+    due: int = 0
+    count: int = 0
+    last: dict[str, float] = field(default_factory=dict[str, float])
+    """Values of the newest evaluation of this process."""
+
+    def evaluated(self, line: dict[str, object]) -> None:
+        """Record that this line was written."""
+        self.count += 1
+        self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
+
+    def figures(self) -> MetricValues:
+        last = dict(self.last)
+        version = {"eval_version": last.pop("step")} if last else {}
+        return {
+            "eval_versions_total": self.count,
+            "eval_versions_due": self.due,
+            "eval_last": last,
+            **version,
+        }
+
+    def line(self, version: Version) -> dict[str, object] | None:
+        """The line of `eval.jsonl`; None if retention removed the version first."""
+        c, store = self.place.configuration, self.place.store
+        try:
+            manifest = self.held.move(store, version).manifest
+            config = config_from_version(store, manifest)
+        except ObjectMissing as error:
+            log.warning("version %s is gone before its evaluation: %s", version, error)
+            return None
+        name = (
+            "torch" if c.rollouts.has_server else c.rollouts.engine
+        )  # servers serve rollouts only
+        # A refusal of a later version is about that version, not the model: the role restarts.
+        with nullcontext() if self.done else classify_engine_errors(name, instead=EVALUATION_OFF):
+            engine = open_engine(
+                name,
+                config,
+                self.held.tensors,
+                version,
+                EngineOptions(slots=c.evaluation.slots, context_max=c.rollouts.context_max),
+                vllm=c.rollouts.vllm,
+            )
+        plan = EvaluationPlan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
+        evaluation = evaluate(self.task, plan, self.rewards, engine)
+        return evaluation.line(version.number, manifest.created_s - self._started_s())
+
+    def _started_s(self) -> float:
+        """When version 0 was made; seconds count from there, however late a version is
+        evaluated.
+        """
+        path = RunFolder(self.place.folder).metrics / "started.json"
+        if not path.exists():
+            first = stored_version(self.place, 0)
+            if first is None:
+                return 0.0
+            manifest, _ = fetch_tensors(self.place.store, first, tensors=())
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps({"started_s": manifest.created_s}))
+            partial.replace(path)
+        return float(json.loads(path.read_text())["started_s"])

@@ -1,0 +1,219 @@
+"""Wires each role up from the configuration and runs it until it is done or told to stop.
+
+A single-holder role runs inside its lease: it renews in the background, and a higher term
+(`Fenced`) or a lease that could not be renewed ends the process with an error, so that two holders
+never act for long (invariant 7 voids what the earlier one still writes).
+"""
+
+import logging
+import os
+import resource
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollstream.config.settings import Configuration
+from rollstream.config.config import truncates_log
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.identity import watch_configuration, read_or_create_identity
+from rollstream.metrics.endpoint import serve_metrics
+from rollstream.metrics.process import ProcessMetrics
+from rollstream.roles.context import RoleContext, RoleLaunch, open_role_context
+from rollstream.storage.stores.conditional_writes import check_conditional_writes
+from rollstream.storage.leases import LeaseCandidate, Lease, acquire_lease
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.renewal import LeaseRenewal
+from rollstream.errors import Fenced
+
+log = logging.getLogger(__name__)
+
+LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
+READ_ONLY_ROLES = ("eval",)  # the store: its conditions are not probed
+ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
+
+
+def run_role(launch: RoleLaunch) -> bool:
+    """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` when
+    a higher term took the role over.
+    """
+    c, watch = launch.configuration, ProcessMetrics(launch.stop)
+    with (
+        serve_metrics(c, launch.folder, launch.role, launch.name, watch),
+        open_role_context(launch, watch) as place,
+    ):
+        try:
+            if launch.role not in READ_ONLY_ROLES:
+                check_conditional_writes(place.store, c.store, uuid.uuid4().hex)
+                read_or_create_identity(place.store, c.run)
+            with watch_configuration(place.store, c, launch.stop, launch.accept_config):
+                return _ROLES[launch.role](place)
+        finally:
+            _record_usage(launch.folder, launch.name)
+
+
+def evaluate_versions(
+    configuration: Configuration, folder: Path, numbers: Sequence[int]
+) -> Iterator[dict[str, object]]:
+    """Evaluate stored versions of a run now; one line of `eval.jsonl` each."""
+    from rollstream.roles.evaluation import evaluate_stored
+
+    launch = RoleLaunch(
+        role="eval",
+        configuration=configuration,
+        folder=folder,
+        name="evaluation",
+        stop=threading.Event(),
+        nonce="",
+    )
+    with open_role_context(launch, ProcessMetrics(launch.stop)) as place:
+        yield from evaluate_stored(place, numbers)
+
+
+def _record_usage(folder: Path, name: str) -> None:
+    """Peak resident memory and CPU time of this process, for the benchmark and for people."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    line = {
+        "time_s": time.time(),
+        "pid": os.getpid(),
+        "peak_mb": round(used.ru_maxrss / 1024, 1),  # Linux counts KiB
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+    }
+    with MetricsFile(RunFolder(folder).metrics / f"process-{name}.jsonl") as metrics:
+        metrics.append(line)
+
+
+@contextmanager
+def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
+    """The role's lease while the block runs; released at its end so that the next holder need not
+    wait.
+    """
+    candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
+    lease = _acquire(place, candidate)
+    place.watch.offer(lease.figures)
+    with LeaseRenewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
+        yield lease
+    if renewal.lost.is_set():
+        raise Fenced(f"role {role}: the lease of term {lease.term} was lost")
+    lease.release()
+
+
+def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
+    def sleep(seconds: float) -> None:
+        if place.stop.wait(seconds):
+            raise SystemExit(
+                143
+            )  # asked to stop while it stood by; 0 would say that its work is done
+
+    return acquire_lease(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
+
+
+def _prompts(place: RoleContext) -> bool:
+    from rollstream.producers.prompt_source import PromptSource
+    from rollstream.roles.run_task import prompt_order
+
+    c = place.configuration
+    order = prompt_order(c, place.folder)
+    with hold_role_lease(place, "prompts", c.dispatch.lease_s) as lease:
+        source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
+        place.watch.offer(source.figures, source.readers)
+        source.run(place.stop)
+    return False
+
+
+def _dispatch(place: RoleContext) -> bool:
+    from rollstream.consumers.dispatch.admit import AdmissionPace
+    from rollstream.consumers.dispatch.service import Dispatch
+    from rollstream.monitor.moves import MOVES_FILE, move_line
+
+    c = place.configuration
+    pace = AdmissionPace(
+        c.trainer.groups_per_step,
+        c.dispatch.max_lag,
+        c.dispatch.ready_groups_max,
+        c.trainer.steps,
+    )
+    keep_version = c.rollouts.on_update == "keep_version"
+    path = RunFolder(place.folder).metrics / MOVES_FILE
+    with hold_role_lease(place, "dispatch", c.dispatch.lease_s) as lease, MetricsFile(path) as lines:
+        dispatch = Dispatch(
+            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates_log(c)
+        )
+        dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
+        place.watch.offer(dispatch.figures, dispatch.readers)
+        dispatch.run(place.stop)
+    return False
+
+
+def _rollout(place: RoleContext) -> bool:
+    from rollstream.roles.relay_and_scorer import with_relay_reads
+    from rollstream.roles.rollout import build_rollout
+
+    rollout = build_rollout(with_relay_reads(place))
+    if rollout is not None:
+        place.watch.offer(rollout.figures, rollout.readers)
+        rollout.run(place.stop)
+    return False
+
+
+def _train(place: RoleContext) -> bool:
+    from rollstream.roles.relay_and_scorer import with_relay_push
+    from rollstream.roles.train import follow_rank_0, join_rank_group
+    from rollstream.roles.train_role import train
+
+    with join_rank_group(place) as party:
+        if party is not None and not party.is_led:
+            return follow_rank_0(place, party.ranks)
+        with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
+            return train(with_relay_push(place), lease.term, party)
+
+
+def _relay(place: RoleContext) -> bool:
+    from rollstream.roles.relay_and_scorer import build_relay
+
+    relay = build_relay(place)
+    place.watch.offer(relay.figures, relay.readers)
+    relay.run(place.stop)
+    return False
+
+
+def _eval(place: RoleContext) -> bool:
+    from rollstream.roles.evaluation import evaluate_announced
+
+    return evaluate_announced(place)
+
+
+def _archive(place: RoleContext) -> bool:
+    from rollstream.consumers.archive.service import ArchiveService
+
+    c = place.configuration
+    os.nice(ARCHIVE_NICENESS)
+    lines = MetricsFile(RunFolder(place.folder).metrics / f"{place.name}.jsonl")
+    with lines, hold_role_lease(place, "archive", c.dispatch.lease_s):
+        archive = ArchiveService(place.bus, place.store, c.run, c.archive, note=lines.append)
+        place.watch.offer(archive.figures)
+        archive.run(place.stop)
+    return False
+
+
+def _score(place: RoleContext) -> bool:
+    from rollstream.roles.score_role import build_scorer
+
+    scorer = build_scorer(place)
+    place.watch.offer(scorer.figures)
+    scorer.run(place.stop)
+    return False
+
+
+_ROLES: Mapping[str, Callable[[RoleContext], bool]] = {
+    "prompts": _prompts,
+    "dispatch": _dispatch,
+    "rollout": _rollout,
+    "train": _train,
+    "eval": _eval,
+    "score": _score,
+    "archive": _archive,
+    "relay": _relay,
+}

@@ -1,0 +1,169 @@
+"""A rollout as a role: waits for the first announced version, then puts engine and
+worker together.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.factory import open_engine, open_paced
+from rollstream.producers.drafts import DraftSource, AnswerHistory
+from rollstream.producers.drafts.merged import CombinedSource, running_tokens
+from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts.shared_memory import segment_folder
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.windows import WINDOW_RULES
+from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.roofline import batch_max
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.heartbeat import Heartbeat
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.drafts.keeping import DraftFeed
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.tasks.base import Environment
+from rollstream.roles.bounds import training_bounds
+from rollstream.roles.engine_errors import classify_engine_errors
+from rollstream.roles.profiling import run_profile
+from rollstream.roles.context import RoleContext, set_torch_threads
+from rollstream.roles.run_task import load_run_task, task_settings
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.models import config_from_version
+from rollstream.storage.terms import next_term
+from rollstream.storage.weights.fetch_part import fetch_model_file
+from rollstream.streams.bus import Bus
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+
+
+def build_rollout(place: RoleContext) -> RolloutLoop | None:
+    """The worker under its next term; None when it was stopped before a version was announced."""
+    c = place.configuration
+    set_torch_threads(c.rollouts.threads)
+    os.nice(c.rollouts.niceness)
+    task = load_run_task(c, place.folder)
+    term = next_term(place.store, "rollouts", place.name)
+    orders = AssignmentQueue(place.bus, place.name, term)
+    follower = WeightsFollower(place.bus, place.store)
+    fetched = _first_weights(place, follower)
+    if fetched is None:
+        return None
+    started = time.perf_counter()
+    draft_feed = _open_draft_feed(place)
+    engine, most = _open_first_engine(place, fetched, draft_feed)
+    pulse = StatusSchedule(c.rollouts.status_s)
+    voice = RolloutPublisher(
+        place.bus,
+        BackgroundSender(place.bus),
+        place.name,
+        term,
+        c.rollouts,
+        pulse,
+        batch_max=most,
+        preemptible=place.grace_s is not None,
+        heartbeat=Heartbeat(place.bus, c.rollouts.status_s),
+    )
+    voice.applied(compare_all_tensors(fetched, engine.read_back, started))
+    judging = EndedTurns(
+        RewardPool(task_settings(c, place.folder)),
+        isinstance(task, Environment),
+        term,
+        lambda: engine.version if follower.newest is None else follower.newest.version,
+        late=c.task.reward == "late",
+        context_max=c.rollouts.context_max,
+    )
+    rollout = RolloutLoop(c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed)
+    rollout.in_progress.bounds = training_bounds(
+        c, None
+    )  # an engine knows no token beyond its vocabulary
+    if place.grace_s is not None:
+        rollout.outcome_wait_s = place.grace_s / 2  # the rest is for the log
+    return rollout
+
+
+def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
+    """Its part in the node's history, if it drafts."""
+    c, bus = place.configuration, place.bus
+    if not c.rollouts.is_drafting:
+        return None
+
+    def earlier() -> Bus:
+        if not c.archive.enabled:
+            return bus
+        from rollstream.storage.archive.log import LogWithArchive  # pyarrow, which nobody else here needs
+
+        return LogWithArchive(bus, place.store, c.run)
+
+    folder = segment_folder(c.run, place.folder, socket.gethostname())
+    node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
+    draft_feed = DraftFeed(bus, earlier, node)
+    draft_feed.poll()  # what a killed run left goes before anybody reads it
+    return draft_feed
+
+
+def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
+    """The node's history and, beside it, what runs in this engine."""
+    rollouts = place.configuration.rollouts
+    most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
+    return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
+
+
+def _open_first_engine(place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None) -> tuple[Engine, int]:
+    """As `open_rollout_engine`; a refusal says whether it is for good."""
+    rollouts = place.configuration.rollouts
+    is_first = fetched.announced.version.number == 0
+    with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
+        return open_rollout_engine(place, fetched, None if draft_feed is None else _draft_source(place, draft_feed))
+
+
+def open_rollout_engine(
+    place: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
+) -> tuple[Engine, int]:
+    """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
+    its slots. It drafts from `drafts` if there are any.
+    """
+    c, announced = place.configuration, fetched.announced
+    manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
+    tensors, slots, context = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
+    if c.rollouts.engine == "paced":
+        vocabulary = json.loads(fetch_model_file(place.store, manifest, "config.json"))["vocab_size"]
+        paced = open_paced(
+            c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context
+        )
+        return paced, c.rollouts.batch_max or paced.batch_max
+    model = config_from_version(place.store, manifest)
+    engine = open_engine(
+        c.rollouts.engine,
+        model,
+        tensors,
+        announced.version,
+        EngineOptions(
+            slots=slots,
+            context_max=context,
+            drafts=drafts,
+            switch=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
+        ),
+        vllm=c.rollouts.vllm,
+    )
+    profile = run_profile(c, place.folder, model)
+    profiled = slots if profile is None else batch_max(profile.roofline, slots)
+    return engine, c.rollouts.batch_max or profiled
+
+
+def _first_weights(place: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
+    """The newest announced version, as soon as there is one."""
+    while not place.stop.wait(POLL_S):
+        follower.read()
+        follower.prefetch(None)
+        if (fetched := follower.take()) is not None:
+            return fetched
+    return None

@@ -1,0 +1,224 @@
+"""Keeps a run's processes alive: starts each role, restarts what died, stops all of them together.
+
+It decides nothing about the run itself: a role that died is started again and finds its state in
+the log and the store. Every wait has a bound (`SupervisorLimits`), and no role survives `run`.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rollstream.supervisor.process import ChildProcess, ProcessSpec, describe_exit, last_lines
+from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.restarts import RestartPolicy, is_final_exit
+from rollstream.metric_values import MetricValues
+
+NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorLimits:
+    """How long the supervisor waits."""
+
+    tick_s: float = 0.1
+    """Between two looks at the processes."""
+    stop_s: float = 30.0
+    """For roles that were asked to stop, until they are killed."""
+    finish_s: float = 180.0
+    """After the run is complete, for roles that have work of their own left (evaluation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleState:
+    """What the live view shows of one process."""
+
+    name: str
+    state: Literal["running", "restarting", "stopping", "done"]
+    restarts: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended; `message` says why it failed."""
+
+    kind: Literal["complete", "stopped", "failed"]
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _RoleProcess:
+    seat: ProcessSpec
+    child: ChildProcess | None = None
+    nonce: str | None = None
+    deaths_s: list[float] = field(default_factory=list[float])
+    code: int | None = None
+    """Exit code of the last death."""
+    due_s: float = 0.0
+    done: bool = False
+    death: str = ""
+
+
+ShowStates = Callable[[Sequence[RoleState]], None]
+RecordEvent = Callable[[Mapping[str, Any]], None]
+
+
+class Supervisor:
+    """One run's processes; `record` is given each event as a line of `metrics/supervisor.jsonl`."""
+
+    def __init__(
+        self,
+        seats: Sequence[ProcessSpec],
+        logs: Path,
+        lock: RunLock | None = None,
+        record: RecordEvent = lambda event: None,
+        policy: RestartPolicy | None = None,
+        limits: SupervisorLimits | None = None,
+    ) -> None:
+        known = lock.nonces() if lock else {}
+        self._posts = [_RoleProcess(seat, nonce=known.get(seat.name)) for seat in seats]
+        self._logs, self._lock, self._record = logs, lock, record
+        self._policy, self._limits = policy or RestartPolicy(), limits or SupervisorLimits()
+        self._complete_s: float | None = None
+        self._is_stopping = False
+
+    def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
+        """Until the run is complete, `stop` is set, a role refused, or one died too often; `hurry`
+        kills at once.
+        """
+        try:
+            outcome = self._watch(stop, show)
+            self._record({"time_s": time.time(), "event": outcome.kind, "note": outcome.message})
+        finally:
+            self._stop_all(hurry, show)
+        return outcome
+
+    def states(self) -> list[RoleState]:
+        """Each role as it is now."""
+        return [self._state(post, time.monotonic()) for post in self._posts]
+
+    def figures(self) -> MetricValues:
+        """Deaths and life of each role; any thread may ask."""
+        return {
+            "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
+            "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
+        }
+
+    def _state(self, post: _RoleProcess, now: float) -> RoleState:
+        deaths, is_alive = len(post.deaths_s), post.child is not None and post.child.reap() is None
+        if self._is_stopping and is_alive:
+            return RoleState(post.seat.name, "stopping", deaths, "is stopping")
+        state = "done" if post.done else "running" if post.child else "restarting"
+        is_recent = self._policy.recent(post.deaths_s, now) > 0
+        return RoleState(post.seat.name, state, deaths, post.death if is_recent else "")
+
+    def _watch(self, stop: threading.Event, show: ShowStates) -> RunOutcome:
+        while not stop.wait(self._limits.tick_s):
+            now = time.monotonic()
+            for post in self._posts:
+                failure = self._look(post, now)
+                if failure:
+                    return failure
+            if self._complete_s is not None and self._has_finished(now):
+                return RunOutcome("complete")
+            show(self.states())
+        return RunOutcome("complete" if self._complete_s is not None else "stopped")
+
+    def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
+        """Start what is due, reap what ended; the outcome if that ends the run in failure."""
+        if post.done:
+            return None
+        if post.child is None:
+            if now >= post.due_s:
+                self._start(post)
+            return None
+        code = post.child.reap()
+        if code is None:
+            return None
+        child, post.child = post.child, None
+        if code == 0 and post.seat.ends != "never":
+            post.done = True
+            if post.seat.ends == "run":
+                self._complete(now)
+            return None
+        return self._died(post, child, code, now)
+
+    def _died(self, post: _RoleProcess, child: ChildProcess, code: int, now: float) -> RunOutcome | None:
+        """Refused for good, it ends the run in its own words; anything else is started again."""
+        name = post.seat.name
+        post.deaths_s.append(now)
+        recent = self._policy.recent(post.deaths_s, now)
+        has_refused, post.code = is_final_exit(code, post.code), code
+        delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
+        event = {"event": "death", "role": name, "code": code, "delay_s": delay}
+        self._record({"time_s": time.time(), **event})
+        if delay is not None:
+            post.due_s = now + delay
+            post.death = f"died ({describe_exit(code)}), restart {len(post.deaths_s)}"
+            return None
+        if has_refused and (words := child.words()):
+            return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
+        often = f"died {recent} times within {self._policy.within_s:g} s, last with {describe_exit(code)}"
+        how = "refused to start" if has_refused else often
+        quoted = "\n".join(f"  | {line}" for line in last_lines(child.log))
+        return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
+
+    def _start(self, post: _RoleProcess) -> None:
+        """A fresh nonce for the new process, and that of the process reaped before it."""
+        handed, post.nonce = post.nonce, secrets.token_hex(16)
+        environment = {NONCE: post.nonce}
+        if handed is not None and post.seat.single_holder:
+            environment[HANDED_NONCE] = handed
+        if self._lock:  # before the start: a lease must never be held under a nonce that we forgot
+            self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
+        log = self._logs / f"{post.seat.name}.log"
+        lock = self._lock.descriptor if self._lock else None
+        post.child = ChildProcess(post.seat, log, environment, lock)
+        self._record(
+            {
+                "time_s": time.time(),
+                "event": "start",
+                "role": post.seat.name,
+                "pid": post.child.pid,
+                "restart": len(post.deaths_s),
+            }
+        )
+
+    def _complete(self, now: float) -> None:
+        """What has no work of its own left stops now and leaves its cores to what has."""
+        self._complete_s = now
+        for post in self._posts:
+            if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
+                post.done = True
+                if post.child:
+                    post.child.ask_to_stop()
+
+    def _has_finished(self, now: float) -> bool:
+        assert self._complete_s is not None
+        late = now - self._complete_s > self._limits.finish_s
+        return late or all(post.done for post in self._posts if not post.seat.stops_last)
+
+    def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
+        """All, and then those that stop last."""
+        self._is_stopping = True
+        for last in (False, True):
+            posts = [post for post in self._posts if post.seat.stops_last == last]
+            self._stop([post.child for post in posts if post.child], hurry, show)
+
+    def _stop(self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates) -> None:
+        """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
+        for child in children:
+            child.ask_to_stop()
+        deadline = time.monotonic() + self._limits.stop_s
+        while any(child.reap() is None for child in children):
+            if hurry.wait(self._limits.tick_s) or time.monotonic() > deadline:
+                break
+            show(self.states())
+        for child in children:
+            if child.reap() is None:
+                self._record({"time_s": time.time(), "event": "killed", "role": child.seat.name})
+                child.kill()

@@ -1,0 +1,116 @@
+"""Records a simulated run while it happens, and computes its result at the end."""
+
+from dataclasses import dataclass, field
+
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.dispatch import SimulatedDispatch
+from rollstream.simulator.policies import SchedulingPolicy
+from rollstream.simulator.result import TimelineArrow, SampleCounts, SimulationResult, RolloutBars, lag_shares
+from rollstream.simulator.seat import SimulatedRollout
+from rollstream.simulator.trainer import SimulatedStep, SimulatedTrainer
+from rollstream.simulator.usage import UsageTotals
+
+ROWS_MAX = 32  # rollouts in the timeline
+ARROWS_MAX = 4_000
+
+
+@dataclass(slots=True, eq=False)
+class SimulationRecorder:
+    """Usage totals at the borders of the measured window, and arrows of the timeline."""
+
+    cluster: Cluster
+    job: Job
+    policy: SchedulingPolicy
+    rollouts: dict[str, SimulatedRollout]
+    dispatching: SimulatedDispatch
+    trainer: SimulatedTrainer
+    since_s: float = 0.0
+    before: UsageTotals = field(default_factory=UsageTotals)
+    trainer_before_s: float = 0.0
+    pulls: int = 0
+    arrows: list[TimelineArrow] = field(default_factory=list[TimelineArrow])
+
+    def note_step(self, step: SimulatedStep, trainer_busy_s: float) -> None:
+        """Note a finished step; the measurement starts when step `skip` ends."""
+        if step.number == self.job.skip:
+            self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
+            self.trainer_before_s = trainer_busy_s
+
+    def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
+        """Note that the rollout pulls a version."""
+        self.pulls += 1
+        name = rollout.replica.name
+        self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
+
+    def note_move(self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float) -> None:
+        """Note that trajectories move between two rollouts."""
+        names = source.replica.name, target.replica.name
+        self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
+
+    def note_drain_start(self, rollout: SimulatedRollout, now_s: float) -> None:
+        """Note that from now on the rollout only finishes its work."""
+        name = rollout.replica.name
+        self._draw(TimelineArrow("drain", now_s, now_s, name, name))
+
+    def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> SimulationResult:
+        """The measurements of a finished run that ends at `now_s`."""
+        steps = tuple(self.trainer.steps)
+        measured = steps[self.job.skip :]
+        window_s = max(1e-12, now_s - self.since_s)
+        after, count = self._reading(now_s), len(self.rollouts)
+        trainer_s = self.trainer.busy_s - self.trainer_before_s
+        offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
+        kv_s = after.kv_s - self.before.kv_s
+        return SimulationResult(
+            policy=self.policy.name,
+            tokens_per_s=sum(step.tokens for step in measured) / window_s,
+            generated_per_s=(after.tokens - self.before.tokens) / window_s,
+            step_s=window_s / len(measured),
+            kv_utilisation=kv_s / (window_s * count * self.cluster.kv_capacity),
+            idle_share=1 - (after.busy_s - self.before.busy_s) / max(1e-12, offered_s * count),
+            trainer_idle_share=1 - trainer_s / window_s,
+            lags=lag_shares(measured),
+            seconds=now_s,
+            counts=self._counts(after, moves, moved_samples, failures),
+            steps=steps,
+            rows=self._rows(),
+            arrows=tuple(self.arrows),
+        )
+
+    def _counts(self, after: UsageTotals, moves: int, moved_samples: int, failures: int) -> SampleCounts:
+        dispatching, trainer = self.dispatching, self.trainer
+        held = sum(rollout.held() for rollout in self.rollouts.values())
+        waiting = [part for parts in dispatching.parts.values() for part in parts]
+        unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
+        return SampleCounts(
+            admitted=dispatching.admitted * dispatching.workload.samples,
+            trained=sum(step.samples for step in trainer.steps) + trainer.step_samples(),
+            dropped=sum(step.dropped for step in trainer.steps),
+            expired=trainer.samples_expired,
+            ready=sum(len(samples) for _, _, samples in trainer.ready),
+            finished_open=sum(len(group.finished) for group in dispatching.groups.values()),
+            unfinished=held + unplaced,
+            moves=moves,
+            moved_samples=moved_samples,
+            pulls=self.pulls,
+            restarts=dispatching.restarts,
+            preempted=sum(rollout.replica.usage.preempted for rollout in self.rollouts.values()),
+            failures=failures,
+            generated_tokens=after.tokens,
+            lost_tokens=dispatching.lost_tokens,
+            masked_tokens=sum(step.masked for step in trainer.steps),
+            prefilled_tokens=after.prefilled_tokens,
+        )
+
+    def _reading(self, now_s: float) -> UsageTotals:
+        return sum((rollout.replica.totals(now_s) for rollout in self.rollouts.values()), UsageTotals())
+
+    def _rows(self) -> tuple[RolloutBars, ...]:
+        shown = list(self.rollouts.values())[:ROWS_MAX]
+        return tuple(
+            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars)) for rollout in shown
+        )
+
+    def _draw(self, arrow: TimelineArrow) -> None:
+        if len(self.arrows) < ARROWS_MAX:
+            self.arrows.append(arrow)

@@ -1,0 +1,161 @@
+"""A run's log with its archive in front of it: truncated records are read from the archive, at the
+same offsets and byte for byte.
+
+It is a read-only bus: nothing is written into the run, not even to `.dead`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from rollstream.storage.archive.messages import messages_of
+from rollstream.storage.archive.names import ArchiveFile
+from rollstream.storage.archive.reading import archived_files, archived_to
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
+from rollstream.errors import BusError, PositionLost
+from rollstream.streams.records import Position
+from rollstream.streams.topics import Topic, catalogue
+
+FILES_MAX = 6  # archived files cached in memory: takes read one file per partition in order
+
+
+class LogWithArchive:
+    """A read-only `Bus`. `bus` None: only the archive exists. `run` is the run's name in the
+    archive.
+    """
+
+    def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
+        self._bus, self._store, self._run = bus, store, run
+        self._files: dict[str, dict[int, list[ArchiveFile]]] = {}
+        self._ends: dict[str, dict[int, int]] = {}
+        self._cache: OrderedDict[str, list[Message]] = OrderedDict()
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        """Create nothing."""
+
+    def settings(self, topic: str) -> Topic:
+        if self._bus is not None:
+            return self._bus.settings(topic)
+        (found,) = (t for t in catalogue() if t.name == topic)
+        partitions = max(found.partitions, max(self._archived(topic), default=0) + 1)
+        return Topic(topic, partitions, found.cleanup, writer=found.writer)
+
+    def partitions(self, topic: str) -> int:
+        return self.settings(topic).partitions
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        """Ignore dead letters; refuse any other append."""
+        if not topic.endswith(".dead"):
+            raise BusError(f"{topic}: this log is read-only")
+        return [0] * len(entries)
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        """As `Bus.read`, from the archive below the first kept record. Raises `PositionLost` if
+        neither has it.
+        """
+        kept = {} if self._bus is None else self._bus.begin(topic)
+        found: list[Message] = []
+        live: dict[int, int] = {}
+        for partition, offset in positions.items():
+            if partition in kept and offset >= kept[partition]:
+                live[partition] = offset
+            elif len(found) < records_max:
+                found += self._from_archive(topic, partition, offset, records_max - len(found))
+        if found or self._bus is None or not live:
+            return found
+        try:
+            return self._bus.read(
+                topic, live, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s,
+                exact=exact,
+            )  # fmt: skip
+        except PositionLost:  # truncated just now: those records are archived
+            return self.read(topic, live, records_max=records_max, bytes_max=bytes_max)
+
+    def begin(self, topic: str) -> dict[int, int]:
+        found = self._known(topic)
+        found |= {} if self._bus is None else self._bus.begin(topic)
+        for partition, files in self._archived(topic).items():
+            found[partition] = min(files[0].first, found.get(partition, files[0].first))
+        return found
+
+    def end(self, topic: str) -> dict[int, int]:
+        found = self._known(topic) | self._ends.get(topic, {})
+        return found if self._bus is None else found | self._bus.end(topic)
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        raise BusError(f"{topic}: this log is read-only")
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        """The group's positions of partitions without an archive. In an archived partition the
+        truncated records can be read, so their fence need not be known.
+        """
+        if self._bus is None:
+            return {}
+        archived = self._archived(topic)
+        found = self._bus.committed(group, topic)
+        return {partition: at for partition, at in found.items() if partition not in archived}
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        raise BusError(f"{topic}: this log is read-only")
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        raise BusError(f"{topic}: this log is read-only")
+
+    def close(self) -> None:
+        if self._bus is not None:
+            self._bus.close()
+
+    def _known(self, topic: str) -> dict[int, int]:
+        return dict.fromkeys(range(self.settings(topic).partitions), 0)
+
+    def _archived(self, topic: str) -> dict[int, list[ArchiveFile]]:
+        if topic not in self._files:
+            by: dict[int, list[ArchiveFile]] = {}
+            if self._store is not None:
+                for file in archived_files(self._store, self._run, topic):
+                    by.setdefault(file.partition, []).append(file)
+                self._ends[topic] = archived_to(self._store, self._run, topic)
+            self._files[topic] = by
+        return self._files[topic]
+
+    def _from_archive(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
+        found = self._in_file(topic, partition, offset, most)
+        if not found and self._bus is not None:  # archived and truncated since the listing
+            self._files.pop(topic, None)
+            found = self._in_file(topic, partition, offset, most)
+        if found:
+            return found
+        if self._bus is None and offset == self.end(topic).get(partition):
+            return []
+        raise PositionLost(
+            f"{topic} {partition}: offset {offset} is neither in the log nor in the archive"
+        )
+
+    def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
+        """Messages from the file with this offset; [] if there is none."""
+        files = self._archived(topic).get(partition, [])
+        below = [file for file in files if file.first <= offset]
+        if not below:
+            return []
+        start = offset - below[-1].first
+        found = self._messages(topic, below[-1])[start : start + most]
+        assert not found or found[0].offset == offset, f"{below[-1].key} has a hole at {offset}"
+        return found
+
+    def _messages(self, topic: str, file: ArchiveFile) -> list[Message]:
+        assert self._store is not None
+        if file.key not in self._cache:
+            self._cache[file.key] = list(messages_of(self._store, topic, file))
+        self._cache.move_to_end(file.key)
+        while len(self._cache) > FILES_MAX:
+            self._cache.popitem(last=False)
+        return self._cache[file.key]

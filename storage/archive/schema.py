@@ -1,0 +1,117 @@
+"""The archive's schema: the columns of a topic's files, derived from the record classes.
+
+Every topic has the envelope columns first, then the fields of its records: the union over its
+classes. A column is null if the row's class lacks the field or the row is not a record. A field
+with the name of an envelope column has `_` appended. DuckDB, Polars, pandas and Spark support all
+types used here.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import fields
+
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES
+from rollstream.errors import ConfigurationError
+from rollstream.streams.records import Record
+
+SCHEMA_NUMBER = 1
+"""Version of the columns' meaning. New record fields become new columns and do not change it."""
+
+ENVELOPE_COLUMNS = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("schema", pa.string()),
+        pa.field("hash", pa.string()),
+        pa.field("term", pa.int64()),
+        pa.field("sequence", pa.int64()),
+        pa.field("void", pa.bool_(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("original", pa.binary()),
+    ]
+)
+"""Columns of every topic."""
+
+_ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
+SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
+    """A record field of a topic: the column's name, the field's name and both types."""
+
+    name: str
+    field: str
+    arrow: pa.DataType
+    python: Any
+    is_array: bool
+    required: bool
+
+    @property
+    def items(self) -> pa.DataType:
+        """The type of an array's items."""
+        return self.arrow.value_type
+
+
+@cache
+def arrow_schema(topic: str) -> pa.Schema:
+    """Columns of a topic's files. Raises `ConfigurationError` for a topic that is not archived."""
+    return pa.schema([*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
+
+
+@cache
+def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
+    """The record columns of a topic, in the order of its classes and their fields."""
+    if topic not in ARCHIVED_CLASSES:
+        known = ", ".join(ARCHIVED_CLASSES)
+        raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
+    found: dict[str, ArchiveColumn] = {}
+    for cls in ARCHIVED_CLASSES[topic]:
+        for column in columns_of(cls):
+            same = found.setdefault(column.name, column)
+            assert same.arrow == column.arrow, f"{topic}: {column.name} has two types"
+    return tuple(found.values())
+
+
+@cache
+def columns_of(cls: type[Record]) -> tuple[ArchiveColumn, ...]:
+    """The columns of one record class."""
+    found: list[ArchiveColumn] = []
+    for field in fields(cls):
+        name = f"{field.name}_" if field.name in ENVELOPE_COLUMNS.names else field.name
+        kind = field.encode_name.partition(":")[2]
+        arrow = _list(_ARRAYS[kind]) if kind else _arrow(field.type)
+        found.append(ArchiveColumn(name, field.name, arrow, field.type, bool(kind), field.required))
+    return tuple(found)
+
+
+def _arrow(type_: Any) -> pa.DataType:
+    """The Arrow type of a field's Python type."""
+    origin, inner = get_origin(type_), get_args(type_)
+    if origin is Literal:
+        return pa.string()
+    if origin is UnionType:
+        (only,) = [one for one in inner if one is not NoneType]
+        return _arrow(only)
+    if origin is tuple:
+        assert inner[1:] == (...,), f"{type_} has no column type"
+        return _list(_arrow(inner[0]))
+    if origin is dict:
+        return pa.map_(_arrow(inner[0]), _arrow(inner[1]))
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return pa.struct([pa.field(f.name, _arrow(f.type)) for f in fields(type_)])
+    return SCALARS[type_]
+
+
+def _list(item: pa.DataType) -> pa.DataType:
+    """A list type. Items are never null, which saves a definition level per item."""
+    return pa.list_(pa.field("element", item, nullable=False))

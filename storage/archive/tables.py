@@ -1,0 +1,231 @@
+"""Converts messages to Arrow tables and back, in the archive's columns (`shapes.py`).
+
+Tables are built from whole batches: arrays of tokens become list columns straight from their NumPy
+buffers, and nested values are converted level by level. Nothing is lost: `originals_of` returns
+exactly the bytes of every row.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES, ClassifiedRows, ArchiveRow, bytes_of, classify_rows, as_original, with_default
+from rollstream.storage.archive.schema import ENVELOPE_COLUMNS, SCALARS, ArchiveColumn, arrow_schema, columns_of, topic_columns
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import record_hash, decode
+from rollstream.errors import CorruptObject, DecodeError, NewerRelease
+from rollstream.streams.records import SCHEMAS, Record
+from rollstream.streams.release import upgrade_advice
+
+__all__ = ["arrow_schema", "originals_of", "records_of", "table_of"]
+
+_REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError)
+
+
+def table_of(topic: str, messages: Sequence[Message], judged: ClassifiedRows | None = None) -> pa.Table:
+    """One row per message, in order. Without `judged` they are classified from an unknown
+    fence on.
+
+    A record that the columns cannot hold (an integer beyond 64 bits) is stored as its bytes with a
+    reason.
+    """
+    topic_columns(topic)
+    rows = classify_rows(topic, messages).rows if judged is None else judged.rows
+    try:
+        return _table(topic, rows)
+    except _REFUSED:
+        return _table(topic, [_fitting(topic, row) for row in rows])
+
+
+def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
+    """The records in the table's order. Rows that are not records are skipped; void ones too unless
+    `with_void`.
+    """
+    for batch in table.to_batches():
+        voids = batch.column("void").to_pylist()
+        for void, record in zip(voids, _records(batch), strict=True):
+            if record is not None and (with_void or not void):
+                yield record
+
+
+def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
+    """Exactly the bytes that each row had in the log, None for a tombstone.
+
+    Raises `CorruptObject` if a row no longer gives the bytes of its hash, and `NewerRelease` if its
+    file has columns or schemas that this release does not know.
+    """
+    for batch in table.to_batches():
+        kept, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
+        terms, sequences = (batch.column(name).to_pylist() for name in ("term", "sequence"))
+        for index, record in enumerate(_records(batch)):
+            value = kept[index]
+            if value is None and record is not None:
+                envelope = terms[index], sequences[index]
+                value = bytes_of(record, topic, *envelope)
+                if record_hash(value) != hashes[index]:
+                    value = bytes_of(with_default(record, stated=True), topic, *envelope)
+            if hashes[index] != (None if value is None else record_hash(value)):
+                at = f"{batch.column('partition')[index]}:{batch.column('offset')[index]}"
+                _refuse_newer(batch, topic, at)
+                raise CorruptObject(f"archive of {topic}: row {at} differs from its hash")
+            yield value
+
+
+def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
+    """Raise `NewerRelease` if a newer release has written columns or schemas unknown here: then a
+    row that cannot be restored is not damaged.
+    """
+    known = {field.name: field.type for field in arrow_schema(topic)}
+    unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
+    unknown += sorted(set(batch.column("schema").to_pylist()) - SCHEMAS.keys() - {None})
+    if unknown:
+        raise NewerRelease(
+            f"archive of {topic}: row {at} has what this release does not know "
+            f"({', '.join(unknown)}); {upgrade_advice('')}"
+        )
+
+
+# ---- from rows to columns ------------------------------------------------------------------------
+
+
+def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
+    schema, messages = arrow_schema(topic), [row.message for row in rows]
+    columns: list[pa.Array] = [
+        pa.array([m.partition for m in messages], pa.int32()),
+        pa.array([m.offset for m in messages], pa.int64()),
+        pa.array([m.timestamp_ms for m in messages], pa.int64()).cast(schema.field(2).type),
+        pa.array([m.key.decode(errors="replace") for m in messages], pa.string()),
+    ]
+    for name in ENVELOPE_COLUMNS.names[4:]:
+        columns.append(pa.array([getattr(row, name) for row in rows], ENVELOPE_COLUMNS.field(name).type))
+    for column in topic_columns(topic):
+        owners = {cls for cls in ARCHIVED_CLASSES[topic] if column.name in _names(cls)}
+        values = [
+            getattr(row.record, column.field) if type(row.record) in owners else None
+            for row in rows
+        ]
+        columns.append(_lists(column, values) if column.is_array else _array(column.arrow, values))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+@cache
+def _names(cls: type[Record]) -> frozenset[str]:
+    return frozenset(column.name for column in columns_of(cls))
+
+
+def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
+    """A list column from NumPy arrays: their items end to end, and the offset of each one."""
+    present = [value for value in values if value is not None]
+    dtype = column.items.to_pandas_dtype()
+    items = np.concatenate(present) if present else np.empty(0, dtype)
+    assert len(items) < 1 << 31, "a table of 2³¹ tokens or more; make smaller tables"
+    return pa.ListArray.from_arrays(
+        _offsets(values), pa.array(items), type=column.arrow, mask=_nulls(values)
+    )
+
+
+def _array(type_: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """A column of plain values; nested ones are converted level by level, not row by row."""
+    if pa.types.is_struct(type_):
+        children = [
+            _array(field.type, [None if v is None else getattr(v, field.name) for v in values])
+            for field in type_
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=_nulls(values))
+    if pa.types.is_list(type_):
+        items = _array(type_.value_type, _flat(values))
+        return pa.ListArray.from_arrays(_offsets(values), items, type=type_, mask=_nulls(values))
+    if pa.types.is_map(type_):
+        pairs = [None if value is None else list(value.items()) for value in values]
+        return pa.array(pairs, type_)
+    return pa.array(values, type_)
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    return [item for value in values if value is not None for item in value]
+
+
+def _offsets(values: Sequence[Any]) -> pa.Array:
+    lengths = (0 if value is None else len(value) for value in values)
+    return pa.array(list(accumulate(lengths, initial=0)), pa.int32())
+
+
+def _nulls(values: Sequence[Any]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
+
+
+def _fitting(topic: str, row: ArchiveRow) -> ArchiveRow:
+    if row.record is None:
+        return row
+    try:
+        _table(topic, [row])
+    except _REFUSED as error:
+        return as_original(row, f"{row.schema} does not fit the archive's columns: {error}")
+    return row
+
+
+# ---- from columns to records ---------------------------------------------------------------------
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
+    """The record of each row; None for a row that is not a record."""
+    schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
+    reasons = batch.column("reason").to_pylist()
+    values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
+    for index, schema in enumerate(schemas):
+        if schema is None and kept[index] is not None:
+            yield _known_now(kept[index])
+        elif reasons[index] is not None or schema not in SCHEMAS:
+            yield None
+        elif kept[index] is not None:
+            yield decode(kept[index]).record
+        else:
+            cls = SCHEMAS[schema]
+            if cls not in values:
+                values[cls] = _fields_of(batch, cls)
+            given = {
+                column.field: held[index]
+                for column, held in values[cls].items()
+                if column.required or held[index] is not None
+            }
+            yield with_default(cls(**given), stated=False)
+
+
+def _known_now(data: bytes) -> Record | None:
+    """The record in bytes that the archiving release could not read, if this release can."""
+    try:
+        return decode(data).record
+    except DecodeError:
+        return None
+
+
+def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
+    """Every field of a class that has a column in the batch, with the values as records hold them.
+    A field without a column (in an older file) keeps its default.
+    """
+    present = set(batch.schema.names)
+    return {
+        column: _values(column, batch.column(column.name))
+        for column in columns_of(cls)
+        if column.name in present
+    }
+
+
+def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
+    if not column.is_array:
+        values = array.to_pylist(maps_as_pydicts="strict")
+        if column.arrow in SCALARS.values():
+            return values
+        return msgspec.convert(values, list[column.python | None])  # pyright: ignore[reportInvalidTypeForm]
+    items = array.values.to_numpy(zero_copy_only=True)
+    starts = array.offsets.to_pylist()
+    return [items[start:end] for start, end in pairwise(starts)]

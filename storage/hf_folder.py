@@ -1,0 +1,87 @@
+"""Finds a Hugging Face checkpoint: a folder, or the snapshot of a Hub name in this machine's cache.
+Nothing is downloaded, because a run must not change when a model page does. This module does not
+import torch.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rollstream.errors import ConfigurationError
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find_hf_folder(path: str) -> Path:
+    """The folder that `path` names; `path` itself if there is neither a checkpoint nor a cached
+    snapshot.
+    """
+    folder = Path(path)
+    if folder.exists() or not _HUB_NAME.fullmatch(path):
+        return folder
+    from huggingface_hub import try_to_load_from_cache  # slow to import, so only for a Hub name
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(path, CONFIG)
+    except HFValidationError:  # `.`, `--`: a path that does not exist
+        return folder
+    return Path(found).parent if isinstance(found, str) else folder
+
+
+def read_hf_config(folder: Path) -> Mapping[str, Any]:
+    """The folder's `config.json`. Raises `ConfigurationError` if it is missing or cannot be
+    read.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ConfigurationError(
+            f"model.path: {str(folder)!r} is not a local checkpoint folder (no {CONFIG} in it) and "
+            "not a Hub name in this machine's cache; nothing is downloaded, so fetch the model "
+            "first (`hf download NAME`)"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"model.path: {path} is not a model configuration")
+    return cast(dict[str, Any], fields)
+
+
+def hf_vocabulary_size(folder: Path) -> int | None:
+    """The vocabulary size in the checkpoint's configuration; None if it is not stated there."""
+    try:
+        fields = read_hf_config(folder)
+    except ConfigurationError:
+        return None
+    text: Mapping[str, Any] = fields.get("text_config") or fields
+    size = text.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def check_hf_weights(folder: Path) -> None:
+    """Raise `ConfigurationError`, naming the first weight file that is missing."""
+    if not (folder / INDEX).is_file():
+        if not (folder / WEIGHTS).is_file():
+            raise ConfigurationError(
+                f"model.path: {folder} has neither {WEIGHTS} nor {INDEX}: weights in other formats "
+                "(such as pickled ones) are not read; save the model once with transformers' "
+                "save_pretrained"
+            )
+        return
+    try:
+        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"model.path: {folder / INDEX} cannot be read: {error!r}"
+        ) from error
+    for name in sorted(map(str, files)):
+        if not (folder / name).is_file():
+            raise ConfigurationError(
+                f"model.path: {folder} lacks {name}, one of the {len(files)} weight files that its "
+                f"{INDEX} names: fetch it again"
+            )

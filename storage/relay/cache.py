@@ -1,0 +1,393 @@
+"""Everything that one relay holds: objects by key, manifests, and announced versions.
+
+An object is *offered* to the rollouts of the node when its bytes match its hash and the manifest of
+its version names that hash; only then does it get the name under which rollouts open it. Neighbours
+get bytes earlier, as they arrive, and verify them again. A manifest that is not the announced one
+is dropped, and so are versions of a trainer that was replaced before they were believed.
+
+Any client can claim to push a version. Once a version is announced, the cache therefore accepts
+only versions near it, under a term that has opened. Until they are announced they use free room
+only and evict nothing, and an object that stalls is dropped. A false push costs a relay free room
+for a while.
+"""
+
+import logging
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+
+from rollstream.storage.stores.json_objects import decode_json
+from rollstream.storage.weights.manifest import FileEntry, Manifest, manifest_key, version_folder
+from rollstream.storage.relay.object import CachedObject
+from rollstream.storage.relay.keeping import CachedVersion, versions_to_keep
+from rollstream.storage.relay.names_part import MANIFEST, ObjectOffer, file_name_of, version_of
+from rollstream.errors import CorruptObject
+from rollstream.streams.values import Version
+from rollstream.streams.records import WeightsAnnounced
+
+log = logging.getLogger(__name__)
+
+ANNOUNCED_MAX = 256
+INCOMING = ("relay_received_bytes_total", "relay_pushed_bytes_total", "relay_bucket_bytes_total")
+AHEAD_MAX = 4
+"""How far a pushed version's number may exceed the newest announced one: one version is in
+training, one waits to be published and one is being uploaded.
+"""
+STALLED_OBJECT_S = 30.0  # the next head of a broken chain resumes objects long before this
+OBJECTS_MAX = 4096  # per version: 4 GiB in files of 1 MiB
+
+
+class RelayCache:
+    """Safe to share between threads. `folder` is emptied at the start: a killed relay may have left
+    files in it.
+    """
+
+    def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
+        self.folder = folder
+        self._versions_max, self._bytes_max = versions_max, bytes_max
+        self._changed = threading.Condition(threading.RLock())
+        self._objects: dict[str, CachedObject] = {}
+        self._offered: set[str] = set()
+        self._manifests: dict[Version, Manifest] = {}
+        self._announced: dict[Version, str] = {}
+        self._progress: dict[str, tuple[int, float]] = {}
+        self._opened = 0
+        self._serial = 0
+        self.fence = 0
+        """Highest term of a trainer that announced a version."""
+        self.count = 0
+        """Number of changes so far; a listing waits for a newer number."""
+        self.counters: Counter[str] = Counter()
+        for leftover in ("weights", "receiving"):
+            shutil.rmtree(folder / leftover, ignore_errors=True)
+        (folder / "receiving").mkdir(parents=True)
+
+    # ---- content ---------------------------------------------------------------------------------
+
+    def find(self, key: str) -> CachedObject | None:
+        with self._changed:
+            return self._objects.get(key)
+
+    def objects(self) -> list[CachedObject]:
+        """In the order in which they were started."""
+        with self._changed:
+            return list(self._objects.values())
+
+    def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
+        """The number of changes, and everything held or arriving. Waits until that number differs
+        from `after`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.count != after, wait_s)
+            held = self._objects.values()
+            return self.count, [ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held]
+
+    def manifest(self, version: Version) -> Manifest | None:
+        with self._changed:
+            return self._manifests.get(version)
+
+    def announced(self) -> dict[Version, str]:
+        """Believed versions with the hashes of their manifests, as far as they were read."""
+        with self._changed:
+            return dict(self._announced)
+
+    def versions(self) -> list[Version]:
+        """Versions of which every object is offered."""
+        with self._changed:
+            return sorted(v for v in self._manifests if not self._missing(v))
+
+    def missing(self, version: Version) -> list[ObjectOffer]:
+        """Objects of a version with a manifest that are not verified here."""
+        with self._changed:
+            return self._missing(version)
+
+    def bytes(self) -> int:
+        with self._changed:
+            return sum(held.offer.bytes for held in self._objects.values())
+
+    def is_expected(self, key: str) -> bool:
+        """Whether a reader should wait for the object."""
+        with self._changed:
+            return self._is_expected(key, version_of(key))
+
+    def wait_offered(self, key: str, wait_s: float) -> CachedObject | None:
+        """The object once rollouts may have it; None after `wait_s`, or at once if it is not
+        expected.
+        """
+        version = version_of(key)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: key in self._offered or not self._is_expected(key, version), wait_s
+            )
+            return self._objects.get(key) if key in self._offered else None
+
+    def bytes_received(self) -> int:
+        """Bytes received so far from all sources; a waiting reader sees progress by it."""
+        with self._changed:
+            return sum(self.counters[figure] for figure in INCOMING)
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    def wants(self, offer: ObjectOffer) -> bool:
+        """Whether this content may be held under this key: its version is plausible, and no
+        manifest names other content.
+        """
+        version = version_of(offer.key)
+        with self._changed:
+            if version is None or not offer.is_sound or offer.bytes > self._bytes_max:
+                return False
+            if not self._is_plausible(version):
+                return False
+            if file_name_of(offer.key) == MANIFEST:
+                return self._announced.get(version, offer.hash) == offer.hash
+            entry = self._entry(version, file_name_of(offer.key))
+            known = version in self._manifests
+            return not known or (entry is not None and _offer(version, entry).is_same(offer))
+
+    def wants_push(self, offer: ObjectOffer) -> bool:
+        """Whether the object may be pushed: not if its version is older than the newest announced
+        one and not announced itself.
+        """
+        version = version_of(offer.key)
+        with self._changed:
+            is_new = not self._announced or version in self._announced or self._is_ahead(version)
+            return is_new and self.wants(offer)
+
+    def accept(self, offer: ObjectOffer) -> CachedObject | None:
+        """The object to write this content to, new or started before; older versions make room.
+        None if it is unwanted, or older than the kept versions.
+        """
+        version = version_of(offer.key)
+        with self._changed:
+            present = self._objects.get(offer.key)
+            if present is not None and present.offer.is_same(offer):
+                return present
+            if version is None or not self.wants(offer) or not self._make_room(version, offer):
+                return None
+            if present is not None:
+                log.warning("object %s: other content was started before; dropped", offer.key)
+                self._drop(offer.key)
+            self._serial += 1
+            held = CachedObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
+            self._objects[offer.key] = held
+            self._notify()
+            return held
+
+    def completed(self, held: CachedObject) -> None:
+        """Note that all bytes of this object are here and match its hash; offer what can be offered
+        now.
+        """
+        version = version_of(held.key)
+        with self._changed:
+            if version is None or self._objects.get(held.key) is not held:
+                return
+            if file_name_of(held.key) == MANIFEST:
+                self._take_manifest(version, held)
+            self._publish(version)
+            self._notify()
+
+    def announce(self, record: WeightsAnnounced, term: int) -> None:
+        """Note that the trainer of `term` announced a version. Other content under its name is
+        dropped, and so are unannounced versions of lower terms.
+        """
+        version = record.version
+        with self._changed:
+            self._announced[version] = record.manifest_hash
+            self.fence = max(self.fence, term)
+            self._opened = max(self._opened, term)
+            for old in sorted(self._announced)[:-ANNOUNCED_MAX]:
+                del self._announced[old]
+            held = self._objects.get(manifest_key(version))
+            if held is not None and held.offer.hash != record.manifest_hash:
+                log.error("version %s is not the announced one: dropped", version)
+                self.counters["relay_wrong_total"] += 1
+                self.drop_version(version)
+            self._drop_implausible()
+            self._evict(self._kept(Counter()))
+            self._notify()
+
+    def note_opened(self, term: int) -> None:
+        """Note that a trainer opened this term: no version has a higher one."""
+        with self._changed:
+            self._opened = max(self._opened, term)
+
+    def drop_stalled(self, now_s: float) -> None:
+        """Drop objects of unannounced versions that received nothing for `STALLED_OBJECT_S` since an
+        earlier call.
+        """
+        with self._changed:
+            coming = {k: held.written for k, held in self._objects.items() if not held.verified}
+            self._progress = {
+                key: moved if moved is not None and moved[0] == at else (at, now_s)
+                for key, at in coming.items()
+                for moved in (self._progress.get(key),)
+            }
+            for key, (_, since_s) in self._progress.items():
+                is_unproved = not self._announced or self._is_ahead(version_of(key))
+                if now_s - since_s > STALLED_OBJECT_S and is_unproved:
+                    log.warning("object %s: no bytes for %g s; dropped", key, STALLED_OBJECT_S)
+                    self._drop(key)
+                    self._notify()
+
+    def add(self, figure: str, count: int) -> None:
+        """Add to a counter."""
+        with self._changed:
+            self.counters[figure] += count
+
+    def drop_version(self, version: Version) -> None:
+        """Drop all its objects."""
+        with self._changed:
+            folder = f"{version_folder(version)}/"
+            for key in [key for key in self._objects if key.startswith(folder)]:
+                self._drop(key)
+            self._manifests.pop(version, None)
+            self._notify()
+
+    def close(self) -> None:
+        """Drop everything: shared memory outlives the process."""
+        with self._changed:
+            for key in list(self._objects):
+                self._drop(key)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- under the lock --------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        self.count += 1
+        self._changed.notify_all()
+
+    def _is_expected(self, key: str, version: Version | None) -> bool:
+        """Whether to wait for the object: it was started, a manifest names it, or it belongs to the
+        newest announced version, which is not here yet.
+        """
+        if version is None:
+            return False
+        if version in self._manifests:
+            return key in self._objects or self._entry(version, file_name_of(key)) is not None
+        newest = max(self._announced, default=None)
+        return key in self._objects or newest is None or version >= newest
+
+    def _entry(self, version: Version, name: str) -> FileEntry | None:
+        manifest = self._manifests.get(version)
+        files = manifest.files if manifest else ()
+        return next((entry for entry in files if entry.name == name), None)
+
+    def _missing(self, version: Version) -> list[ObjectOffer]:
+        manifest = self._manifests.get(version)
+        wanted = (_offer(version, entry) for entry in (manifest.files if manifest else ()))
+        return [offer for offer in wanted if offer.key not in self._offered]
+
+    def _take_manifest(self, version: Version, held: CachedObject) -> None:
+        try:
+            manifest = decode_json(held.content(), Manifest, held.key)
+            if manifest.version != version or len(manifest.files) > OBJECTS_MAX:
+                raise CorruptObject(f"object {held.key} is not the manifest of {version}")
+        except CorruptObject as error:
+            log.error("%s", error)
+            self.counters["relay_wrong_total"] += 1
+            self._drop(held.key)
+            return
+        self._manifests[version] = manifest
+        folder = f"{version_folder(version)}/"
+        for key, other in list(self._objects.items()):
+            if key.startswith(folder) and key != held.key and not self.wants(other.offer):
+                log.error("object %s is not the one of its manifest: dropped", key)
+                self.counters["relay_wrong_total"] += 1
+                self._drop(key)
+
+    def _publish(self, version: Version) -> None:
+        if version not in self._manifests:
+            return
+        folder = f"{version_folder(version)}/"
+        for key, held in self._objects.items():
+            if key.startswith(folder) and held.verified and key not in self._offered:
+                held.publish(self.folder / key)
+                self._offered.add(key)
+
+    def _is_ahead(self, version: Version | None) -> bool:
+        """Whether the version is newer than all announced ones; False before the first
+        announcement.
+        """
+        newest = max(self._announced, default=None)
+        return version is not None and newest is not None and version > newest
+
+    def _is_plausible(self, version: Version) -> bool:
+        """Whether the version is announced, or the present trainer can have made it."""
+        if version in self._announced:
+            return True
+        if version.term < self.fence or (self._opened and version.term > self._opened):
+            return False
+        newest = max(self._announced, default=None)
+        return newest is None or version.number <= newest.number + AHEAD_MAX
+
+    def _drop_implausible(self) -> None:
+        versions = {version_of(key) for key in self._objects}
+        for version in sorted(v for v in versions if v is not None):
+            if not self._is_plausible(version):
+                log.warning("version %s was never believed: dropped", version)
+                self.drop_version(version)
+
+    def _make_room(self, version: Version, offer: ObjectOffer) -> bool:
+        """Evict versions that exceed the bounds together with this object. Returns False if its own
+        version would be evicted, or if it is unannounced and needs more than the free room.
+        """
+        if sum(version_of(key) == version for key in self._objects) >= OBJECTS_MAX:
+            return False
+        if self._announced and not self._is_believed(version, offer):
+            held = (one.offer.bytes for key, one in self._objects.items() if key != offer.key)
+            return sum(held) + offer.bytes <= self._bytes_max
+        kept = self._kept(Counter({version: offer.bytes}), offer.key)
+        if version not in kept:
+            return False
+        self._evict(kept)
+        return True
+
+    def _is_believed(self, version: Version, offer: ObjectOffer) -> bool:
+        """Whether this object may evict others: it is a manifest or named by one, and its version
+        is not ahead of all announced ones.
+        """
+        known = version in self._manifests or file_name_of(offer.key) == MANIFEST
+        return known and not self._is_ahead(version)
+
+    def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
+        """The versions that stay beside `sizes`, without the object `but`. Room for one more
+        version of the newest one's size stays free where possible, for the next push; versions
+        ahead stay as far as they fit.
+        """
+        ahead: Counter[Version] = Counter()
+        for key, held in self._objects.items():
+            of = version_of(key)
+            if of is not None and key != but:
+                (ahead if self._is_ahead(of) else sizes)[of] += held.offer.bytes
+        for of, manifest in self._manifests.items():
+            if not self._is_ahead(of):
+                sizes[of] = max(sizes[of], manifest.bytes)
+        newest = sizes[max(self._announced)] if self._announced else 0
+        free = max(0, min(newest, self._bytes_max - newest))
+        holdings = [CachedVersion(of, size, self._base(of)) for of, size in sizes.items()]
+        kept = set(versions_to_keep(holdings, self._versions_max, self._bytes_max - free))
+        room = self._bytes_max - sum(sizes[of] for of in kept)
+        for of in sorted(ahead):
+            if ahead[of] <= room:
+                kept.add(of)
+                room -= ahead[of]
+        return frozenset(kept)
+
+    def _evict(self, kept: frozenset[Version]) -> None:
+        """Drop versions that are not in `kept`."""
+        for of in sorted({v for k in self._objects if (v := version_of(k))} - kept):
+            self.counters["relay_evicted_total"] += 1
+            self.drop_version(of)
+
+    def _base(self, version: Version) -> Version | None:
+        manifest = self._manifests.get(version)
+        return manifest.parent if manifest and manifest.kind == "delta" else None
+
+    def _drop(self, key: str) -> None:
+        self._objects.pop(key).drop()
+        self._offered.discard(key)
+
+
+def _offer(version: Version, entry: FileEntry) -> ObjectOffer:
+    return ObjectOffer(f"{version_folder(version)}/{entry.name}", entry.bytes, entry.hash)

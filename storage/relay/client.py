@@ -1,0 +1,228 @@
+"""One HTTP/1.1 connection to a relay, on the client's side.
+
+Bytes go straight from the socket into shared memory, and a silence does not break the connection;
+the standard library's client can do neither.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rollstream.storage.stores.base import Data
+from rollstream.storage.relay.names_part import ObjectOffer
+from rollstream.storage.relay.pace import PIECE_BYTES, BandwidthLimiter
+from rollstream.errors import ConfigurationError, StoreError
+
+HEAD_BYTES_MAX = 16 << 10
+ANSWER_BYTES_MAX = 8 << 20  # body of a listing
+CONNECT_S = 1.0
+SEND_S = 3.0  # for the other side to accept a piece
+SILENCE_S = 1.0
+"""After this time without a byte, a reader checks whether the other side lives."""
+
+
+TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
+"""The environment variable with the secret that relays and their clients share."""
+_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
+
+
+def shared_token() -> str:
+    """The secret from the environment, "" without one. It is never part of an error or a log."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and _TOKEN_PATTERN.fullmatch(token) is None:
+        raise ConfigurationError(f"{TOKEN_VARIABLE} must have 8 to 512 characters of ASCII, without spaces")
+    return token
+
+
+def token_header() -> dict[str, str]:
+    """The header that carries the secret."""
+    token = shared_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+class RelayLost(StoreError):
+    """The relay does not respond, or not in HTTP."""
+
+
+class RelayRefused(StoreError):
+    """The relay responded with an error status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RelayListing(msgspec.Struct, frozen=True):
+    """The objects that a relay holds at its change number `count`."""
+
+    count: int
+    objects: tuple[ObjectOffer, ...]
+
+
+class RelayConnection:
+    """One connection, for one thread. Every wait has a bound and raises `RelayLost` after it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            split = urlsplit(url)  # from another program's status record: it may not be a URL
+            self._socket = socket.create_connection(
+                (split.hostname or "", split.port or 80), CONNECT_S
+            )
+        except (OSError, ValueError) as error:
+            raise RelayLost(f"relay {url}: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._host = split.netloc
+        self._buffered = b""
+
+    def __enter__(self) -> "RelayConnection":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+    def is_open(self) -> bool:
+        """Whether the server has not closed the connection, as it does after a while without a
+        request.
+        """
+        if self._buffered:
+            return False  # bytes that no request asked for
+        try:
+            self._socket.settimeout(0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = CONNECT_S,
+    ) -> tuple[int, dict[str, str]]:
+        """Send a request; returns status and headers of the response. The body is read next."""
+        self.send_head(method, target, headers or {})
+        return self.read_head(wait_s)
+
+    def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in {**token_header(), **headers}.items()]
+        self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
+
+    def send_body(self, data: Data, pace: BandwidthLimiter) -> int:
+        """Send the body; returns its size. Raises `RelayLost` if the other side stops reading."""
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]
+            pace.take(len(piece))
+            self._send(piece)
+        return len(view)
+
+    def read_head(self, wait_s: float) -> tuple[int, dict[str, str]]:
+        """Read the status and the headers of a response."""
+        head, deadline_s = self._buffered, time.monotonic() + wait_s
+        while b"\r\n\r\n" not in head:
+            left_s = deadline_s - time.monotonic()
+            piece = self._receive_some(max(0.01, left_s)) if left_s > 0 else None
+            if piece is None or len(head) > HEAD_BYTES_MAX:
+                raise RelayLost(f"relay {self.url}: no response within {wait_s:g} s")
+            head += piece
+        head, _, self._buffered = head.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        parts = first.split(" ", 2)
+        if len(parts) < 2 or not first.startswith("HTTP/1.") or not parts[1].isdigit():
+            raise RelayLost(f"relay {self.url}: answered {first[:80]!r}")
+        pairs = (line.partition(":") for line in lines)
+        return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
+        """Read body bytes into `view`; returns their number, 0 if none arrived within `wait_s`."""
+        if self._buffered:
+            count = min(len(view), len(self._buffered))
+            view[:count] = self._buffered[:count]
+            self._buffered = self._buffered[count:]
+            return count
+        self._socket.settimeout(wait_s)
+        try:
+            count = self._socket.recv_into(view)
+        except TimeoutError:
+            return 0
+        except OSError as error:
+            raise RelayLost(f"relay {self.url}: {error}") from error
+        if not count:
+            raise RelayLost(f"relay {self.url} closed the connection")
+        return count
+
+    def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
+        """The whole body of a response."""
+        size = body_length(headers)
+        if size > ANSWER_BYTES_MAX:
+            raise RelayLost(f"relay {self.url}: a response of {size} bytes")
+        content = bytearray(size)
+        at, deadline_s = 0, time.monotonic() + wait_s
+        with memoryview(content) as view:
+            while at < size:
+                at += self.receive_into(view[at:], max(0.01, deadline_s - time.monotonic()))
+                if time.monotonic() > deadline_s:
+                    raise RelayLost(f"relay {self.url}: no body within {wait_s:g} s")
+        return bytes(content)
+
+    def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
+        """The relay's objects, as soon as its change number differs from `after`, or after
+        `wait_s`.
+        """
+        target = f"/objects?after={after}&wait={wait_s:g}"
+        status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
+        body = self.body(headers, CONNECT_S)
+        if status != 200:
+            raise RelayRefused(status, f"relay {self.url}: status {status} for its listing")
+        try:
+            return msgspec.json.decode(body, type=RelayListing)
+        except msgspec.DecodeError as error:
+            raise RelayLost(f"relay {self.url}: not a listing: {error}") from error
+
+    def _receive_some(self, wait_s: float) -> bytes | None:
+        piece = bytearray(HEAD_BYTES_MAX)
+        with memoryview(piece) as view:
+            self._socket.settimeout(wait_s)
+            try:
+                count = self._socket.recv_into(view)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise RelayLost(f"relay {self.url}: {error}") from error
+        if not count:
+            raise RelayLost(f"relay {self.url} closed the connection")
+        return bytes(piece[:count])
+
+    def _send(self, data: Data) -> None:
+        self._socket.settimeout(SEND_S)
+        try:
+            self._socket.sendall(data)
+        except OSError as error:  # also after `SEND_S` without progress
+            raise RelayLost(f"relay {self.url}: {error}") from error
+
+
+def body_length(headers: Mapping[str, str]) -> int:
+    """The body's size from the response's headers."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isdigit() else 0

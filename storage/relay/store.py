@@ -1,0 +1,192 @@
+"""A rollout's store in front of the object store: versions come from shared memory if the node's
+relay holds them verified, from the relay while it receives them, and otherwise from the bucket.
+
+The relay is optional: any problem with it is logged once, and the bucket is used.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.stores.own_files import ForeignFile, open_own
+from rollstream.storage.relay.names_part import URL_FILE, version_of
+from rollstream.storage.relay.client import CONNECT_S, RelayRefused, RelayLost, RelayConnection, body_length
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 2.0  # per request for an object that is arriving
+STALLED_S = 15.0  # without any byte arriving at the relay
+SILENCE_S = 3.0
+RELAY_RETRY_S = 5.0  # until a lost relay is tried again
+WIRES_MAX = 4
+URL_BYTES_MAX = 4096
+
+
+class RelayStore:
+    """`get` of a version's objects goes through the relay, all other calls to `store`. Threads may
+    share it. `folder` is the relay's; without `url` the relay's address is read from a file in it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Path,
+        url: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._folder, self._url, self._clock = store, folder, url, clock
+        self._lock = threading.Lock()
+        self._connections: list[RelayConnection] = []
+        self._lost_s = float("-inf")
+        self._is_lost = False
+        self.relay_bytes = 0
+        """Bytes read from shared memory or from the relay."""
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = None
+        if version_of(key) is not None:
+            data = self._from_memory(key, start, end)
+            if data is None:
+                data = self._from_relay(key, start, end)
+        if data is None:
+            return self._store.get(key, start, end)
+        with self._lock:
+            self.relay_bytes += len(data)
+        return data
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        """From the bucket: `swap` compares its etag."""
+        return self._store.read(key)
+
+    def put(self, key: str, data: Data) -> str:
+        return self._store.put(key, data)
+
+    def create(self, key: str, data: Data) -> str:
+        return self._store.create(key, data)
+
+    def swap(self, key: str, data: Data, etag: str) -> str:
+        return self._store.swap(key, data, etag)
+
+    def stat(self, key: str) -> ObjectStat:
+        return self._store.stat(key)
+
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
+        return self._store.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
+        """Read from shared memory; the contract asks for bytes, so this is the single copy. An
+        object that is evicted meanwhile is read to its end. A file of another user is not read.
+        """
+        try:
+            with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(start)
+                wanted = max(0, min(size, size if end is None else end) - start)
+                data = file.read(wanted)
+                while len(data) < wanted:  # one read returns 2 GiB at most
+                    data += file.read(wanted - len(data))
+                return data
+        except ForeignFile as error:
+            self._note_lost(error)
+        except OSError:  # the object is not there, or not yet
+            pass
+        return None
+
+    def _from_relay(self, key: str, start: int, end: int | None) -> bytes | None:
+        """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
+        if self._clock() - self._lost_s < RELAY_RETRY_S or end == start:
+            return None
+        came, moved_s = "", self._clock()
+        try:
+            while True:
+                data, coming = self._request(key, start, end)
+                self._is_lost = False
+                if data is not None or coming is None:
+                    return data
+                data = self._from_memory(key, start, end)
+                if data is not None:
+                    return data
+                if coming != came:
+                    came, moved_s = coming, self._clock()
+                if self._clock() - moved_s > STALLED_S:
+                    raise RelayLost(f"the relay received nothing for {STALLED_S:g} s")
+        except (RelayLost, RelayRefused) as error:
+            self._note_lost(error)
+            return None
+
+    def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
+        """One request: the bytes, or a token of the relay's progress if the object is arriving, or
+        neither if the relay will not hold it.
+        """
+        wire = self._take_connection()
+        if wire is None:
+            return None, None
+        try:
+            headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+            target = f"/{key}?wait={WAIT_S:g}"
+            status, answer = wire.request("GET", target, headers, WAIT_S + CONNECT_S)
+            if status in (200, 206):
+                data = _body(wire, body_length(answer))
+            elif status in (404, 416):
+                data = None if status == 404 else b""
+            else:
+                raise RelayRefused(status, f"relay {wire.url}: status {status} for {key}")
+        except BaseException:
+            wire.close()
+            raise
+        self._return_connection(wire)
+        return data, answer.get("x-coming") if data is None else None
+
+    def _take_connection(self) -> RelayConnection | None:
+        """A connection; None if there is no relay on this node."""
+        url = self._url or self._url_in_folder()
+        with self._lock:
+            while self._connections:
+                wire = self._connections.pop()
+                if wire.url == url and wire.is_open():
+                    return wire
+                wire.close()
+        return RelayConnection(url) if url else None
+
+    def _url_in_folder(self) -> str:
+        """The URL that the relay of this node has written to its folder; "" if there is none."""
+        try:
+            with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
+                return file.read(URL_BYTES_MAX).decode("ascii")
+        except ForeignFile as error:
+            self._note_lost(error)
+        except (OSError, UnicodeDecodeError):
+            pass
+        return ""
+
+    def _return_connection(self, wire: RelayConnection) -> None:
+        with self._lock:
+            if len(self._connections) < WIRES_MAX:
+                self._connections.append(wire)
+                return
+        wire.close()
+
+    def _note_lost(self, error: Exception) -> None:
+        self._lost_s = self._clock()
+        if not self._is_lost:
+            log.warning("versions are read from the bucket: %s", error)
+        self._is_lost = True
+
+
+def _body(wire: RelayConnection, size: int) -> bytes:
+    content = bytearray(size)
+    at = 0
+    with memoryview(content) as view:
+        while at < size:
+            count = wire.receive_into(view[at:], SILENCE_S)
+            if not count:
+                raise RelayLost(f"relay {wire.url}: silent in the middle of a response")
+            at += count
+    return bytes(content)

@@ -1,0 +1,183 @@
+"""Object store over a folder of one machine (`file:PATH`).
+
+Every object is written to a temporary file first and then takes its name in one system call, so a
+reader sees the complete object or none: `create` by hard link (the kernel picks the one winner),
+`put` and `swap` by rename under the key's lock. The store's own files are in folders whose names no
+key can have.
+"""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from rollstream.storage.stores.file_errors import translate_os_errors
+from rollstream.storage.stores.file_locks import FileLocks
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.keys import check_key, check_prefix, is_key
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat
+from rollstream.errors import ObjectExists, ObjectMissing, SwapLost
+
+LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
+PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete removed the folder at that very moment
+
+
+class FileStore:
+    """The `file:PATH` store; safe to share between threads and processes of one machine.
+
+    Acknowledged writes survive `kill -9`; with sync `full` they survive a power loss too. The etag
+    is the hash of the content, so `stat` reads the object.
+    """
+
+    def __init__(self, root: str | Path, sync: Literal["normal", "full"] = "normal") -> None:
+        self._root = Path(os.path.abspath(root))
+        self._temporary = self._root / "~writing"
+        self._locks = FileLocks(self._root / "~locks")
+        self._sync = sync == "full"
+        with translate_os_errors("open", self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(self._temporary, time.time() - LEFTOVER_AGE_S)
+
+    def put(self, key: str, data: Data) -> str:
+        target = self.path(key)
+        with (
+            translate_os_errors("write", target),
+            self._temporary_file(data) as source,
+            self._locks.hold(key),
+        ):
+            self._take_name(os.replace, source, target)
+        return content_hash(data)
+
+    def create(self, key: str, data: Data) -> str:
+        target = self.path(key)
+        with translate_os_errors("create", target), self._temporary_file(data) as source:
+            try:
+                self._take_name(os.link, source, target)
+            except FileExistsError:
+                raise ObjectExists(f"object {key} is already in {self._root}") from None
+        return content_hash(data)
+
+    def swap(self, key: str, data: Data, etag: str) -> str:
+        target = self.path(key)
+        with (
+            translate_os_errors("swap", target),
+            self._temporary_file(data) as source,
+            self._locks.hold(key),
+        ):
+            try:
+                present = self.stat(key).etag
+            except ObjectMissing:
+                present = "absent"
+            if present != etag:
+                raise SwapLost(f"object {key} in {self._root} is {present}, not {etag}")
+            self._take_name(os.replace, source, target)
+        return content_hash(data)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        assert 0 <= start <= (start if end is None else end), (key, start, end)
+        path = self.path(key)
+        with translate_os_errors("read", path), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(start)
+            return file.read(max(0, size - start if end is None else min(end, size) - start))
+
+    def stat(self, key: str) -> ObjectStat:
+        content, etag = self.read(key)
+        return ObjectStat(key, len(content), etag)
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        content = self.get(key)
+        return content, content_hash(content)
+
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
+        check_prefix(prefix)
+        folder = self._root / prefix.rpartition("/")[0]
+        with translate_os_errors("list", folder):
+            entries = [entry for entry in self._walk(folder) if entry.key.startswith(prefix)]
+        return iter(sorted(entries, key=lambda entry: entry.key))
+
+    def delete(self, key: str) -> None:
+        path = self.path(key)
+        with translate_os_errors("delete", path), self._locks.hold(key):
+            with suppress(NotADirectoryError, IsADirectoryError):
+                path.unlink(missing_ok=True)
+            self._remove_empty(path.parent)
+
+    def path(self, key: str) -> Path:
+        """The object's file, for readers that want a file; never write to it."""
+        return self._root / check_key(key)
+
+    @contextmanager
+    def _temporary_file(self, data: Data) -> Generator[Path]:
+        """A temporary file that holds `data`; removed after the block unless it was renamed."""
+        path = self._temporary / uuid.uuid4().hex
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("xb", buffering=0) as file:
+                view = memoryview(data).cast("B")
+                while view:
+                    view = view[file.write(view) :]
+                if self._sync:
+                    os.fsync(file.fileno())
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _take_name(self, step: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+        for attempt in range(PLACE_ATTEMPTS_MAX):
+            try:
+                step(source, target)
+                break
+            except FileNotFoundError:
+                if attempt == PLACE_ATTEMPTS_MAX - 1 or not source.exists():
+                    raise
+                # A folder that is made or removed meanwhile raises either error; the loop retries.
+                with suppress(FileNotFoundError, FileExistsError):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+        if self._sync:
+            self._sync_folders(target.parent)
+
+    def _sync_folders(self, folder: Path) -> None:
+        # A file's name is durable once its folder is synced, and a new folder's once its parent is.
+        while folder.is_relative_to(self._root):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            folder = folder.parent
+
+    def _remove_empty(self, folder: Path) -> None:
+        with suppress(OSError):  # not empty, or removed by another process: both are fine
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _walk(self, folder: Path) -> Iterator[ListedObject]:
+        for path, folders, files in os.walk(folder, onerror=_unless_missing):
+            folders[:] = [name for name in folders if "~" not in name]
+            for name in files:
+                file = Path(path, name)
+                key = file.relative_to(self._root).as_posix()
+                with suppress(FileNotFoundError):  # deleted during the walk
+                    if is_key(key):
+                        yield ListedObject(key, file.stat().st_size)
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def _remove_leftovers(folder: Path, before_s: float) -> None:
+    """Remove temporary files of killed writers older than `before_s` (epoch); those of other users
+    stay.
+    """
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError, PermissionError):
+                if path.stat().st_mtime < before_s:
+                    path.unlink()

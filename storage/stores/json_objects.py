@@ -1,0 +1,88 @@
+"""Small JSON objects of the store as typed values, and idempotent creation of objects.
+
+Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
+ignores unknown fields; any other mismatch is a `CorruptObject` that names the key.
+
+Every such object may carry a format number under `format`; without one its format is 1. A higher
+number than this release reads raises `NewerRelease` (invariant 14). What this stops: a newer
+checkpoint counts as damaged, and training resumes from an older one.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
+from rollstream.streams.release import upgrade_advice
+
+FORMAT = 1
+"""The highest format that this release reads, and the one that it writes."""
+
+_T = TypeVar("_T")
+
+
+class _Numbered(msgspec.Struct):
+    format: int = 1
+
+
+def encode_json(value: Any) -> bytes:
+    """The value's canonical JSON, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
+
+
+def decode_json(data: bytes, type_: type[_T], key: str) -> _T:
+    """The value in `data`, which was read from `key`. Raises `CorruptObject` if it is not one,
+    `NewerRelease` if its format is newer than this release reads.
+    """
+    try:
+        number = msgspec.json.decode(data, type=_Numbered).format
+    except msgspec.DecodeError:  # not a JSON object, or damaged: the decode below raises
+        number = FORMAT
+    if number > FORMAT:
+        raise NewerRelease(
+            f"object {key} has format {number}, and formats up to {FORMAT} are known; {upgrade_advice('')}"
+        )
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except msgspec.DecodeError as error:
+        raise CorruptObject(f"object {key} is not a {type_.__name__}: {error}") from error
+
+
+class _Sealed(msgspec.Struct):
+    body: msgspec.Raw
+    hash: str
+
+
+def seal(value: Any) -> bytes:
+    """The value's JSON together with its hash, for objects whose hash is stored nowhere else."""
+    body = msgspec.json.encode(value, order="sorted")
+    return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
+
+
+def unseal(data: bytes, type_: type[_T], key: str) -> _T:
+    """The sealed value; raises `CorruptObject` if a single bit of it changed."""
+    sealed = decode_json(data, _Sealed, key)
+    if content_hash(bytes(sealed.body)) != sealed.hash:
+        raise CorruptObject(f"object {key} differs from the hash in it")
+    return decode_json(bytes(sealed.body), type_, key)
+
+
+def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
+    """Create the object, or find it with exactly this content. Returns its hash.
+
+    Idempotent: a writer that was killed half-way calls it again. Other content under the key is a
+    `StoreError`, because a created object never changes (invariant 6).
+    """
+    wanted = content_hash(data)
+    try:
+        store.create(key, data)
+    except ObjectExists:
+        present = content_hash(store.get(key))
+        if present != wanted:
+            raise StoreError(
+                f"object {key} exists with other content (hash {present}, not {wanted}): "
+                "two writers used the same number and term"
+            ) from None
+    return wanted

@@ -1,0 +1,149 @@
+"""Parses `s3://bucket/prefix?endpoint=…` into typed settings; credentials are never part of the
+URL.
+
+Pure. Errors name the parameter and never repeat a value that could be a secret.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite
+from re import fullmatch
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from rollstream.storage.stores.keys import is_key
+from rollstream.errors import ConfigurationError
+
+DEADLINE_S = 120.0
+DEADLINE_S_MIN, DEADLINE_S_MAX = 0.2, 3600.0
+PARAMETERS = (
+    "endpoint",
+    "path_style",
+    "region",
+    "sse",
+    "sse_kms_key_id",
+    "deadline_s",
+)
+ENCRYPTIONS = ("AES256", "aws:kms")
+CHAIN = (
+    "credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE), "
+    "a profile or the machine's role"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """The place of a store's objects and how to reach its server; its text form is safe for error
+    messages.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: str | None = None
+    sse_kms_key_id: str | None = None
+    deadline_s: float = DEADLINE_S
+
+    def __str__(self) -> str:
+        folder = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        return f"{folder} at {self.endpoint}" if self.endpoint else folder
+
+
+def parse_s3_url(url: str) -> S3Address:
+    """The place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
+    try:
+        split = urlsplit(url)
+        given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}
+    except ValueError:
+        # The library's message quotes the bad field, which might be a secret.
+        raise ConfigurationError(
+            "store URL s3://…: write it as s3://bucket/prefix?name=value&name=value"
+        ) from None
+    bucket = _bucket(split)
+    where = f"store URL s3://{bucket}"
+    _check_names(given, where)
+    prefix = split.path.strip("/")
+    if prefix and not is_key(prefix):
+        raise ConfigurationError(
+            f"{where}: the prefix {prefix[:80]!r} must be parts of [A-Za-z0-9._=-] joined by '/'"
+        )
+    endpoint = _endpoint(given, where)
+    sse, key_id = _encryption(given, where)
+    return S3Address(
+        bucket,
+        prefix,
+        endpoint,
+        given.get("region") or None,
+        _flag(given, "path_style", endpoint is not None, where),
+        sse,
+        key_id,
+        _deadline(given, where),
+    )
+
+
+def _bucket(split: SplitResult) -> str:
+    if "@" in split.netloc:
+        raise ConfigurationError(f"store URL s3://…@…: it must not hold credentials; {CHAIN}")
+    if split.fragment:
+        raise ConfigurationError("store URL s3://…: it has a '#', which no bucket or key may hold")
+    if not fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", split.netloc):
+        raise ConfigurationError(
+            f"store URL s3://{split.netloc[:80]}: name a bucket of 3 to 63 of [a-z0-9.-], "
+            "as in s3://bucket/prefix"
+        )
+    return split.netloc
+
+
+def _check_names(given: Mapping[str, str], where: str) -> None:
+    for name in given:
+        if name in PARAMETERS:
+            continue
+        if any(word in name.lower() for word in ("secret", "access", "token", "password")):
+            raise ConfigurationError(f"{where}: it must not hold credentials ({name}); {CHAIN}")
+        near = get_close_matches(name, PARAMETERS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
+        raise ConfigurationError(f"{where}: unknown parameter {name[:40]!r}; {hint}")
+
+
+def _endpoint(given: Mapping[str, str], where: str) -> str | None:
+    endpoint = given.get("endpoint")
+    if not endpoint:
+        return None
+    split = urlsplit(endpoint)
+    if "@" in split.netloc:
+        raise ConfigurationError(f"{where}: endpoint must not hold credentials; {CHAIN}")
+    if split.scheme not in ("http", "https") or not split.hostname or split.query:
+        raise ConfigurationError(f"{where}: endpoint must be a URL like http://127.0.0.1:7070")
+    return endpoint.rstrip("/")
+
+
+def _encryption(given: Mapping[str, str], where: str) -> tuple[str | None, str | None]:
+    sse, key_id = given.get("sse") or None, given.get("sse_kms_key_id") or None
+    if sse is not None and sse not in ENCRYPTIONS:
+        raise ConfigurationError(f"{where}: sse must be one of {', '.join(ENCRYPTIONS)}")
+    if key_id is not None and sse != "aws:kms":
+        raise ConfigurationError(f"{where}: sse_kms_key_id needs sse=aws:kms beside it")
+    return sse, key_id
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool, where: str) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{where}: {name} must be true or false")
+    return text == "true"
+
+
+def _deadline(given: Mapping[str, str], where: str) -> float:
+    text = given.get("deadline_s", str(DEADLINE_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not isfinite(seconds) or not DEADLINE_S_MIN <= seconds <= DEADLINE_S_MAX:
+        limits = f"{DEADLINE_S_MIN:g} to {DEADLINE_S_MAX:g}"
+        raise ConfigurationError(f"{where}: deadline_s must be a number from {limits}")
+    return seconds

@@ -1,0 +1,271 @@
+"""Single requests to an S3 server as typed values; only this file uses boto3.
+
+A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
+off where S3 does not require them, because other servers reject the trailers. Each body is covered
+by its signature instead, and each object by its xxh3 (see `docs/s3.md`).
+"""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from boto3.session import Session
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.loaders import create_loader
+from botocore.parsers import ResponseParserError
+from botocore.session import get_session
+from urllib3.exceptions import HTTPError
+
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, classify_failure
+from rollstream.storage.stores.s3.address import S3Address
+from rollstream.storage.stores.s3.ranges import ByteRange
+from rollstream.storage.stores.s3.retries import TimeLimits
+from rollstream.errors import ConfigurationError
+
+CHUNK_BYTES = 1 << 20
+CONNECTIONS_MAX = 32
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NOT_SENT = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """An object of `size` bytes, as it was at the moment of one response."""
+
+    size: int
+    etag: str
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListingPage:
+    """A page of a listing: (name, bytes) in the server's order; `more` is the token of the next
+    page.
+    """
+
+    entries: list[tuple[str, int]]
+    more: str | None
+
+
+def _session() -> Session:
+    """A new session with the present credentials."""
+    core = get_session()
+    core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
+    return Session(botocore_session=core)
+
+
+@functools.cache
+def _loader(path: str | None) -> Any:
+    """botocore's service descriptions, shared by all sessions. They are 1.5 MB of JSON that each
+    session would parse again: creating a client then takes 13 ms instead of 140.
+    """
+    return create_loader(path)
+
+
+class S3Client:
+    """One bucket; safe to share between threads. Names are complete keys, prefix included."""
+
+    def __init__(self, place: S3Address, limits: TimeLimits) -> None:
+        config = Config(
+            connect_timeout=limits.connect_s,
+            read_timeout=limits.silence_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=CONNECTIONS_MAX,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path" if place.path_style else "auto"},
+            tcp_keepalive=True,
+        )
+        try:
+            # Below this level botocore logs the source of the credentials.
+            logging.getLogger("botocore").setLevel(logging.WARNING)
+            self._s3: Any = _session().client(
+                "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
+            )
+        except (boto.BotoCoreError, ValueError) as error:
+            raise ConfigurationError(f"store {place}: {error}") from None
+        self._bucket = place.bucket
+        self._encryption = _encryption(place)
+
+    def get(
+        self, name: str, wanted: ByteRange, etag: str | None, take: Callable[[bytes], None]
+    ) -> ObjectHead:
+        """Pass a range of the object that has `etag`, cut off at the object's end, to `take` in
+        chunks.
+
+        `take` may raise. The chunks are valid only once this has returned.
+        """
+        condition = {"IfMatch": etag} if etag else {}
+        with _translate_failures():
+            answer = self._s3.get_object(
+                Bucket=self._bucket,
+                Key=name,
+                Range=f"bytes={wanted.start}-{wanted.end - 1}",
+                **condition,
+            )
+            given, size = _given_range(answer)
+            if given != ByteRange(wanted.start, min(wanted.end, size)):
+                answer["Body"].close()
+                raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"{wanted} became {given}", False)
+            taken = _read(answer["Body"], take)
+        if taken != given.end - given.start:
+            raise S3Failure(FailureKind.TRANSIENT, "Truncated", f"{taken} bytes of {given}", False)
+        return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
+
+    def get_empty(self, name: str) -> ObjectHead:
+        """The head of an object without bytes, of which no range can be requested. Raises
+        `CONFLICT` if it has bytes.
+        """
+        with _translate_failures():
+            answer = self._s3.get_object(Bucket=self._bucket, Key=name)
+            answer["Body"].close()
+        if answer["ContentLength"] != 0:
+            raise S3Failure(FailureKind.CONFLICT, "Replaced", "it was empty a moment ago", False)
+        return ObjectHead(0, _field(answer, "ETag"), answer.get("Metadata", {}))
+
+    def put(
+        self,
+        name: str,
+        body: bytes | bytearray,
+        metadata: Mapping[str, str],
+        condition: "WriteCondition",
+    ) -> str:
+        with _translate_failures():
+            answer = self._s3.put_object(
+                Bucket=self._bucket,
+                Key=name,
+                Body=body,
+                Metadata=dict(metadata),
+                **self._encryption,
+                **condition.arguments,
+            )
+        return _field(answer, "ETag")
+
+    def create_upload(self, name: str, metadata: Mapping[str, str]) -> str:
+        with _translate_failures():
+            answer = self._s3.create_multipart_upload(
+                Bucket=self._bucket, Key=name, Metadata=dict(metadata), **self._encryption
+            )
+        return _field(answer, "UploadId")
+
+    def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
+        with _translate_failures():
+            answer = self._s3.upload_part(
+                Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
+            )
+        return _field(answer, "ETag")
+
+    def complete_upload(
+        self, name: str, upload: str, etags: Sequence[str], condition: "WriteCondition"
+    ) -> str:
+        parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
+        with _translate_failures():
+            answer = self._s3.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=name,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                **condition.arguments,
+            )
+        return _field(answer, "ETag")
+
+    def abort_upload(self, name: str, upload: str) -> None:
+        with _translate_failures():
+            self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
+
+    def list_page(self, prefix: str, more: str | None) -> ListingPage:
+        token = {"ContinuationToken": more} if more else {}
+        with _translate_failures():
+            answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
+        entries = [(entry["Key"], entry["Size"]) for entry in answer.get("Contents", [])]
+        return ListingPage(entries, answer.get("NextContinuationToken") if answer["IsTruncated"] else None)
+
+    def delete(self, name: str) -> None:
+        with _translate_failures():
+            self._s3.delete_object(Bucket=self._bucket, Key=name)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCondition:
+    """When a write takes effect: always, if the key is free, or if the object has this etag."""
+
+    if_absent: bool = False
+    if_etag: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        if self.if_absent:
+            return {"IfNoneMatch": "*"}
+        return {} if self.if_etag is None else {"IfMatch": self.if_etag}
+
+
+def _encryption(place: S3Address) -> dict[str, str]:
+    named = {"ServerSideEncryption": place.sse, "SSEKMSKeyId": place.sse_kms_key_id}
+    return {name: value for name, value in named.items() if value}
+
+
+def _field(answer: Mapping[str, Any], name: str) -> str:
+    if not answer.get(name):
+        raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"an answer without {name}", True)
+    return str(answer[name])
+
+
+def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
+    match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
+    if match is None:
+        raise S3Failure(FailureKind.REFUSED, "NotImplemented", "the server ignored a Range header", False)
+    first, last, size = map(int, match.groups())
+    return ByteRange(first, last + 1), size
+
+
+def _read(body: Any, take: Callable[[bytes], None]) -> int:
+    taken = 0
+    with body as raw:
+        # read1 returns the bytes that have arrived, so a slow server cannot block the operation.
+        while chunk := raw.read1(CHUNK_BYTES):
+            take(chunk)
+            taken += len(chunk)
+    return taken
+
+
+@contextmanager
+def _translate_failures() -> Generator[None]:
+    try:
+        yield
+    except boto.ClientError as error:
+        told: Any = error.response.get("Error", {})
+        answered: Any = error.response.get("ResponseMetadata", {})
+        raise classify_failure(
+            int(answered.get("HTTPStatusCode", 0)),
+            str(told.get("Code", "Unknown")),
+            str(told.get("Message", "")),
+        ) from error
+    except _NO_CREDENTIALS as error:
+        raise S3Failure(FailureKind.REFUSED, "NoCredentials", str(error), False) from error
+    except boto.SSLError as error:
+        trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
+        kind, code = (FailureKind.TRANSIENT, "TLS") if trusted else (FailureKind.REFUSED, "Certificate")
+        raise S3Failure(kind, code, str(error), False) from error
+    except _NOT_SENT as error:
+        raise S3Failure(FailureKind.TRANSIENT, "Unreachable", str(error), False) from error
+    except (boto.HTTPClientError, ResponseParserError, HTTPError, OSError) as error:
+        # The response was lost, not the request: it may have taken effect.
+        raise S3Failure(FailureKind.TRANSIENT, type(error).__name__, str(error), True) from error
+    except boto.BotoCoreError as error:
+        raise S3Failure(FailureKind.REFUSED, type(error).__name__, str(error), False) from error

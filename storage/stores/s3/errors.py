@@ -1,0 +1,113 @@
+"""A failed request as a value: whether to retry it, and the advice for people. Pure.
+
+`in_doubt` is the central field: a request that may have reached the server may have taken effect,
+whatever its response was.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import Enum, auto
+
+from rollstream.errors import ObjectMissing, StoreError, StoreTimeout
+
+
+class FailureKind(Enum):
+    """How an operation continues after a failed request."""
+
+    MISSING = auto()  # there is no object of this key
+    PRECONDITION = auto()  # If-Match or If-None-Match did not hold
+    CONFLICT = auto()  # another write of the key was under way: retry
+    RANGE = auto()  # the range begins at or after the object's end
+    NO_UPLOAD = auto()  # the multipart upload was completed, aborted or collected
+    IN_THE_WAY = auto()  # an object or a folder (perhaps being removed) has the key: retry
+    TRANSIENT = auto()  # unreachable, overloaded or cut off: retry
+    REFUSED = auto()  # a retry gives the same response
+
+
+class S3Failure(Exception):
+    """The failure of one request; never leaves `storage/`."""
+
+    def __init__(self, kind: FailureKind, code: str, text: str, in_doubt: bool) -> None:
+        super().__init__(f"{code}: {text}")
+        self.kind, self.code, self.text, self.in_doubt = kind, code, text, in_doubt
+
+
+_WRITES = frozenset({"write", "create", "swap", "delete"})
+_CODES = {
+    "NoSuchKey": FailureKind.MISSING,
+    "NoSuchUpload": FailureKind.NO_UPLOAD,
+    "PreconditionFailed": FailureKind.PRECONDITION,
+    "InvalidRange": FailureKind.RANGE,
+    "ConditionalRequestConflict": FailureKind.CONFLICT,
+    "OperationAborted": FailureKind.CONFLICT,
+    "ObjectParentIsFile": FailureKind.IN_THE_WAY,
+    "ExistingObjectIsDirectory": FailureKind.IN_THE_WAY,
+    "RequestTimeout": FailureKind.TRANSIENT,  # a 400: the body did not arrive in time
+    "SlowDown": FailureKind.TRANSIENT,
+    "ServiceUnavailable": FailureKind.TRANSIENT,
+    "XAmzContentSHA256Mismatch": FailureKind.TRANSIENT,  # damaged in transit; it was not stored
+    "BadDigest": FailureKind.TRANSIENT,
+    "IncompleteBody": FailureKind.TRANSIENT,
+}
+_STATUSES = {412: FailureKind.PRECONDITION, 416: FailureKind.RANGE, 429: FailureKind.TRANSIENT, 408: FailureKind.TRANSIENT}
+
+_CREDENTIALS = (
+    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role"
+)
+_REGION = "the bucket is in another region: name it with region=… in the store's URL"
+_ADVICE = {
+    "NoSuchBucket": "create the bucket or correct its name in the store's URL",
+    "AccessDenied": "the policy of these credentials lacks a permission that docs/s3.md lists "
+    "(without s3:ListBucket even a missing object looks denied)",
+    "AllAccessDisabled": "the account or bucket is closed",
+    "NoCredentials": f"no credentials were found: {_CREDENTIALS}",
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "XAdminUserNotFound": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "ExpiredToken": f"the credentials have expired: {_CREDENTIALS}",
+    "InvalidToken": _CREDENTIALS,
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "PermanentRedirect": _REGION,
+    "TemporaryRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "Certificate": "the endpoint's certificate is not trusted: set AWS_CA_BUNDLE to its authority",
+    "ObjectParentIsFile": "an object is in the way: a key cannot be the folder of another",
+    "ExistingObjectIsDirectory": "a folder is in the way: a key cannot be the folder of another",
+    "QuotaExceeded": "the store is full: free space and start again",
+    "NotImplemented": "this server lacks what the store needs (docs/s3.md lists it)",
+}
+
+
+def classify_failure(status: int, code: str, message: str) -> S3Failure:
+    """The failure for an HTTP response; `code` is the error code in its body."""
+    kind = _CODES.get(code) or _STATUSES.get(status)
+    if kind is None and code == "404":
+        kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
+    if kind is None:
+        kind = FailureKind.TRANSIENT if status >= 500 and code != "NotImplemented" else FailureKind.REFUSED
+    in_doubt = kind is FailureKind.TRANSIENT and status >= 500
+    return S3Failure(kind, code, message, in_doubt)
+
+
+def advice(code: str) -> str:
+    """Advice for a refused request."""
+    return _ADVICE.get(code, "nothing acknowledged was lost")
+
+
+@contextmanager
+def translate_s3_errors(action: str, where: str) -> Generator[None]:
+    """Raise an `S3Failure` of the block as the typed error with advice."""
+    try:
+        yield
+    except S3Failure as failure:
+        cause = f"cannot {action} {where}: {failure.code} ({failure.text.strip().rstrip('.')})"
+        if failure.kind is FailureKind.MISSING:
+            raise ObjectMissing(f"no object {where}") from failure
+        if failure.kind in (FailureKind.TRANSIENT, FailureKind.CONFLICT):
+            raise StoreTimeout(
+                f"{cause}, until its deadline; check that the endpoint is up and can be reached "
+                "from here (deadline_s=… in the store's URL tolerates a longer outage)"
+                + ("; it may have taken effect" if failure.in_doubt and action in _WRITES else "")
+            ) from failure
+        raise StoreError(f"{cause}; {advice(failure.code)}") from failure

@@ -1,0 +1,141 @@
+"""Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
+moment.
+
+The first request returns size, etag and hash; the others require that etag, so a read during which
+the object is replaced starts again instead of mixing two objects. Missing bytes are requested
+again, and a complete object is checked against its hash. Nothing else is ever returned.
+"""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from io import BytesIO
+
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.s3.client import ObjectHead, S3Client
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
+from rollstream.storage.stores.s3.ranges import FIRST_BYTES, RANGE_BYTES, ByteRange, split_range
+from rollstream.storage.stores.s3.retries import Attempts, TimeLimits, allowance_s
+from rollstream.storage.stores.s3.threads import run_in_parallel
+from rollstream.deadline import Deadline
+from rollstream.errors import CorruptObject
+
+HASH = "xxh3"
+NONCE = "nonce"
+HASH_READS = 2  # a second read repairs damage in transit, but not damage in the store
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectContent:
+    """Bytes of an object, and its head."""
+
+    data: bytes
+    found: ObjectHead
+
+
+class S3Reader:
+    """Reads of one bucket; `pool` bounds the requests in flight of all reads together."""
+
+    def __init__(self, client: S3Client, pool: Executor, limits: TimeLimits) -> None:
+        self._client, self._pool, self._limits = client, pool, limits
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> ObjectContent:
+        """Bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a complete
+        object is damaged.
+        """
+        for _ in range(HASH_READS):
+            content = self._read_consistent(name, start, end)
+            expected = content.found.metadata.get(HASH)
+            whole = len(content.data) == content.found.size
+            if not whole or expected is None or content_hash(content.data) == expected:
+                return content
+        raise CorruptObject(
+            f"object {name} differs from the hash that was stored with it; "
+            "its writer must write it again"
+        )
+
+    def head(self, name: str, deadline: Deadline | None = None) -> ObjectHead:
+        """Size, etag and metadata. Uses GET, because responses to HEAD carry no error code: a wrong
+        access key would look like a missing object.
+        """
+        attempts = Attempts(deadline or Deadline(self._limits.begin_s))
+        return self._read_first(name, ByteRange(0, 1), attempts).found
+
+    def _read_consistent(self, name: str, start: int, end: int | None) -> ObjectContent:
+        """The range, read again from its beginning if the object was replaced meanwhile."""
+        attempts = Attempts(Deadline(self._limits.begin_s))
+        while True:
+            try:
+                return self._read_once(name, start, end, attempts)
+            except S3Failure as failure:
+                if failure.kind is not FailureKind.PRECONDITION:
+                    raise
+                attempts.wait(S3Failure(FailureKind.CONFLICT, "Replaced", "while it was read", False))
+
+    def _read_once(self, name: str, start: int, end: int | None, attempts: Attempts) -> ObjectContent:
+        first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
+        first = self._read_first(name, ByteRange(start, first_end), attempts)
+        size = first.found.size
+        stop = size if end is None else min(end, size)
+        if stop <= first_end:
+            return first
+        deadline = Deadline(allowance_s(self._limits.begin_s, stop - first_end))
+        # BytesIO gives its buffer for writing and later returns it as bytes without a copy.
+        buffer = BytesIO(bytes(stop - start))
+        with buffer.getbuffer() as view:
+            view[: len(first.data)] = first.data
+
+            def fetch(wanted: ByteRange) -> None:
+                with view[wanted.start - start : wanted.end - start] as room:
+                    self._read_into(name, wanted, first.found.etag, room, Attempts(deadline))
+
+            run_in_parallel(self._pool, fetch, split_range(first_end, stop, RANGE_BYTES))
+        return ObjectContent(buffer.getvalue(), first.found)
+
+    def _read_first(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
+        """The first bytes of a range that may be empty, which S3 cannot express."""
+        if wanted.start == wanted.end:
+            return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
+        try:
+            return self._read_beginning(name, wanted, attempts)
+        except S3Failure as failure:
+            if failure.kind is not FailureKind.RANGE:
+                raise
+        if wanted.start == 0:
+            return ObjectContent(b"", attempts.run(lambda: self._client.get_empty(name)))
+        return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
+
+    def _read_beginning(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
+        def step() -> ObjectContent:
+            chunks: list[bytes] = []
+
+            def take(chunk: bytes) -> None:
+                _check_deadline(attempts.deadline)
+                chunks.append(chunk)
+
+            found = self._client.get(name, wanted, None, take)
+            return ObjectContent(b"".join(chunks), found)
+
+        return attempts.run(step)
+
+    def _read_into(
+        self, name: str, wanted: ByteRange, etag: str, room: memoryview, attempts: Attempts
+    ) -> None:
+        def step() -> ObjectHead:
+            at = 0
+
+            def take(chunk: bytes) -> None:
+                nonlocal at
+                _check_deadline(attempts.deadline)
+                if len(chunk) > len(room) - at:
+                    raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"above {wanted}", False)
+                room[at : at + len(chunk)] = chunk
+                at += len(chunk)
+
+            return self._client.get(name, wanted, etag, take)
+
+        attempts.run(step)
+
+
+def _check_deadline(deadline: Deadline) -> None:
+    if deadline.passed():
+        raise S3Failure(FailureKind.TRANSIENT, "TooSlow", "the body did not come in time", False)

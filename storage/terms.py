@@ -1,0 +1,108 @@
+"""Terms and holders of roles: the small objects under `roles/`.
+
+A role's term only grows, by compare-and-swap. Single-holder roles keep theirs in the lease
+(`leases.py`, `roles/<role>.json`). Roles with many holders count one term per name here
+(`roles/<role>/<name>.json`), so that each restart of a name fences its earlier process.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
+
+SWAPS_MAX = 100
+BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
+"""Pause after a lost swap. A rollout competes only with its own restarts. All relays of a cluster
+count under one name, since the term is their place in the chain. Of N rivals that swap at once one
+wins, so they need N round trips in any case; the random pause doubles until about one swaps at a
+time.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRecord:
+    """A single-holder role: its holder under `term`, and a count that changes with every
+    renewal.
+    """
+
+    role: str
+    term: int
+    holder: str
+    nonce: str
+    renewals: int
+    duration_s: float
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NameRecord:
+    """One name of a role with many holders, and the term of its newest start."""
+
+    role: str
+    name: str
+    term: int
+
+
+def role_key(role: str) -> str:
+    return f"roles/{role}.json"
+
+
+def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
+    """The role's record and the etag to swap it by; None if the role was never held."""
+    key = role_key(role)
+    try:
+        data, etag = store.read(key)
+    except ObjectMissing:
+        return None
+    return decode_json(data, RoleRecord, key), etag
+
+
+def next_term(
+    store: ObjectStore,
+    role: str,
+    name: str,
+    uniform: Callable[[float, float], float] = random.uniform,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """A term that no other process with this name has or had; 1 is the first.
+
+    If the caller dies after the swap, a number is skipped.
+    """
+    key = f"roles/{role}/{name}.json"
+    for lost in range(SWAPS_MAX):
+        try:
+            data, etag = store.read(key)
+        except ObjectMissing:
+            data, etag = b"", ""
+        term = decode_json(data, NameRecord, key).term + 1 if data else 1
+        wanted = encode_json(NameRecord(role, name, term))
+        try:
+            if etag:
+                store.swap(key, wanted, etag)
+            else:
+                store.create(key, wanted)
+        except (SwapLost, ObjectExists):
+            sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
+            continue
+        return term
+    raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
+
+
+def newest_term(store: ObjectStore, role: str, name: str) -> int:
+    """The newest term of this name; 0 before the first."""
+    key = f"roles/{role}/{name}.json"
+    try:
+        return decode_json(store.get(key), NameRecord, key).term
+    except ObjectMissing:
+        return 0
+
+
+def role_names(store: ObjectStore, role: str) -> list[str]:
+    """All names that have ever taken a term."""
+    prefix, suffix = f"roles/{role}/", ".json"
+    keys = [entry.key for entry in store.list(prefix)]
+    return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]

@@ -1,0 +1,18 @@
+"""Delta codec: encodes one tensor's bytes as the difference from the parent version's, and applies
+it.
+"""
+
+from rollstream.storage.weights.delta.codec import apply_tensor
+from rollstream.storage.weights.delta.coding import Changes, CodedTensor, Coding, ValueCoding, squash
+from rollstream.storage.weights.delta.encode import encode_tensor, encode_whole
+
+__all__ = [
+    "Changes",
+    "CodedTensor",
+    "Coding",
+    "ValueCoding",
+    "apply_tensor",
+    "encode_tensor",
+    "encode_whole",
+    "squash",
+]

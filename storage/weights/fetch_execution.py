@@ -1,0 +1,152 @@
+"""Executes a fetch plan: bytes from the store into tensors of this process, in place.
+
+While one range is processed the next one is fetched, so the memory beyond the tensors is two
+ranges. A payload or a complete tensor is compared with its hash before anything is written, and the
+tensor again after its last step.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from rollstream.storage.weights.delta import Changes, apply_tensor
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.manifest import version_folder
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.shards import FetchRange, plan_ranges
+from rollstream.storage.weights.tensors import tensor_bytes, tensor_hash
+from rollstream.storage.weights.fetch_plan import FetchStep, FetchPath
+from rollstream.errors import CorruptObject
+from rollstream.streams.values import Version
+
+
+@dataclass(slots=True)
+class FetchOutcome:
+    """What was done to the tensors, by name."""
+
+    changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
+    """Replaced elements, one item per step; no key for a tensor that was replaced completely."""
+    failed: dict[str, CorruptObject] = field(default_factory=dict[str, CorruptObject])
+    """Tensors that do not match their hash, and why."""
+    broken: set[tuple[Version, str, bool]] = field(default_factory=set[tuple[Version, str, bool]])
+    """Steps whose stored bytes did not match."""
+    fetched_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    version: Version
+    range: FetchRange
+    steps: Mapping[str, FetchStep]
+
+
+def execute_fetch(
+    store: ObjectStore, ways: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
+) -> FetchOutcome:
+    """Make every tensor what its way leads to; each must have the wanted dtype and shape.
+
+    Tensors whose bytes did not match are in `failed` and have undefined content. Errors of the
+    store are raised; then all tensors may have undefined content.
+    """
+    outcome = FetchOutcome(changes={name: [] for name in ways})
+    for request, data in _fetched(store, _requests(ways)):
+        outcome.fetched_bytes += len(data)
+        for name in request.range.names:
+            if name in outcome.failed:
+                continue
+            step = request.steps[name]
+            at = step.start - request.range.start
+            try:
+                part = data[at : at + step.end - step.start]
+                _note(outcome, name, _apply(ways[name], step, part, tensors[name]))
+            except CorruptObject as error:
+                outcome.failed[name] = error
+                outcome.broken.add(step.key)
+    for name in ways.keys() - outcome.failed.keys():
+        try:
+            _check(ways[name], tensors[name])
+        except CorruptObject as error:
+            outcome.failed[name] = error
+            if ways[name].steps[0].is_whole:  # the held tensor was not involved
+                outcome.broken.update(step.key for step in ways[name].steps)
+    return outcome
+
+
+def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
+    if changes is None:
+        outcome.changes.pop(name, None)
+    elif name in outcome.changes:
+        outcome.changes[name].append(changes)
+
+
+def _requests(ways: Mapping[str, FetchPath]) -> Iterator[_Request]:
+    """The requests in the order in which steps build on each other: by version."""
+    groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
+    for name, way in ways.items():
+        for step in way.steps:
+            if step.end > step.start:
+                groups.setdefault((step.version, step.delta is None), {})[name] = step
+    for (version, _), steps in sorted(groups.items(), key=lambda item: item[0]):
+        for request in plan_ranges(steps):
+            yield _Request(version, request, steps)
+
+
+def _fetched(
+    store: ObjectStore, requests: Iterable[_Request]
+) -> Iterator[tuple[_Request, memoryview]]:
+    """Each request and its bytes; the next one is fetched while the caller processes this one."""
+
+    def get(request: _Request) -> bytes:
+        key = f"{version_folder(request.version)}/{request.range.file}"
+        return store.get(key, request.range.start, request.range.end)
+
+    before: tuple[_Request, Future[bytes]] | None = None
+    with ThreadPoolExecutor(1, "fetch") as pool:
+        for request in requests:
+            present = before
+            before = request, pool.submit(get, request)
+            if present is not None:
+                yield present[0], memoryview(present[1].result())
+        if before is not None:
+            yield before[0], memoryview(before[1].result())
+
+
+def _apply(way: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor) -> Changes | None:
+    """Execute one step; returns the elements that it changed, None for all of the tensor."""
+    entry, delta = step.entry, step.delta
+    key = f"{version_folder(step.version)}/{step.file}"
+    if entry.bytes != way.entry.bytes or entry.dtype != way.entry.dtype:
+        raise CorruptObject(f"tensor {step.name} in object {key} has another size than its child")
+    into = tensor_bytes(tensor)
+    if delta is not None:
+        if content_hash(part) != delta.payload:
+            raise _differs(step.name, key)
+        return apply_tensor(delta.coding, delta.values, part, into, entry.dtype)
+    if len(part) != entry.bytes or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
+        raise _differs(step.name, key)
+    into[:] = part
+    return None
+
+
+def _check(way: FetchPath, tensor: torch.Tensor) -> None:
+    """Check the tensor's hash. Skipped if nothing was applied, or if the last step was a complete
+    tensor whose hash was compared already.
+    """
+    entry = way.entry
+    if not way.steps or (way.steps[-1].delta is None and entry.bytes):
+        return
+    if tensor_hash(entry.dtype, entry.shape, tensor_bytes(tensor)) != entry.hash:
+        last = way.steps[-1]
+        raise CorruptObject(
+            f"tensor {way.name} is not that of version {last.version} after its delta was applied: "
+            "its memory had changed before, or the delta was made from another base"
+        )
+
+
+def _differs(name: str, key: str) -> CorruptObject:
+    return CorruptObject(
+        f"tensor {name} in object {key} differs from its hash; fetch the version again, "
+        "and if it stays so, remove it"
+    )

@@ -1,0 +1,192 @@
+"""From which objects a reader makes the tensors of a version: the cheapest way, for each tensor
+separately. Pure (invariant 9).
+
+A tensor's way starts with the tensor that the reader holds (recognised by its hash, so a wrong base
+cannot be used), with the complete tensor in an anchor, or with a delta that replaces all of it;
+sparse deltas follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor
+and deltas, a full version, and the repair of an update that failed half-way. Manifests are examined
+from the wanted version back, one by one, so a caller reads only those that can make a way cheaper.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollstream.storage.weights.manifest import DeltaEntry, Manifest, TensorEntry
+from rollstream.streams.values import Version
+
+CHAIN_MAX = 512  # most manifests that one plan examines
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStep:
+    """Bytes to read for a tensor of `version`: its payload, or the complete tensor if `delta` is
+    None.
+    """
+
+    version: Version
+    name: str
+    entry: TensorEntry
+    delta: DeltaEntry | None
+
+    @property
+    def file(self) -> str:
+        return self.entry.file if self.delta is None else self.delta.file
+
+    @property
+    def start(self) -> int:
+        return self.entry.start if self.delta is None else self.delta.start
+
+    @property
+    def end(self) -> int:
+        return self.entry.end if self.delta is None else self.delta.end
+
+    @property
+    def key(self) -> tuple[Version, str, bool]:
+        return (self.version, self.name, self.delta is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it replaces every element, so that nothing before it is needed."""
+        return self.delta is None or self.delta.coding == "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPath:
+    """Steps to a tensor, oldest first. The held tensor is its base unless the first step is whole.
+    Without steps the held tensor is the wanted one.
+    """
+
+    name: str
+    entry: TensorEntry
+    steps: tuple[FetchStep, ...]
+    cost: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(step.end - step.start for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensors:
+    """The reader's tensors: hashes by name, as of version `number` (nothing older can match
+    them).
+    """
+
+    hashes: Mapping[str, str] = field(default_factory=dict[str, str])
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPrices:
+    """The price of a byte by version (1.0 by default), for a reader beside a relay that has some
+    versions.
+
+    `broken` steps (version, name, whether it is a delta) were read and did not match their hash.
+    """
+
+    of: Mapping[Version, float] = field(default_factory=dict[Version, float])
+    broken: Collection[tuple[Version, str, bool]] = ()
+
+    def cost(self, step: FetchStep) -> float:
+        return (step.end - step.start) * self.of.get(step.version, 1.0)
+
+    def is_broken(self, step: FetchStep) -> bool:
+        return step.key in self.broken
+
+
+class FetchPlanner:
+    """Examines manifests, first the wanted version's, then each one's parent. Once a tensor has a
+    way it goes no further back than the held version or, without one, than the nearest version that
+    has the tensor complete.
+    """
+
+    def __init__(self, names: Iterable[str], held: HeldTensors, prices: FetchPrices) -> None:
+        self._searches = [_PathSearch(name, held, prices) for name in names]
+        self._open = list(self._searches)
+        self._examined = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether older manifests cannot improve any way."""
+        return not self._open or self._examined >= CHAIN_MAX
+
+    def examine(self, manifest: Manifest) -> None:
+        """Examine one manifest. Raises nothing: a manifest that does not fit its child ends the
+        ways through it.
+        """
+        self._examined += 1
+        for search in self._open:
+            search.examine(manifest)
+        self._open = [search for search in self._open if not search.closed]
+
+    def ways(self) -> dict[str, FetchPath | None]:
+        """The cheapest way to each tensor; None if the examined manifests have none."""
+        return {search.name: search.best for search in self._searches}
+
+
+def plan_fetch(
+    chain: Iterable[Manifest], names: Iterable[str], held: HeldTensors, prices: FetchPrices
+) -> dict[str, FetchPath | None]:
+    """The cheapest way to each tensor of the first manifest, by the names that it stores them
+    under; `chain` leads from there to older parents.
+    """
+    planning = FetchPlanner(names, held, prices)
+    for manifest in chain:
+        if planning.is_complete:
+            break
+        planning.examine(manifest)
+    return planning.ways()
+
+
+class _PathSearch:
+    """The search of one tensor, from the wanted version back to where a way can start."""
+
+    def __init__(self, name: str, held: HeldTensors, prices: FetchPrices) -> None:
+        self.name, self._prices = name, prices
+        self._held, self._number = held.hashes.get(name), held.number
+        self.best: FetchPath | None = None
+        self.closed = False
+        self._entry: TensorEntry | None = None  # of the wanted version
+        self._base: str | None = None  # hash that the tensor must have in the next manifest
+        self._name_there = name  # the tensor's name in the next manifest
+        self._steps: list[FetchStep] = []  # steps so far, newest first
+        self._cost = 0.0
+
+    def examine(self, manifest: Manifest) -> None:
+        owner = manifest.weights.owner(self._name_there)
+        entry = manifest.weights.tensors.get(owner)
+        if entry is None or self._base not in (None, entry.hash):
+            self.closed = True
+            return
+        self._entry = self._entry or entry
+        if self._held == entry.hash:
+            self._offer(self._cost)
+            self.closed = True
+            return
+        whole = FetchStep(manifest.version, owner, entry, None)
+        if entry.file and not self._prices.is_broken(whole):
+            self._offer(self._cost + self._prices.cost(whole), whole)
+        self._follow_delta(manifest, owner, entry)
+
+    def _follow_delta(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
+        delta = manifest.delta and manifest.delta.tensors[owner]
+        step = FetchStep(manifest.version, owner, entry, delta) if delta else None
+        if delta is None or step is None or self._prices.is_broken(step):
+            self.closed = True
+            return
+        cost = self._cost + self._prices.cost(step)
+        if step.is_whole:
+            self._offer(cost, step)
+            self.closed = True
+            return
+        if step.end > step.start:
+            self._steps.append(step)
+        self._cost, self._name_there, self._base = cost, owner, delta.base
+        is_in_vain = self._held is None or manifest.version.number <= self._number
+        self.closed = self.best is not None and (cost >= self.best.cost or is_in_vain)
+
+    def _offer(self, cost: float, *first: FetchStep) -> None:
+        assert self._entry is not None
+        if self.best is None or cost < self.best.cost:
+            steps = (*first, *reversed(self._steps))
+            self.best = FetchPath(self.name, self._entry, steps, cost)

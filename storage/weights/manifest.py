@@ -1,0 +1,215 @@
+"""The manifest: the object that completes a set of tensor files, for weight versions and
+checkpoints alike.
+
+A manifest is created last, so files without one belong to an unfinished write. It holds all that a
+reader needs to fetch any tensor by one range and to verify it, without opening a file first: for an
+anchor the tensor's own bytes, for a delta the changes to the parent's tensor.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from rollstream.storage.weights.delta.coding import Coding, ValueCoding, element_of
+from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import CorruptObject
+from rollstream.streams.values import Version
+
+_VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One object of the folder: its name there, size and content hash."""
+
+    name: str
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
+
+    `file` is "" if the folder does not hold the complete tensor: it follows from a delta.
+    """
+
+    file: str
+    start: int
+    end: int
+    dtype: str
+    shape: tuple[int, ...]
+    hash: str
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFiles:
+    """Tensors in the files of one folder. A tied name is another name of the tensor that it maps
+    to.
+    """
+
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, TensorEntry]
+    tied: dict[str, str]
+
+    def owner(self, name: str) -> str:
+        """The name under which a tensor is stored, for any of its names."""
+        return self.tied.get(name, name)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The entry of a tensor, by any of its names; raises `KeyError` if it is unknown."""
+        return self.tensors[self.owner(name)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.tensors, *self.tied)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaEntry:
+    """How a tensor is made from its parent's: by a payload, bytes `[start, end)` of a file.
+
+    `base` is the hash of the parent's tensor, "" if there is none (new or reshaped). `payload` is
+    the hash of the payload. `changed` counts elements. An entry of coding `same` has no payload and
+    no file.
+    """
+
+    base: str
+    coding: Coding
+    values: ValueCoding
+    changed: int
+    file: str
+    start: int
+    end: int
+    payload: str
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """All tensors of a version as differences from the manifest that has `parent_hash`. A tied
+    tensor appears once, under the name that the version stores it by.
+    """
+
+    parent_hash: str
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, DeltaEntry]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A complete weight version.
+
+    `parent` is the version one step before; `anchor` is the nearest full version, for an anchor
+    itself. An anchor may hold its `delta` too, for readers that have the parent. The model's files
+    are in the folder of the anchor.
+    """
+
+    run: str
+    version: Version
+    parent: Version | None
+    anchor: Version
+    kind: Literal["anchor", "delta"]
+    created_s: float
+    weights: TensorFiles
+    model_files: tuple[FileEntry, ...]
+    delta: Delta | None = None
+    format: int | msgspec.UnsetType = msgspec.UNSET
+    """Left out if the stored object has none, so that its hash stays the announced one."""
+
+    @property
+    def hash(self) -> str:
+        """Hash of the manifest object: the identity of everything in the version."""
+        return content_hash(encode_json(self))
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every object of the version's own folder except the manifest."""
+        own = self.model_files if self.kind == "anchor" else ()
+        return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the version's own folder."""
+        return sum(entry.bytes for entry in self.files)
+
+    @property
+    def full_bytes(self) -> int:
+        """Size of all complete tensors, tied ones counted once."""
+        return sum(entry.bytes for entry in self.weights.tensors.values())
+
+
+def version_folder(version: Version) -> str:
+    return f"weights/{version}"
+
+
+def parse_version(name: str) -> Version | None:
+    """The version whose folder has this name, None for any other name."""
+    match = _VERSION.fullmatch(name)
+    return Version(int(match[1]), int(match[2])) if match else None
+
+
+def manifest_key(version: Version) -> str:
+    return f"{version_folder(version)}/manifest.json"
+
+
+def read_manifest(
+    store: ObjectStore, version: Version, manifest_hash: str | None = None
+) -> Manifest:
+    """The manifest of a version.
+
+    Raises `ObjectMissing` if it has none, `CorruptObject` if its hash is not the announced one.
+    """
+    key = manifest_key(version)
+    data = store.get(key)
+    if manifest_hash is not None and content_hash(data) != manifest_hash:
+        raise CorruptObject(
+            f"object {key} has hash {content_hash(data)}, announced {manifest_hash}"
+        )
+    manifest = decode_json(data, Manifest, key)
+    _check(manifest, version, key)
+    return manifest
+
+
+def _check(manifest: Manifest, version: Version, key: str) -> None:
+    """Check what every reader relies on; other fields are compared with hashes at their use."""
+    if manifest.version != version:
+        raise CorruptObject(f"object {key} is the manifest of another version, {manifest.version}")
+    parent, delta, tensors = manifest.parent, manifest.delta, manifest.weights.tensors
+    if parent is not None and parent.number >= version.number:
+        raise CorruptObject(f"object {key}: its parent {parent} is not an earlier version")
+    if delta is not None and (parent is None or delta.tensors.keys() != tensors.keys()):
+        raise CorruptObject(f"object {key}: its delta does not cover its tensors")
+    if manifest.kind == "delta" and delta is None:
+        raise CorruptObject(f"object {key} is a delta and holds none")
+    if not set(manifest.weights.tied.values()) <= tensors.keys():
+        raise CorruptObject(f"object {key}: a tied name names no tensor")
+    for name, entry in tensors.items():
+        if entry.bytes != nbytes_of(entry.dtype, entry.shape):
+            raise CorruptObject(
+                f"object {key}: tensor {name} is {entry.bytes} bytes, "
+                f"not {entry.dtype}{list(entry.shape)}"
+            )
+        if manifest.kind == "anchor" and not entry.file:
+            raise CorruptObject(f"object {key} is an anchor without tensor {name}")
+
+
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Size of a tensor; raises `CorruptObject` for an unknown dtype."""
+    return math.prod(shape) * element_of(dtype).bits.itemsize

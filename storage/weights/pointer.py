@@ -1,0 +1,137 @@
+"""`weights/latest.json`: the believed version, and the term of the trainer that may move it
+(invariant 6).
+
+The pointer carries its owner's term beside the version. A new trainer first swaps it to carry its
+own term at the same version; from then on every swap of a lower term loses, also one that was
+already in flight.
+"""
+
+from dataclasses import dataclass, replace
+
+from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
+from rollstream.streams.values import Version
+
+POINTER_KEY = "weights/latest.json"
+SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every few seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """`version` is believed (None before the first); only the trainer of `term` may move the
+    pointer.
+    """
+
+    run: str
+    term: int
+    version: Version | None
+    manifest: str
+    manifest_hash: str
+    parent: Version | None
+
+
+def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
+    """The pointer and the etag to swap it by; None in a new store."""
+    try:
+        data, etag = store.read(POINTER_KEY)
+    except ObjectMissing:
+        return None
+    return decode_json(data, Pointer, POINTER_KEY), etag
+
+
+def believed_pointer(store: ObjectStore) -> Pointer | None:
+    """The pointer, or None if no version is believed yet."""
+    present = read_pointer(store)
+    return present[0] if present and present[0].version else None
+
+
+def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
+    """Make the pointer carry `term` at its present version; from then on no lower term can
+    move it.
+
+    Raises `Fenced` if a higher term has it, `ConfigurationError` if it belongs to another run.
+    Idempotent.
+    """
+    for _ in range(SWAPS_MAX):
+        present = read_pointer(store)
+        try:
+            if present is None:
+                empty = Pointer(run, term, None, "", "", None)
+                store.create(POINTER_KEY, encode_json(empty))
+                return empty
+            pointer, etag = present
+            _check_owner(pointer, run, term)
+            if pointer.term == term:
+                return pointer
+            taken = replace(pointer, term=term)
+            store.swap(POINTER_KEY, encode_json(taken), etag)
+            return taken
+        except (SwapLost, ObjectExists):
+            continue
+    raise SwapLost(
+        f"{POINTER_KEY}: lost {SWAPS_MAX} swaps in a row; is an old trainer still running?"
+    )
+
+
+def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
+    """Swap the pointer to this complete version; idempotent.
+
+    The caller's term must own the pointer. Raises `Fenced` if a higher term does, and `SwapLost` if
+    a lower one does (`take_pointer` comes first) or the believed number is not below this one.
+    Raises `ObjectMissing` or `CorruptObject` if the stored manifest is not this one.
+    """
+    version = manifest.version
+    wanted = Pointer(
+        manifest.run,
+        version.term,
+        version,
+        manifest_key(version),
+        manifest.hash,
+        manifest.parent,
+    )
+    read_manifest(store, version, wanted.manifest_hash)
+    present = read_pointer(store)
+    if present is None:
+        raise SwapLost(f"{POINTER_KEY} does not exist: take the pointer before believing {version}")
+    pointer, etag = present
+    _check_owner(pointer, manifest.run, version.term)
+    if pointer == wanted:
+        return wanted
+    _check_next(pointer, version)
+    try:
+        store.swap(POINTER_KEY, encode_json(wanted), etag)
+    except SwapLost:
+        after = read_pointer(store)
+        if after is None or after[0] != wanted:  # equal: the swap took effect, its answer was lost
+            if after is not None:
+                _check_owner(after[0], manifest.run, version.term)
+            raise
+    return wanted
+
+
+def check_term(store: ObjectStore, term: int) -> None:
+    """Raise `Fenced` if a trainer of a higher term has the pointer: only that one decides
+    retention.
+    """
+    present = read_pointer(store)
+    if present is not None and present[0].term > term:
+        raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+
+
+def _check_owner(pointer: Pointer, run: str, term: int) -> None:
+    if pointer.run != run:
+        raise ConfigurationError(
+            f"this store belongs to run {pointer.run!r}, not to {run!r}: "
+            "give each run its own store"
+        )
+    if pointer.term > term:
+        raise Fenced(f"{POINTER_KEY} carries term {pointer.term}: the trainer of {term} must exit")
+
+
+def _check_next(pointer: Pointer, version: Version) -> None:
+    if pointer.term < version.term:
+        raise SwapLost(f"{POINTER_KEY} carries term {pointer.term}: take it before {version}")
+    if pointer.version is not None and pointer.version.number >= version.number:
+        raise SwapLost(f"{POINTER_KEY} is at {pointer.version}: {version} would go back")

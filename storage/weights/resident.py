@@ -1,0 +1,185 @@
+"""The tensors of one version in this process's memory, updated from version to version in place.
+
+For each tensor: if its hash is the new one, nothing happens; if it is a parent's, the deltas are
+applied and the result is checked; else the tensor is read again from an anchor. Until every tensor
+matches, `version` is None and nothing may be served from this memory. The next move repairs what an
+interrupted one left.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rollstream.storage.weights.delta import Changes, squash
+from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
+from rollstream.storage.weights.anchors import find_fetch_paths
+from rollstream.storage.weights.fetch_plan import HeldTensors, FetchPrices, FetchPath
+from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.streams.values import Version
+
+log = logging.getLogger(__name__)
+
+ROUNDS_MAX = 4  # each round excludes the steps that did not match, so a second one is rare
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPatch:
+    """Elements of a tensor that changed: flat int64 positions, ascending, and the new values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentUpdate:
+    """The result of a move. Relative to `base` only the elements in `patches` and the tensors in
+    `whole` differ. If `patches` is None, the earlier content is unknown.
+    """
+
+    manifest: Manifest
+    base: Version | None
+    patches: tuple[TensorPatch, ...] | None
+    whole: tuple[str, ...]
+    fetched_bytes: int
+
+
+class ResidentWeights:
+    """`names` are the wanted tensors, by default all of each version. For one thread only."""
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        self._names = None if names is None else tuple(names)
+        self._memory: dict[str, torch.Tensor] = {}  # by the name that `_last` stores it under
+        self._last: Manifest | None = None
+        self.version: Version | None = None
+        self.manifest: Manifest | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This memory by all names; tied names share it. It changes only in `move`, and belongs to
+        no version while `version` is None.
+        """
+        if self._last is None:
+            return {}
+        tied = self._last.weights.tied
+        return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
+
+    def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> ResidentUpdate:
+        """Make the tensors those of `target`, every one verified, reading as few bytes as
+        possible.
+
+        Give the announced hash of the manifest to be sure of exactly the announced version. Raises
+        `ObjectMissing` if the version, one of its tensors, or every way to one is gone,
+        `CorruptObject`, which names the tensor and object that differ, and any error of the store.
+        """
+        manifest = read_manifest(store, target, manifest_hash)
+        owners = self._owners(manifest)
+        base, before = self.version, self.manifest
+        memory, hashes = self._prepare_memory(manifest, owners)
+        ways = find_fetch_paths(store, manifest, owners, HeldTensors(hashes, base.number if base else 0))
+        self._memory, self._last = memory, manifest
+        self.version = self.manifest = None
+        done = self._update_until_verified(store, manifest, ways)
+        self.version, self.manifest = target, manifest
+        if base is None or before is None or not self._same_names(before, manifest):
+            return ResidentUpdate(manifest, None, None, tuple(owners), done.fetched_bytes)
+        changed = {n: way.entry for n, way in ways.items() if hashes.get(n) != way.entry.hash}
+        patches = tuple(
+            _patch(name, entry, squash(done.changes[name]))
+            for name, entry in changed.items()
+            if done.changes.get(name)
+        )
+        whole = tuple(name for name in changed if not done.changes.get(name))
+        return ResidentUpdate(manifest, base, patches, whole, done.fetched_bytes)
+
+    def _same_names(self, one: Manifest, other: Manifest) -> bool:
+        same = one.weights.tied == other.weights.tied
+        return same and set(self._wanted(one)) == set(self._wanted(other))
+
+    def _wanted(self, manifest: Manifest) -> tuple[str, ...]:
+        return manifest.weights.names if self._names is None else self._names
+
+    def _owners(self, manifest: Manifest) -> list[str]:
+        """The wanted tensors by the names that the manifest stores them under, each once."""
+        wanted = self._wanted(manifest)
+        unknown = sorted(set(wanted).difference(manifest.weights.names))
+        if unknown:
+            raise ObjectMissing(f"version {manifest.version} has no tensor {', '.join(unknown)}")
+        return list(dict.fromkeys(manifest.weights.owner(name) for name in wanted))
+
+    def _prepare_memory(
+        self, manifest: Manifest, owners: Iterable[str]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Memory for every tensor (the held one where it fits), and the hashes of the held
+        tensors.
+        """
+        tied = self._last.weights.tied if self._last else {}
+        hashes: dict[str, str] = {}
+        memory: dict[str, torch.Tensor] = {}
+        used: set[str] = set()
+        for name in owners:
+            entry = manifest.weights.tensors[name]
+            from_name = tied.get(name, name)
+            present = self._memory.get(from_name)
+            if present is None or not _fits(present, entry):
+                memory[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+                continue
+            memory[name] = present.clone() if from_name in used else present
+            used.add(from_name)
+            known = self.manifest.weights.entry(name).hash if self.manifest else None
+            hashes[name] = known or _hash(present, entry)
+        return memory, hashes
+
+    def _update_until_verified(
+        self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, FetchPath]
+    ) -> FetchOutcome:
+        """Execute plans until every tensor matches; steps that failed are excluded from the next
+        plan.
+        """
+        done = execute_fetch(store, ways, self._memory)
+        for _ in range(ROUNDS_MAX - 1):
+            if not done.failed:
+                return done
+            for name, error in done.failed.items():
+                log.error("version %s, tensor %s: %s", manifest.version, name, error)
+                done.changes.pop(name, None)
+            outcome = execute_fetch(store, self._retry_paths(store, manifest, done), self._memory)
+            done.failed, done.broken = outcome.failed, done.broken | outcome.broken
+            done.fetched_bytes += outcome.fetched_bytes
+        for error in done.failed.values():
+            raise error
+        return done
+
+    def _retry_paths(self, store: ObjectStore, manifest: Manifest, done: FetchOutcome) -> dict[str, FetchPath]:
+        """Other ways to the failed tensors, only from the store; raises the first failure if there
+        are none.
+        """
+        try:
+            return find_fetch_paths(store, manifest, tuple(done.failed), None, FetchPrices(broken=done.broken))
+        except (ObjectMissing, CorruptObject) as error:
+            raise next(iter(done.failed.values())) from error
+
+
+def _patch(name: str, entry: TensorEntry, changes: Changes) -> TensorPatch:
+    values = torch.from_numpy(np.ascontiguousarray(changes.values).view(np.uint8))
+    dtype = DTYPES[entry.dtype]
+    indices = torch.from_numpy(changes.indices)
+    return TensorPatch(name, entry.shape, dtype, indices, values.view(dtype))
+
+
+def _fits(tensor: torch.Tensor, entry: TensorEntry) -> bool:
+    return DTYPE_NAMES[tensor.dtype] == entry.dtype and tuple(tensor.shape) == entry.shape
+
+
+def _hash(tensor: torch.Tensor, entry: TensorEntry) -> str:
+    return tensor_hash(entry.dtype, entry.shape, tensor_bytes(tensor))

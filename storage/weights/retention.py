@@ -1,0 +1,147 @@
+"""Which weight versions to delete, and deleting them (invariant 11).
+
+The plan is a pure function over values. Deletion takes the newest version first, so that no delta
+is left without its base, and the manifest of each version first, so that the rest of a partly
+deleted version is never taken for a complete one.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rollstream.storage.weights.manifest import manifest_key, parse_version, read_manifest, version_folder
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.pointer import Pointer, read_pointer
+from rollstream.errors import CorruptObject, Fenced, ObjectMissing
+from rollstream.streams.values import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A version's folder. A delta applies to `base`; without a manifest it is not `whole`."""
+
+    version: Version
+    base: Version | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """Versions to delete, oldest first. `unpinned` are those among them that are still needed but
+    exceed the bound.
+    """
+
+    delete: tuple[Version, ...]
+    unpinned: tuple[Version, ...]
+
+
+def plan_retention(
+    versions: Sequence[StoredVersion],
+    pointer: Pointer,
+    pinned: Collection[Version],
+    keep_every: int,
+    versions_max: int,
+) -> RetentionPlan:
+    """Keep at most `versions_max` complete versions, with every base that one of them needs.
+
+    Versions above the pointer, under its term or a higher one, are being published and stay. Then,
+    until the bound is reached: the believed version (always), the newest one before it (its fetch
+    may be under way), pinned ones, multiples of `keep_every`, the rest. Each kind goes newest
+    first, so the oldest pinned versions are given up first. Versions without a manifest or a base
+    are deleted, and so are versions of lower terms above the pointer, which will never be believed.
+    """
+    whole = {stored.version: stored for stored in versions if stored.whole}
+    coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
+    readable = {version for version in whole if _is_readable(version, whole)}
+    wanted = {v for v in readable if v in pinned or not _is_above(v, pointer)}
+    candidates = sorted(wanted.union(coming, whole.keys() & {pointer.version}), reverse=True)
+    kept = set(coming).union(*(_chain(version, whole) for version in coming))
+    for version in _by_importance(candidates, pointer, pinned, keep_every):
+        chain = {version} | _chain(version, whole)
+        if len(kept | chain) > versions_max and version != pointer.version:
+            break
+        kept |= chain
+    delete = sorted(stored.version for stored in versions if stored.version not in kept)
+    unpinned = (version for version in delete if version in pinned and version in candidates)
+    return RetentionPlan(tuple(delete), tuple(unpinned))
+
+
+def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
+    """Whether every version below it exists, down to its anchor."""
+    return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
+
+
+def _is_above(version: Version, pointer: Pointer) -> bool:
+    return pointer.version is None or version.number > pointer.version.number
+
+
+def _is_coming(version: Version, pointer: Pointer) -> bool:
+    own = version.term == pointer.term
+    return version.term > pointer.term or (own and _is_above(version, pointer))
+
+
+def _by_importance(
+    newest_first: Sequence[Version],
+    pointer: Pointer,
+    pinned: Collection[Version],
+    keep_every: int,
+) -> list[Version]:
+    believed = [version for version in newest_first if version == pointer.version]
+    before = [version for version in newest_first if version not in believed][:1]
+    held = [version for version in newest_first if version in pinned]
+    multiples = [
+        version for version in newest_first if keep_every and version.number % keep_every == 0
+    ]
+    return list(dict.fromkeys([*believed, *before, *held, *multiples, *newest_first]))
+
+
+def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Version]:
+    """The version and all bases below it, down to its anchor."""
+    chain: set[Version] = set()
+    step: Version | None = version
+    while step is not None and step in stored and step not in chain:
+        chain.add(step)
+        step = stored[step].base
+    return chain
+
+
+def listed_versions(store: ObjectStore) -> list[Version]:
+    """Versions with any object under `weights/`, oldest first."""
+    keys = (entry.key.split("/") for entry in store.list("weights/"))
+    folders = sorted({parts[1] for parts in keys if len(parts) > 2})
+    return [version for name in folders if (version := parse_version(name)) is not None]
+
+
+def stored_versions(
+    store: ObjectStore, known: Collection[StoredVersion] = ()
+) -> list[StoredVersion]:
+    """The versions under `weights/`, oldest first, by listing: for the trainer and for people.
+
+    A complete version never changes, so the manifests of `known` ones are not read again.
+    """
+    seen = {stored.version: stored for stored in known if stored.whole}
+    return [seen.get(version) or _stored(store, version) for version in listed_versions(store)]
+
+
+def _stored(store: ObjectStore, version: Version) -> StoredVersion:
+    try:
+        manifest = read_manifest(store, version)
+    except ObjectMissing:
+        return StoredVersion(version, whole=False)
+    except CorruptObject:
+        return StoredVersion(version)  # retained like a complete one: damage needs no early delete
+    return StoredVersion(version, manifest.parent if manifest.kind == "delta" else None)
+
+
+def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
+    """Delete the versions of the plan, newest first, the manifest of each version first.
+
+    Idempotent, also after an interruption. Raises `Fenced` if `term` lost the pointer.
+    """
+    for version in reversed(plan.delete):
+        present = read_pointer(store)
+        if present is not None and present[0].term > term:
+            raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+        assert present is None or present[0].version != version, "the believed version must stay"
+        store.delete(manifest_key(version))
+        for entry in store.list(f"{version_folder(version)}/"):
+            store.delete(entry.key)

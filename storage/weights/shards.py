@@ -1,0 +1,196 @@
+"""Tensors in safetensors files of bounded size: writing them, and reading any of them back
+verified.
+
+The files are written here and not by the safetensors library, because their bytes must be the same
+each time (the library's order of metadata is random) and their ranges go into the manifest. The
+library can open them. One file at a time is in memory.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.manifest import FileEntry, TensorEntry, TensorFiles
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.weights.distributed import DistributedTensors, Tensors
+from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
+from rollstream.errors import CorruptObject
+
+METADATA = {"format": "pt"}
+"""transformers refuses files without it; more than one key has no fixed order."""
+GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
+RANGE_BYTES_MAX = 64 << 20
+"""Largest request for several tensors: smaller ones are processed while the next one arrives."""
+
+
+class FileRange(Protocol):
+    """Bytes `[start, end)` of a file."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """One tensor of a file to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Data
+
+
+def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in their order, cut into shards: only a shard of one tensor may exceed
+    `shard_bytes`.
+    """
+    shards: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not shards or size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """One safetensors file of these parts in their order, and the `[start, end)` of each one
+    in it.
+    """
+    header: dict[str, object] = {"__metadata__": METADATA}
+    at = 0
+    for part in parts:
+        end = at + len(part.data)
+        header[part.name] = {
+            "dtype": part.dtype,
+            "shape": list(part.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    places: dict[str, tuple[int, int]] = {}
+    start = 8 + len(text)
+    for part in parts:
+        places[part.name] = (start, start + len(part.data))
+        start += len(part.data)
+    data = b"".join([len(text).to_bytes(8, "little"), text, *(part.data for part in parts)])
+    return data, places
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+    """One safetensors file and the place of each tensor in it; equal tensors give equal bytes."""
+    # Wide types come first, which keeps every tensor aligned to its item size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    parts = [
+        ShardPart(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+        for name, tensor in ordered
+    ]
+    data, places = join_shard(parts)
+    entries = {
+        part.name: TensorEntry(
+            file,
+            *places[part.name],
+            part.dtype,
+            part.shape,
+            tensor_hash(part.dtype, part.shape, part.data),
+        )
+        for part in parts
+    }
+    return data, entries
+
+
+def shard_name(stem: str, number: int, count: int) -> str:
+    return f"{stem}-{number:05d}-of-{count:05d}.safetensors"
+
+
+def write_shards(
+    store: ObjectStore,
+    folder: str,
+    stem: str,
+    tensors: Tensors,
+    shard_bytes: int,
+) -> TensorFiles:
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
+    if isinstance(tensors, DistributedTensors):
+        return tensors.write_shards(store, folder, stem, shard_bytes)
+    kept, tied = untie(tensors)
+    shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
+    files: list[FileEntry] = []
+    entries: dict[str, TensorEntry] = {}
+    for number, names in enumerate(shards, start=1):
+        file = shard_name(stem, number, len(shards))
+        data, placed = pack_tensors({name: kept[name] for name in names}, file)
+        files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
+        entries.update(placed)
+    return TensorFiles(tuple(files), entries, tied)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRange:
+    """Bytes `[start, end)` of a file, which contain these tensors."""
+
+    file: str
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+
+def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
+    """The requests that fetch these ranges: adjacent and near ones share a request up to a size."""
+    ranges: list[FetchRange] = []
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
+        last = ranges[-1] if ranges else None
+        near = last and last.file == entry.file and entry.start - last.end <= GAP_BYTES_MAX
+        if last and near and entry.end - last.start <= RANGE_BYTES_MAX:
+            ranges[-1] = FetchRange(last.file, last.start, entry.end, (*last.names, name))
+        else:
+            ranges.append(FetchRange(entry.file, entry.start, entry.end, (name,)))
+    return ranges
+
+
+def read_shards(
+    store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """These tensors, each verified against its hash; tied names share one tensor.
+
+    Raises `CorruptObject`, which names the tensor and the file. The caller owns the memory.
+    """
+    wanted = list(names)
+    owners = {source.tied.get(name, name) for name in wanted}
+    found: dict[str, torch.Tensor] = {}
+    for request in plan_ranges({name: source.tensors[name] for name in owners}):
+        found.update(_read_range(store, folder, source, request))
+    return {name: found[source.tied.get(name, name)] for name in wanted}
+
+
+def _read_range(
+    store: ObjectStore, folder: str, source: TensorFiles, request: FetchRange
+) -> Iterator[tuple[str, torch.Tensor]]:
+    key = f"{folder}/{request.file}"
+    # Copied once: the store may keep the bytes that it returns, and tensors are changed in place.
+    stored = np.frombuffer(store.get(key, request.start, request.end), np.uint8)
+    data = np.array(stored).data
+    for name in request.names:
+        entry = source.tensors[name]
+        part = data[entry.start - request.start : entry.end - request.start]
+        whole = entry.dtype in DTYPES and len(part) == entry.end - entry.start
+        if not whole or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
+            raise CorruptObject(
+                f"tensor {name} in object {key} differs from its hash; fetch the version again, "
+                "and if it stays so, remove it"
+            )
+        yield name, tensor_of(part, entry.dtype, entry.shape)

@@ -1,0 +1,95 @@
+"""One member of a consumer group, over any bus that keeps commits and leases (`GroupCoordinator`).
+
+Delivery is at least once: records that were read but not committed are read again by the
+partition's next owner.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from rollstream.streams.bus import Bus, Message
+from rollstream.deadline import Deadline
+from rollstream.streams.records import Position
+
+CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions were freed
+
+
+class GroupCoordinator(Protocol):
+    """A bus that also keeps the group's leases."""
+
+    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
+        """Renew the member and its leases, and return the partitions that it holds now."""
+        ...
+
+    def commit_held(
+        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
+    ) -> None:
+        """Store the positions of partitions whose lease the member still holds; ignore the
+        others.
+        """
+        ...
+
+    def leave(self, group: str, topic: str, member: str) -> None: ...
+
+
+class LeasedGroupReader:
+    """A `GroupReader` (bus.py) based on leases that `poll` renews."""
+
+    def __init__(
+        self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
+    ) -> None:
+        self._bus = bus
+        self._coordinator = coordinator
+        self._names = (group, topic, member)
+        self._positions: dict[int, int] = {}
+        coordinator.claim(group, topic, member)
+
+    def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
+        deadline = Deadline(wait_s)
+        while True:
+            self._update_claim()
+            if not records_max:
+                return []
+            slice_s = min(deadline.remaining_s(), CLAIM_EVERY_S)
+            if self._positions:
+                messages = self._bus.read(
+                    self._names[1], self._positions, records_max=records_max, wait_s=slice_s
+                )
+                if messages:
+                    for message in messages:
+                        self._positions[message.partition] = message.offset + 1
+                    return messages
+            elif slice_s:
+                time.sleep(min(slice_s, 0.01))
+            if deadline.passed():
+                return []
+
+    def commit(self) -> None:
+        positions = {partition: Position(at) for partition, at in self._positions.items()}
+        self._coordinator.commit_held(*self._names, positions)
+
+    def pass_lost(self) -> dict[int, int]:
+        begin = self._bus.begin(self._names[1])
+        lost = {p: begin[p] - at for p, at in self._positions.items() if at < begin[p]}
+        self._positions |= {p: begin[p] for p in lost}
+        return lost
+
+    def close(self) -> None:
+        self._coordinator.leave(*self._names)
+        self._positions = {}
+
+    def _update_claim(self) -> None:
+        """Drop partitions that moved to another member; start new ones at the group's commit, or at
+        their begin if there is none.
+        """
+        group, topic, _ = self._names
+        held = self._coordinator.claim(*self._names)
+        if held != self._positions.keys():
+            committed = self._bus.committed(group, topic)
+            begin = self._bus.begin(topic)
+            for partition in self._positions.keys() - held:
+                del self._positions[partition]
+            for partition in held - self._positions.keys():
+                at = committed.get(partition)
+                self._positions[partition] = begin[partition] if at is None else at.offset

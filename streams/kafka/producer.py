@@ -1,0 +1,181 @@
+"""Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
+
+Of one append to one partition, the stored records are always a prefix: the first failing record
+ends the whole producer before it sends anything later, and the next append creates a new one.
+Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader (invariant
+7). Records in flight at that moment are in doubt: they may have been stored, and a repeated append
+is recognised by its sequence number.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError, BusTimeout
+from rollstream.streams.kafka.address import WhenFull
+from rollstream.streams.kafka.bound import ByteSemaphore
+from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
+from rollstream.streams.kafka.admin import call_with_retries
+
+log = logging.getLogger(__name__)
+
+RecordToSend = tuple[int, bytes, bytes | None]
+"""Partition, key and value of one record."""
+
+RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
+COPIES = 2  # the caller's value, and the batch that it is copied into
+SLACK_S = 30.0  # beyond the producer's own limit: without an answer by then its thread is dead
+
+
+def record_cost_bytes(record: RecordToSend) -> int:
+    """Bytes of memory that a record takes until it is acknowledged."""
+    return RECORD_COST_BYTES + COPIES * (len(record[1]) + len(record[2] or b""))
+
+
+def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
+    """Start, stop and cost of runs of records that fit the bound; a single record may be above
+    it.
+    """
+    start = total = 0
+    for index, record in enumerate(records):
+        amount = record_cost_bytes(record)
+        if index > start and total + amount > limit:
+            yield start, index, total
+            start, total = index, 0
+        total += amount
+    if records:
+        yield start, len(records), total
+
+
+class _BatchInFlight:
+    """Records in flight together: their offsets as they arrive, and the first error."""
+
+    def __init__(self, count: int, finished: Callable[[], None]) -> None:
+        self.offsets = [0] * count
+        self.error: Exception | None = None
+        self.done = threading.Event()
+        self._left = count
+        self._finished = finished
+        self._lock = threading.Lock()
+
+    def succeed(self, index: int, offset: int) -> None:
+        self.offsets[index] = offset
+        self._count(1)
+
+    def fail(self, error: Exception, count: int = 1) -> None:
+        self.error = self.error or error
+        self._count(count)
+
+    def _count(self, count: int) -> None:
+        with self._lock:
+            self._left -= count
+            last = not self._left
+        if last:
+            self._finished()
+            self.done.set()
+
+
+class Appender:
+    """Appends of all threads; see the module."""
+
+    def __init__(
+        self,
+        where: str,
+        make: Callable[[], Producer],
+        bound: ByteSemaphore,
+        when_full: WhenFull,
+        answer_s: float,
+    ) -> None:
+        self._where = where
+        self._make = make
+        self._bound = bound
+        self._when_full = when_full
+        self._answer_s = answer_s
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+
+    def append(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int) -> list[int]:
+        """Append the records and return their offsets once all are acknowledged. `BusTimeout`
+        states whether they are in doubt.
+        """
+        offsets: list[int] = []
+        for start, stop, amount in bounded_batches(records, self._bound.limit):
+            amount = min(amount, self._bound.limit)
+            self._take(topic, amount, bool(offsets))
+            wave = self._send(topic, records[start:stop], timestamp_ms, amount)
+            if not wave.done.wait(DELIVERY_S + SLACK_S):
+                raise self._in_doubt(topic, "the client's thread has stopped")
+            if wave.error is not None:
+                raise self._in_doubt(topic, str(wave.error)) from wave.error
+            offsets += wave.offsets
+        return offsets
+
+    def close(self, wait_s: float) -> None:
+        """Close the producer; records in flight get `wait_s`."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            _close_producer(producer, wait_s)
+
+    def _take(self, topic: str, amount: int, begun: bool) -> None:
+        wait_s = 0.0 if self._when_full == "raise" and not begun else DELIVERY_S
+        if not self._bound.take(amount, wait_s):
+            state = "the records before were appended" if begun else "nothing was sent"
+            raise BusTimeout(
+                f"cannot append to {topic!r} at {self._where}: {self._bound.taken} bytes are in "
+                f"flight already, of {self._bound.limit} (in_flight_bytes), and the brokers do not "
+                f"acknowledge them; {state}"
+            )
+
+    def _send(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int, amount: int) -> _BatchInFlight:
+        wave = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
+        try:
+            producer = self._current(topic)
+        except BusError as error:  # none could be made, so nothing was sent
+            wave.fail(error, len(records))
+            raise
+        sent = 0
+        try:
+            for index, (partition, key, value) in enumerate(records):
+                producer.send(
+                    (topic, partition),
+                    (key, value),
+                    timestamp_ms,
+                    lambda offset, index=index: wave.succeed(index, offset),
+                    lambda error: self._failed(producer, wave, error),
+                )
+                sent += 1
+        except (KafkaError, ValueError) as error:
+            self._failed(producer, wave, error, len(records) - sent)
+        return wave
+
+    def _failed(self, producer: Producer, wave: _BatchInFlight, error: Exception, count: int = 1) -> None:
+        """Stop this producer, so that it sends nothing after a failed record."""
+        producer.abort()
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+        wave.fail(error, count)
+
+    def _current(self, topic: str) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                what = f"append to {topic!r} at {self._where} (nothing was sent)"
+                self._producer = call_with_retries(what, self._answer_s, self._make, lambda _: None)
+            return self._producer
+
+    def _in_doubt(self, topic: str, why: str) -> BusTimeout:
+        return BusTimeout(
+            f"append to {topic!r} at {self._where} is in doubt ({why}): some of it may have been "
+            "written; send it again, readers drop the repeat by its sequence number"
+        )
+
+
+def _close_producer(producer: Producer, wait_s: float) -> None:
+    deadline = Deadline(wait_s)
+    try:
+        producer.close(deadline.remaining_s())
+    except KafkaError as error:
+        producer.abort()
+        log.warning("the Kafka producer could not be closed within %g s: %s", wait_s, error)

@@ -1,0 +1,169 @@
+"""The bus contract over SQLite in a folder: one file per topic (WAL), one for consumer groups;
+several processes may use it at once.
+
+When an append returns, it survives the death of any process; with `sync="full"` it survives power
+loss too. Threads may share one bus: each file has one connection behind a lock. After a fork a
+process opens its own bus. The folder must be on a local disk.
+"""
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rollstream.streams.bus import AppendEntry, GroupReader, Message
+from rollstream.streams.claims import LEASE_S
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError
+from rollstream.streams.consumer_groups import LeasedGroupReader
+from rollstream.streams.records import Position
+from rollstream.streams.refusals import missing_topic
+from rollstream.streams.sqlite.database import Database, Sync
+from rollstream.streams.sqlite.groups import SqliteGroups
+from rollstream.streams.sqlite.mounts import network_file_system, read_mounts
+from rollstream.streams.sqlite.topic_log import TopicLog
+from rollstream.streams.topics import Topic
+
+POLL_S = 0.001  # first pause of a waiting reader; it grows to POLL_S_MAX, the most added latency
+POLL_S_MAX = 0.008
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+class SqliteBus:
+    """A `Bus` over the files of one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+        *,
+        sync: Sync = "normal",
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._folder = folder.absolute()
+        self._clock = clock
+        self._sync: Sync = sync
+        self._lock = threading.Lock()
+        self._logs: dict[str, TopicLog] = {}
+        # `TopicLog.changes` does not include this process's own writes. Each write gets a new
+        # number, so two threads that write at once never restore a count that a read has seen.
+        self._writes = itertools.count(1)
+        self._written = 0
+        self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
+        """By topic, a state of the file and positions from which it had nothing to read: idle
+        readers poll often, and checking the state costs a tenth of a read.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BusError(
+                f"cannot make the bus's folder {self._folder}: {error.strerror or error}; "
+                "choose a folder that can be written"
+            ) from error
+        found = network_file_system(str(self._folder.resolve()), read_mounts())
+        if found is not None:
+            raise BusError(
+                f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
+                "use a local folder, or a Kafka bus to span machines"
+            )
+        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s)
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            if _TOPIC_NAME.fullmatch(topic.name) is None or topic.name == "groups":
+                raise BusError(f"{topic.name!r} cannot name a topic; use letters, digits, . _ -")
+            log = TopicLog.create(self._path(topic.name), topic, self._sync)
+            with self._lock:
+                if self._logs.setdefault(topic.name, log) is not log:
+                    log.close()
+
+    def settings(self, topic: str) -> Topic:
+        return self._log(topic).settings
+
+    def partitions(self, topic: str) -> int:
+        return self._log(topic).settings.partitions
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        offsets = self._log(topic).append(entries, int(self._clock() * 1000))
+        self._written = next(self._writes)
+        return offsets
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        log, deadline, pause_s = self._log(topic), Deadline(wait_s), POLL_S
+        while True:
+            state = (log.changes(), self._written)
+            if self._empty_reads.get(topic) != (state, positions):
+                messages = log.read(positions, records_max, bytes_max)
+                if messages:
+                    return messages
+                self._empty_reads[topic] = (state, dict(positions))
+            if deadline.passed():
+                return []
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(2 * pause_s, POLL_S_MAX)
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._log(topic).begin()
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._log(topic).end()
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._groups.commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        return self._groups.committed(group, topic)
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._log(topic).truncate(before)
+        self._written = next(self._writes)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        return LeasedGroupReader(self, self, group, topic, member)
+
+    def close(self) -> None:
+        with self._lock:
+            for log in self._logs.values():
+                log.close()
+            self._logs.clear()
+            self._groups.close()
+
+    # Coordinator (group_reader.py)
+
+    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
+        return self._groups.claim(group, topic, member, self.partitions(topic), self._clock())
+
+    def commit_held(
+        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
+    ) -> None:
+        self._groups.commit_held(group, topic, member, positions, self._clock())
+
+    def leave(self, group: str, topic: str, member: str) -> None:
+        self._groups.leave(group, topic, member)
+
+    def _path(self, topic: str) -> Path:
+        return self._folder / f"{topic}.db"
+
+    def _log(self, topic: str) -> TopicLog:
+        """The topic's file, opened once; another process may have created it."""
+        log = self._logs.get(topic)
+        if log is not None:
+            return log
+        with self._lock:
+            if topic not in self._logs:
+                path = self._path(topic)
+                if _TOPIC_NAME.fullmatch(topic) is None or not path.exists():
+                    raise missing_topic(topic, str(self._folder))
+                self._logs[topic] = TopicLog(Database(path, self._sync))
+            return self._logs[topic]
