@@ -204,7 +204,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         },
     ),
     "s3": Benchmark(
-        "benchmarks.storage.s3", {"storage/stores/s3.py": {"s3_put": "≥ 0.9 ×", "s3_get": "≥ 0.9 ×"}}
+        "benchmarks.storage.s3",
+        {"storage/stores/s3.py": {"s3_put": "≥ 0.9 ×", "s3_get": "≥ 0.9 ×"}},
     ),
     "simulator": Benchmark(
         "benchmarks.simulator.simulator",

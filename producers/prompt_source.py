@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollstream.producers.tasks.base import TaskPrompt
-from rollstream.streams.bus import Bus
 from rollstream.errors import ConfigurationError
 from rollstream.metric_values import MetricValues
+from rollstream.producers.tasks.base import TaskPrompt
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Prompt
 from rollstream.streams.values import Sampling

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollstream.producers.tasks.described import Option
+from rollstream.producers.tasks.base import Option
 from rollstream.storage.settings import Settings
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")

@@ -1,14 +1,18 @@
 """The machines of a simulation as one value, computed from constants, a model and a
 number of GPUs.
+
+The dispatcher's state of one rollout and of one open group.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.constants import CONSTANTS, Model
 from rollstream.simulator.policies import SchedulingPolicy
-from rollstream.errors import ConfigurationError
+from rollstream.simulator.replica import Replica
+from rollstream.simulator.workload import SimulatedTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,9 @@ def constant_values(**changed: float) -> dict[str, float]:
     return {name: constant.value for name, constant in CONSTANTS.items()} | changed
 
 
-def cluster_of(model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues) -> Cluster:
+def cluster_of(
+    model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
+) -> Cluster:
     """`gpus` accelerators, of which `share` generate unless the policy time-shares all of them.
     Raises `ConfigurationError` if the model and one longest answer do not fit a replica.
     """
@@ -146,7 +152,9 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
     return tokens
 
 
-def transfers_s(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> tuple[float, float, float]:
+def transfers_s(
+    model: Model, policy: SchedulingPolicy, constants: ConstantValues
+) -> tuple[float, float, float]:
     """Seconds that one version costs the rollout and the trainer, and seconds until rollouts can
     take it.
     """
@@ -159,3 +167,46 @@ def transfers_s(model: Model, policy: SchedulingPolicy, constants: ConstantValue
         return pull_s, stall_s, stall_s + size / constants["relay_chain_bandwidth"]
     collective_s = size / constants["global_sync_bandwidth"]
     return collective_s, collective_s, 0.0
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRollout:
+    """A rollout as the dispatcher sees it, with its replica."""
+
+    replica: Replica
+    speed: float = 1.0
+    alive: bool = True
+    failing: str = ""
+    """The rollout dies at the end of the present step: `failure`, or `preemption` with notice."""
+    pulling: bool = False
+    wanted: int = 0
+    """The version that it is to take, or is taking."""
+    draining: bool = False
+    """Its quota is drawn and a newer version is visible; used by the timeline only."""
+    moving: dict[str, str] | None = None
+    """Trajectories that it is about to give up → target rollout, or empty for a restart."""
+    expecting: int = 0
+    """Trajectories on their way to it."""
+    drawn: int = 0
+    """New trajectories since it took its version or became empty."""
+    tokens: float = 0.0
+    """Predicted tokens of its trajectories."""
+    kv_previous: int = 0
+    """KV use at the last check, or the maximum under its version (`Policy.peak`)."""
+
+    def held(self) -> int:
+        """Number of trajectories that it runs, queues or expects."""
+        return len(self.replica.running) + len(self.replica.waiting) + self.expecting
+
+    def is_open(self) -> bool:
+        """Whether it takes assignments."""
+        return self.alive and not self.pulling and self.moving is None
+
+
+@dataclass(slots=True)
+class SimulatedGroup:
+    """A group that is admitted and not complete."""
+
+    wave: int
+    missing: int
+    finished: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])

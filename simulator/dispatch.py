@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups, version_needed, wave_of
+from rollstream.consumers.dispatch.admission import (
+    AdmissionPace,
+    admissible_groups,
+    version_needed,
+    wave_of,
+)
 from rollstream.consumers.dispatch.outliers import RunningRequest
-from rollstream.consumers.dispatch.place import RolloutRoom
-from rollstream.simulator.cluster import Job
-from rollstream.simulator.foresight import LengthForecast
-from rollstream.simulator.placement import WavePlacement
+from rollstream.consumers.dispatch.placement import RolloutRoom
+from rollstream.simulator.cluster import Job, SimulatedGroup, SimulatedRollout
+from rollstream.simulator.placement import LengthForecast, WavePlacement
 from rollstream.simulator.policies import SchedulingPolicy
-from rollstream.simulator.seat import SimulatedGroup, SimulatedRollout
-from rollstream.simulator.work import SimulatedTrajectory
-from rollstream.simulator.workload import Workload
+from rollstream.simulator.workload import SimulatedTrajectory, Workload
 from rollstream.streams.values import Version
 
 UNBOUNDED = 1 << 30
@@ -40,9 +42,13 @@ class SimulatedDispatch:
     trained: int = 0
     version: int = 0
     groups: dict[int, SimulatedGroup] = field(default_factory=dict[int, SimulatedGroup])
-    unplaced: list[list[SimulatedTrajectory]] = field(default_factory=list[list[SimulatedTrajectory]])
+    unplaced: list[list[SimulatedTrajectory]] = field(
+        default_factory=list[list[SimulatedTrajectory]]
+    )
     """Admitted and not assigned yet."""
-    parts: dict[str, list[list[SimulatedTrajectory]]] = field(default_factory=dict[str, list[list[SimulatedTrajectory]]])
+    parts: dict[str, list[list[SimulatedTrajectory]]] = field(
+        default_factory=dict[str, list[list[SimulatedTrajectory]]]
+    )
     """By rollout: its parts of waves, which it takes one after another (policies with `wave =
     "own"`).
     """
@@ -61,7 +67,9 @@ class SimulatedDispatch:
         elif self.unplaced:
             yield from self._place_new()
 
-    def finish(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> list[SimulatedTrajectory] | None:
+    def finish(
+        self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout
+    ) -> list[SimulatedTrajectory] | None:
         """Note a finished sample; returns all samples of its group if it was the last one."""
         group = self.groups[trajectory.group]
         group.missing -= 1
@@ -98,7 +106,11 @@ class SimulatedDispatch:
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
     def running(
-        self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout, generated: int, unfinished: float
+        self,
+        trajectory: SimulatedTrajectory,
+        rollout: SimulatedRollout,
+        generated: int,
+        unfinished: float,
     ) -> RunningRequest:
         """The service's view of a running trajectory."""
         left = None
@@ -118,7 +130,9 @@ class SimulatedDispatch:
         )
 
     def _admit(self) -> None:
-        allowed = admissible_groups(self.pace, self.version, self.admitted, self.closed, self.trained)
+        allowed = admissible_groups(
+            self.pace, self.version, self.admitted, self.closed, self.trained
+        )
         if self.policy.wave == "all" and self.groups:
             allowed = min(allowed, -self.admitted % self.pace.groups_per_step)
         if allowed and self.policy.wave is None:
@@ -239,13 +253,17 @@ class SimulatedDispatch:
             self.unassigned.append(trajectory)
 
 
-def _can_resume(trajectory: SimulatedTrajectory, rollout: SimulatedRollout, pace: AdmissionPace) -> bool:
+def _can_resume(
+    trajectory: SimulatedTrajectory, rollout: SimulatedRollout, pace: AdmissionPace
+) -> bool:
     if trajectory.version >= 0:
         return rollout.replica.version == trajectory.version
     return rollout.replica.version >= version_needed(pace, trajectory.wave)
 
 
-def _by_wave(groups: Iterable[list[SimulatedTrajectory]]) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
+def _by_wave(
+    groups: Iterable[list[SimulatedTrajectory]],
+) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
     waves: dict[int, list[list[SimulatedTrajectory]]] = {}
     for group in groups:
         waves.setdefault(group[0].wave, []).append(group)

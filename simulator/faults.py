@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollstream.simulator.cluster import SimulatedRollout
 from rollstream.simulator.repack import SimulatedRepack
-from rollstream.simulator.seat import SimulatedRollout
 from rollstream.simulator.world import World
 
 

@@ -6,13 +6,13 @@ step time.
 
 from dataclasses import dataclass, fields, replace
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.lengths import LengthDistribution
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.policies import IN_FLIGHT, OURS, PARTIAL
 from rollstream.simulator.simulation import simulate
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload, Workload
-from rollstream.errors import ConfigurationError
 
 ROUND_S = 0.05  # the service's dispatch interval
 POLICIES = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}

@@ -8,11 +8,17 @@ decode steps of its source; the moved trajectories stand still for `move_s` and 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.outliers import UNFINISHED_MAX, RunningRequest, plan_outliers
+from rollstream.consumers.dispatch.outliers import (
+    UNFINISHED_MAX,
+    LagBudget,
+    RunningRequest,
+    StepDuration,
+    lag_budget,
+    plan_outliers,
+)
 from rollstream.consumers.dispatch.repack import RolloutLoad, plan_repack
-from rollstream.consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
-from rollstream.simulator.seat import SimulatedRollout
-from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.cluster import SimulatedRollout
+from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
 from rollstream.streams.values import Version
 

@@ -1,19 +1,147 @@
-"""One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
+"""Time integrals of a rollout's work and cache use.
+
+Times of many decode steps at once. Between two events of a rollout its batch is constant and its
+KV cache grows by one token per row and step, so step times sum in closed form.
+
+Exact, up to rounding, for the `Roofline` of the paced engine: `span_s(…, n)` is the last of its
+`ends_s(…, n)`.
+
+One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
 
 The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant,
-and the steps until the next answer ends or the cache is full last `seconds_of_steps`. A request in the middle
-of a step takes effect at the step's end. The cache never holds more than its capacity: the newest
-sequences return to the queue and are prefilled again later, as in vLLM.
+and the steps until the next answer ends or the cache is full last `seconds_of_steps`. A request in
+the middle of a step takes effect at the step's end. The cache never holds more than its capacity:
+the newest sequences return to the queue and are prefilled again later, as in vLLM.
 """
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import ceil, sqrt
 
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.simulator.jumps import seconds_of_steps, steps_lasting
-from rollstream.simulator.usage import UsageTotals, ReplicaUsage
-from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.workload import SimulatedTrajectory
+
+BARS_MAX = 2_000  # of one rollout in the timeline; later ones are not drawn
+
+
+@dataclass(slots=True)
+class ReplicaUsage:
+    """Totals since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached
+    tokens; `bars` are times of decoding under one version.
+    """
+
+    until_s: float = 0.0
+    busy_s: float = 0.0
+    kv_s: float = 0.0
+    tokens: int = 0
+    prefilled_tokens: int = 0
+    preempted: int = 0
+    bars: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
+
+    def add_jump(
+        self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
+    ) -> None:
+        """Add a finished jump. Before it began the cache held `kv[0]` tokens."""
+        if not tokens:
+            self.kv_s += kv[0] * (now_s - self.until_s)
+        else:
+            lasted_s = now_s - begins_s
+            self.kv_s += kv[0] * (begins_s - self.until_s) + sum(kv) / 2 * lasted_s
+            self.busy_s += lasted_s
+            self.tokens += tokens
+            self._draw(begins_s, now_s, version)
+        self.until_s = now_s
+
+    def add_prefill(self, tokens: int, seconds: float) -> None:
+        self.prefilled_tokens += tokens
+        self.busy_s += seconds
+
+    def _draw(self, begins_s: float, ends_s: float, version: int) -> None:
+        if self.bars and self.bars[-1][2] == version and begins_s - self.bars[-1][1] < 1.0:
+            self.bars[-1] = (self.bars[-1][0], ends_s, version)
+        elif len(self.bars) < BARS_MAX:
+            self.bars.append((begins_s, ends_s, version))
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotals:
+    """The totals of one or several rollouts at one time."""
+
+    busy_s: float = 0.0
+    kv_s: float = 0.0
+    tokens: int = 0
+    prefilled_tokens: int = 0
+
+    def __add__(self, other: "UsageTotals") -> "UsageTotals":
+        return UsageTotals(
+            self.busy_s + other.busy_s,
+            self.kv_s + other.kv_s,
+            self.tokens + other.tokens,
+            self.prefilled_tokens + other.prefilled_tokens,
+        )
+
+
+def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
+    """Seconds that the next `steps` steps of the same rows take."""
+    free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
+    reading = steps - free
+    row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
+    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
+    both = 0.0 if roofline.overlapping else row_s * steps
+    read = reading * first + step * reading * (reading - 1) / 2
+    return steps * roofline.overhead_s + both + free * row_s + read
+
+
+def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+    """The smallest number of steps that takes at least `seconds`."""
+    if seconds <= 0:
+        return 0
+    steps = _estimated_steps(roofline, rows, kv_tokens, seconds)
+    while steps > 0 and seconds_of_steps(roofline, rows, kv_tokens, steps - 1) >= seconds:
+        steps -= 1
+    while seconds_of_steps(roofline, rows, kv_tokens, steps) < seconds:
+        steps += 1
+    return steps
+
+
+def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
+    """The roofline of a rollout that is `speed` times as fast."""
+    return replace(
+        roofline,
+        weights_s=roofline.weights_s / speed,
+        kv_token_s=roofline.kv_token_s / speed,
+        row_s=roofline.row_s / speed,
+        overhead_s=roofline.overhead_s / speed,
+        prefill_token_s=roofline.prefill_token_s / speed,
+    )
+
+
+def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
+    """Number of next steps that are bound by arithmetic, before the cache read takes longer."""
+    over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
+    step = rows * roofline.kv_token_s
+    if not roofline.overlapping or over <= 0:
+        return 0
+    return ceil(over / step) if step > 0 and over / step < 1e15 else 1 << 50
+
+
+def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+    """The number of steps, correct up to rounding: linear while compute-bound, then the positive
+    root of a quadratic.
+    """
+    free = _compute_bound_steps(roofline, rows, kv_tokens)
+    row_s = rows * roofline.row_s
+    computing_s = row_s + roofline.overhead_s
+    if free and seconds <= free * computing_s:
+        return ceil(seconds / computing_s)
+    rest = seconds - free * computing_s
+    step = rows * roofline.kv_token_s
+    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
+    linear = first + roofline.overhead_s + (0.0 if roofline.overlapping else row_s) - step / 2
+    if step * rest < 1e-12 * linear * linear:
+        return free + ceil(rest / linear)
+    return free + ceil(2 * rest / (linear + sqrt(linear * linear + 2 * step * rest)))
 
 
 @dataclass(slots=True, eq=False)

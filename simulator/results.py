@@ -1,14 +1,127 @@
-"""Records a simulated run while it happens, and computes its result at the end."""
+"""The measurements of a simulated run, as plain values.
 
+Records a simulated run while it happens, and computes its result at the end.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.dispatch import SimulatedDispatch
 from rollstream.simulator.policies import SchedulingPolicy
-from rollstream.simulator.result import TimelineArrow, SampleCounts, SimulationResult, RolloutBars, lag_shares
-from rollstream.simulator.seat import SimulatedRollout
+from rollstream.simulator.replica import UsageTotals
 from rollstream.simulator.trainer import SimulatedStep, SimulatedTrainer
-from rollstream.simulator.usage import UsageTotals
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCounts:
+    """Samples of the whole run. Every admitted sample is trained, dropped by lag, expired with its
+    group, ready, finished in an incomplete group, or unfinished; `add_up` checks it (invariant 1).
+    """
+
+    admitted: int
+    trained: int
+    dropped: int
+    expired: int
+    ready: int
+    finished_open: int
+    unfinished: int
+    moves: int
+    moved_samples: int
+    pulls: int
+    restarts: int
+    preempted: int
+    failures: int
+    generated_tokens: int
+    lost_tokens: int
+    masked_tokens: int
+    prefilled_tokens: int
+
+    def add_up(self) -> bool:
+        ended = self.trained + self.dropped + self.expired
+        return self.admitted == ended + self.ready + self.finished_open + self.unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineArrow:
+    """A move between two rollouts, or a pull or drain of one (`target` is `source` then)."""
+
+    kind: str
+    from_s: float
+    to_s: float
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBars:
+    """Bars of a process in the timeline: start, end, version."""
+
+    name: str
+    bars: tuple[tuple[float, float, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """Measured from the end of step `skip` to the end of the last step; seconds are virtual."""
+
+    policy: str
+    tokens_per_s: float
+    """Trained tokens."""
+    generated_per_s: float
+    step_s: float
+    kv_utilisation: float
+    """Mean over time and rollouts."""
+    idle_share: float
+    """Share of the rollouts' time without decoding, prefill and (where colocated) training."""
+    trainer_idle_share: float
+    lags: dict[int, float]
+    """Share of the trained tokens by lag at consumption."""
+    seconds: float
+    counts: SampleCounts
+    steps: tuple[SimulatedStep, ...]
+    rows: tuple[RolloutBars, ...]
+    arrows: tuple[TimelineArrow, ...]
+
+    def lag_mean(self) -> float:
+        return sum(lag * share for lag, share in self.lags.items())
+
+    def lag_max(self) -> int:
+        return max(self.lags, default=0)
+
+    def line(self) -> dict[str, object]:
+        """The JSON object that `simulate --json` prints."""
+        return {
+            "policy": self.policy,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "generated_per_s": round(self.generated_per_s, 1),
+            "step_s": round(self.step_s, 3),
+            "kv_utilisation": round(self.kv_utilisation, 4),
+            "idle_share": round(self.idle_share, 4),
+            "trainer_idle_share": round(self.trainer_idle_share, 4),
+            "lag_mean": round(self.lag_mean(), 3),
+            "lag_max": self.lag_max(),
+            "lags": {str(lag): round(share, 4) for lag, share in sorted(self.lags.items())},
+            "seconds": round(self.seconds, 1),
+            "moves": self.counts.moves,
+            "pulls": self.counts.pulls,
+            "preempted": self.counts.preempted,
+            "dropped": self.counts.dropped,
+            "masked_tokens": self.counts.masked_tokens,
+            "restarts": self.counts.restarts,
+            "failures": self.counts.failures,
+        }
+
+
+def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
+    """Share of the steps' trained tokens by lag."""
+    tokens: Counter[int] = Counter()
+    for step in steps:
+        tokens.update(step.lags)
+    total = sum(tokens.values())
+    return {lag: count / total for lag, count in sorted(tokens.items())} if total else {}
+
 
 ROWS_MAX = 32  # rollouts in the timeline
 ARROWS_MAX = 4_000
@@ -42,7 +155,9 @@ class SimulationRecorder:
         name = rollout.replica.name
         self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
 
-    def note_move(self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float) -> None:
+    def note_move(
+        self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float
+    ) -> None:
         """Note that trajectories move between two rollouts."""
         names = source.replica.name, target.replica.name
         self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
@@ -52,7 +167,9 @@ class SimulationRecorder:
         name = rollout.replica.name
         self._draw(TimelineArrow("drain", now_s, now_s, name, name))
 
-    def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> SimulationResult:
+    def result(
+        self, now_s: float, moves: int, moved_samples: int, failures: int
+    ) -> SimulationResult:
         """The measurements of a finished run that ends at `now_s`."""
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
@@ -77,7 +194,9 @@ class SimulationRecorder:
             arrows=tuple(self.arrows),
         )
 
-    def _counts(self, after: UsageTotals, moves: int, moved_samples: int, failures: int) -> SampleCounts:
+    def _counts(
+        self, after: UsageTotals, moves: int, moved_samples: int, failures: int
+    ) -> SampleCounts:
         dispatching, trainer = self.dispatching, self.trainer
         held = sum(rollout.held() for rollout in self.rollouts.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
@@ -103,12 +222,15 @@ class SimulationRecorder:
         )
 
     def _reading(self, now_s: float) -> UsageTotals:
-        return sum((rollout.replica.totals(now_s) for rollout in self.rollouts.values()), UsageTotals())
+        return sum(
+            (rollout.replica.totals(now_s) for rollout in self.rollouts.values()), UsageTotals()
+        )
 
     def _rows(self) -> tuple[RolloutBars, ...]:
         shown = list(self.rollouts.values())[:ROWS_MAX]
         return tuple(
-            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars)) for rollout in shown
+            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars))
+            for rollout in shown
         )
 
     def _draw(self, arrow: TimelineArrow) -> None:

@@ -6,21 +6,21 @@ comes from the workload's seed.
 
 import numpy as np
 
-from rollstream.simulator.cluster import Cluster, Job
+from rollstream.errors import ConfigurationError
+from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.faults import FaultInjector
 from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.repack import ArrivingMove, SimulatedRepack
-from rollstream.simulator.result import SimulationResult
-from rollstream.simulator.seat import SimulatedRollout
-from rollstream.simulator.work import SimulatedTrajectory
-from rollstream.simulator.workload import Workload
+from rollstream.simulator.results import SimulationResult
+from rollstream.simulator.workload import SimulatedTrajectory, Workload
 from rollstream.simulator.world import Kind, World
-from rollstream.errors import ConfigurationError
 
 STEP_S_MAX = 86_400.0  # virtual seconds without a step, after which the run counts as stuck
 
 
-def simulate(cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload) -> SimulationResult:
+def simulate(
+    cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
+) -> SimulationResult:
     """Run until the last step is trained. Raises `ConfigurationError` if a step cannot complete."""
     return Simulation(World(cluster, job, policy, workload)).run()
 

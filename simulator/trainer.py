@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.workload import SimulatedTrajectory
 
 CHUNKS = 16  # pieces of a step, at most, if it starts before all its groups are ready
 

@@ -5,14 +5,29 @@ A group's lengths are a function of (seed, pass, prompt) alone, so policies are 
 work. Two answers to one prompt correlate as in the paced engine: a Gaussian copula with one part
 per prompt, shared by all passes, and one part per answer. History therefore predicts part of a
 length.
+
+Recorded answer lengths: a text file, a Parquet file, or an archive of a run.
+
+A simulated trajectory, from admission to training.
 """
 
 from dataclasses import dataclass, field
 
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.engines.paced.lengths import NORMAL, LengthDistribution
+from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.paced.lengths import (
+    NORMAL,
+    LengthDistribution,
+    LengthTrace,
+    read_trace,
+)
 
 EDGE, KNOTS = 6.0, 2_401
 """Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond it is one
@@ -86,3 +101,104 @@ class RecordedWorkload(Workload):
 
     def earlier(self, prompt: int) -> list[int]:
         return []
+
+
+TOPIC = {"trajectories", "topic=trajectories"}
+
+
+def read_lengths(path: str, column: str) -> LengthTrace:
+    """Lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names the missing file or
+    column.
+    """
+    where = Path(path)
+    if where.is_dir() or where.suffix == ".parquet":
+        return _of_parquet(where, column)
+    try:
+        return read_trace(path)
+    except ConfigurationError as error:  # the message names the paced engine's setting
+        raise ConfigurationError(str(error).replace("paced.lengths", "lengths")) from None
+
+
+def _of_parquet(where: Path, column: str) -> LengthTrace:
+    """Lengths of an archive's trajectories; of all files of the folder if it is not an archive."""
+    files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
+    own = [file for file in files if TOPIC & set(file.parts)]
+    found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)
+    if not found:
+        raise ConfigurationError(f"lengths.trace: no lengths in column {column} of {where}")
+    return LengthTrace(tuple(found))
+
+
+def _read(file: Path, column: str) -> list[float]:
+    import pyarrow as pa
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    try:
+        values = parquet.ParquetFile(file).read(columns=[column]).column(column)
+    except (OSError, KeyError, pa.ArrowInvalid) as error:
+        raise ConfigurationError(
+            f"lengths.trace: no column {column} can be read from {file}: {error}"
+        ) from None
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        values = compute.list_value_length(values)
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise ConfigurationError(
+            f"lengths.trace: column {column} of {file} is {values.type}, neither number nor list"
+        )
+    return [float(value) for value in values.drop_null().to_pylist()]
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedTrajectory:
+    """`length` is the final length of the answer, hidden from all planners. `spans` are (version,
+    tokens generated under it) in order (invariant 3).
+    """
+
+    name: str
+    group: int
+    wave: int
+    prompt: int
+    length: int
+    predicted: float = 0.0
+    done: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    span_tokens: int = 0
+    """Number of `done` tokens that are in `spans`."""
+    begun: int = 0
+    """Step of its replica at which it started, minus `done`; valid while it runs."""
+    attempt: int = 1
+    moves: int = 0
+    version: int = -1
+    """Under `keep_version` the version that it started under; -1 before."""
+
+    def cache_tokens(self) -> int:
+        """Cache tokens that it needs when it runs from here."""
+        return self.prompt + self.done
+
+    def close_span(self, version: int) -> None:
+        """Add the tokens since the last span to a span of this version."""
+        if self.done > self.span_tokens:
+            if self.spans and self.spans[-1][0] == version:
+                before = self.spans.pop()[1]
+                self.spans.append((version, before + self.done - self.span_tokens))
+            else:
+                self.spans.append((version, self.done - self.span_tokens))
+            self.span_tokens = self.done
+
+    def remove_newest(self, tokens: int) -> None:
+        """Remove the newest tokens, which no partial holds."""
+        self.done -= tokens
+        self.span_tokens = min(self.span_tokens, self.done)
+        over = sum(count for _, count in self.spans) - self.span_tokens
+        while over > 0:
+            version, count = self.spans.pop()
+            if count > over:
+                self.spans.append((version, count - over))
+            over -= count
+
+    def restart(self) -> None:
+        """Start again from the prompt, under another version."""
+        self.done = self.span_tokens = 0
+        self.spans.clear()
+        self.version = -1

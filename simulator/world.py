@@ -8,16 +8,13 @@ the methods below and never import the loop.
 from heapq import heappop, heappush
 from typing import Literal
 
-from rollstream.consumers.dispatch.admit import AdmissionPace
-from rollstream.simulator.cluster import Cluster, Job
+from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.dispatch import SimulatedDispatch
-from rollstream.simulator.foresight import LengthForecast
-from rollstream.simulator.jumps import scaled_roofline
-from rollstream.simulator.placement import WavePlacement
+from rollstream.simulator.placement import LengthForecast, WavePlacement
 from rollstream.simulator.policies import SchedulingPolicy
+from rollstream.simulator.replica import Replica, scaled_roofline
 from rollstream.simulator.results import SimulationRecorder
-from rollstream.simulator.replica import Replica
-from rollstream.simulator.seat import SimulatedRollout
 from rollstream.simulator.trainer import SimulatedTrainer
 from rollstream.simulator.workload import Workload
 
@@ -27,7 +24,9 @@ Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pull
 class World:
     """The rollouts, the dispatcher, the trainer and the heap of planned events."""
 
-    def __init__(self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload) -> None:
+    def __init__(
+        self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
+    ) -> None:
         self.cluster, self.job, self.policy = cluster, job, policy
         self.keeps = policy.on_update == "keep_version"
         lag = job.max_lag if policy.lag is None else policy.lag

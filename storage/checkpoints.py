@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollstream.storage.stores.json_objects import FORMAT, create_idempotent, seal, unseal
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.weights.manifest import FileEntry, TensorFiles
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.pointer import read_pointer
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import FORMAT, create_idempotent, seal, unseal
+from rollstream.storage.weights.manifest import FileEntry, TensorFiles
+from rollstream.storage.weights.pointer import read_pointer
 
 if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and states without it
     import torch
@@ -103,7 +102,9 @@ def write_checkpoint(
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     files = write_shards(store, wanted.folder, "state", tensors, shard_bytes)  # 1
-    entry = FileEntry(STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text))  # 2
+    entry = FileEntry(
+        STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text)
+    )  # 2
     pointer = read_pointer(store)
     if pointer is not None and pointer[0].term > term:
         raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} has taken over")

@@ -6,18 +6,25 @@ clock. It may take it at once if the lease was released, or if the supervisor th
 handed over the holder's nonce. Clocks of two machines are never compared. A holder that was only
 suspended finds a higher term at its next renewal and is `Fenced`; its records in between are void
 by their term (invariant 7). So the lease only saves work; the term decides which records count.
+
+Renews a lease in the background, every third of its duration.
+
+Store failures are tolerated until the duration has passed without a successful renewal: from then
+on another process may hold the role, so the holder must stop as if it had met a higher term. The
+same holds after an unexpected error.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import RoleRecord, read_role, role_key
-from rollstream.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
+from rollstream.errors import Fenced, LeaseHeld, ObjectExists, StoreError, SwapLost
 from rollstream.metric_values import MetricValues
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.terms import RoleRecord, read_role, role_key
 
 POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
 POLL_S_MAX = 1.0
@@ -107,7 +114,10 @@ class LeaseClaim:
     """
 
     def __init__(
-        self, store: ObjectStore, candidate: LeaseCandidate, clock: Callable[[], float] = time.monotonic
+        self,
+        store: ObjectStore,
+        candidate: LeaseCandidate,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._candidate = candidate
@@ -173,3 +183,75 @@ def _lease_held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
         f"role {role} is held by {by} and was not released within {wait_s:.1f} s; "
         "stop that process, or wait longer"
     )
+
+
+log = logging.getLogger(__name__)
+
+
+def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
+    """Renew once and return the time from which the lease is known to be held.
+
+    If the store failed, that is `held_s` again. Raises `Fenced` if a higher term has the role, or
+    if no renewal succeeded for the lease's duration.
+    """
+    now = clock()  # before the swap: no waiting candidate can have started to count earlier
+    try:
+        lease.renew()
+    except StoreError as error:
+        if clock() - held_s < lease.duration_s:
+            return held_s
+        raise Fenced(
+            f"role {lease.role} of term {lease.term} could not be renewed for {lease.duration_s} s"
+            f" ({error}); another process may hold it"
+        ) from error
+    return now
+
+
+class LeaseRenewal:
+    """Keeps a lease while the block runs. If it cannot, `lost` is set and `on_lost` is called
+    once.
+
+    Leaving the block stops renewing; it does not release the lease.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Fenced], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lost = threading.Event()
+        self._lease = lease
+        self._on_lost = on_lost
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"renew-{lease.role}", daemon=True)
+
+    def __enter__(self) -> "LeaseRenewal":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        held_s = self._clock()
+        try:
+            while not self._stop.wait(self._lease.duration_s / 3):
+                held_s = renew_once(self._lease, held_s, self._clock)
+        except Fenced as error:
+            self._lose(error)
+        except Exception as error:  # the thread ends here, so the role must not be held silently
+            log.exception("the lease of role %s could not be renewed", self._lease.role)
+            self._lose(
+                Fenced(
+                    f"role {self._lease.role} of term {self._lease.term} is no longer renewed "
+                    f"({type(error).__name__}: {error}); another process may hold it"
+                )
+            )
+
+    def _lose(self, why: Fenced) -> None:
+        self.lost.set()
+        if self._on_lost is not None:
+            self._on_lost(why)

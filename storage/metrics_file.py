@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rollstream.storage.stores.file_errors import translate_os_errors
 from rollstream.errors import CorruptObject
+from rollstream.storage.stores.file import translate_os_errors
 
 TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many last bytes
 

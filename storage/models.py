@@ -23,12 +23,12 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rollstream.storage.hf_folder import check_hf_weights, find_hf_folder, read_hf_config
-from rollstream.storage.weights.manifest import Manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.tensors import untie
-from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
 from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.storage.hf_folder import check_hf_weights, find_hf_folder, read_hf_config
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.manifest import Manifest
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
 
 Setting = int | float | bool | str

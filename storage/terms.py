@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollstream.storage.stores.json_objects import decode_json, encode_json
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import decode_json, encode_json
 
 SWAPS_MAX = 100
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0

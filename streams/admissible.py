@@ -17,7 +17,9 @@ import numpy as np
 from rollstream.streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory
 from rollstream.streams.values import Version
 
-RefusalKind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
+RefusalKind = Literal[
+    "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
+]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal: a metric label has no other value."""
 

@@ -14,13 +14,18 @@ All back ends give the same guarantees (one conformance suite, `tests/streams/`)
 * Consumer groups only spread partitions over members. They decide nothing.
 
 The caller bounds every wait.
+
+Checks that every bus makes with the same error texts: differing settings, records too large,
+positions that are gone.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from rollstream.errors import BusError, PositionLost, RecordTooLarge
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
@@ -135,3 +140,54 @@ class Bus(Protocol):
     def join(self, group: str, topic: str, member: str) -> GroupReader: ...
 
     def close(self) -> None: ...
+
+
+def check_same_settings(existing: Topic, wanted: Topic) -> None:
+    """Raise `BusError`, naming each setting in which an existing topic differs from the requested
+    one. An existing topic may accept larger records, as topics of earlier runs do.
+    """
+    larger = max(existing.record_bytes_max, wanted.record_bytes_max)
+    wanted = dataclasses.replace(wanted, record_bytes_max=larger)
+    differences = [
+        f"{field.name} is {has!r}, asked for {asked!r}"
+        for field in dataclasses.fields(Topic)
+        if (has := getattr(existing, field.name)) != (asked := getattr(wanted, field.name))
+    ]
+    if differences:
+        raise BusError(
+            f"topic {wanted.name!r} exists with other settings: {'; '.join(differences)}; "
+            "use another folder or prefix for the new run, or the settings it was created with"
+        )
+
+
+def check_entries(topic: Topic, entries: Sequence[AppendEntry]) -> None:
+    """Raise, before anything is written, if an entry is too large or names a partition that does
+    not exist.
+    """
+    for entry in entries:
+        size = len(entry.key) + len(entry.value or b"")
+        if size > topic.record_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes with key {entry.key!r} is above the "
+                f"{topic.record_bytes_max} that topic {topic.name!r} takes"
+            )
+        if entry.partition is not None and not 0 <= entry.partition < topic.partitions:
+            raise BusError(f"topic {topic.name!r} has no partition {entry.partition}")
+
+
+def check_position(topic: str, partition: int, offset: int, begin: int, end: int) -> None:
+    """Raise `PositionLost` below the first kept offset and `BusError` beyond the end."""
+    if offset < begin:
+        raise PositionLost(
+            f"{topic}/{partition}: offset {offset} was truncated, kept are {begin} to {end}; "
+            "start from a newer checkpoint or from the begin"
+        )
+    if offset > end:
+        raise BusError(
+            f"{topic}/{partition}: offset {offset} is beyond the end {end}; "
+            "this position belongs to another log, or the log's files were replaced"
+        )
+
+
+def missing_topic(topic: str, where: str) -> BusError:
+    return BusError(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")

@@ -41,11 +41,11 @@ from rollstream.streams.records import SCHEMAS, Claim, Record
 __all__ = [
     "Decoded",
     "Envelope",
-    "record_hash",
     "decode",
     "encode",
     "envelope_of",
     "is_canonical",
+    "record_hash",
 ]
 
 MAGIC = b"RSR1"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from rollstream.streams.bus import Bus
 from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.bus import Bus
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.sqlite.bus import SqliteBus
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollstream.errors import BusError, DecodeError, PositionLost
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
-from rollstream.errors import BusError, DecodeError, PositionLost
 from rollstream.streams.records import Dead
 from rollstream.streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from rollstream.streams.writer import KeyedRecord, publish_all

@@ -21,8 +21,8 @@ Compaction makes holes, so in compacted topics gaps are normal and only terms an
 
 from enum import Enum
 
-from rollstream.streams.codec import Envelope
 from rollstream.errors import SequenceGap
+from rollstream.streams.codec import Envelope
 from rollstream.streams.records import Fence
 
 

@@ -11,12 +11,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.streams.bus import AppendEntry, GroupReader, Message
-from rollstream.streams.claims import LEASE_S, PartitionLease, claim_partitions
 from rollstream.deadline import Deadline
-from rollstream.streams.consumer_groups import LeasedGroupReader
+from rollstream.streams.bus import (
+    AppendEntry,
+    GroupReader,
+    Message,
+    check_entries,
+    check_position,
+    check_same_settings,
+    missing_topic,
+)
+from rollstream.streams.consumer_groups import (
+    LEASE_S,
+    LeasedGroupReader,
+    PartitionLease,
+    claim_partitions,
+)
 from rollstream.streams.records import Position
-from rollstream.streams.refusals import check_entries, check_position, check_same_settings, missing_topic
 from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 
 

@@ -17,7 +17,21 @@ from typing import Literal, dataclass_transform, get_args
 import msgspec
 from msgspec import field
 
-from rollstream.streams.values import Address, AnnotationUsed, Bytes, Drafts, Floats, GroupMembers, Member, ReadTo, Sampling, Sources, Span, Tokens, Version
+from rollstream.streams.values import (
+    Address,
+    AnnotationUsed,
+    Bytes,
+    Drafts,
+    Floats,
+    GroupMembers,
+    Member,
+    ReadTo,
+    Sampling,
+    Sources,
+    Span,
+    Tokens,
+    Version,
+)
 from rollstream.streams.values import Fence as Fence
 from rollstream.streams.values import Position as Position
 

@@ -33,7 +33,9 @@ NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
 that such a role writes and that is not in `FIRST_RELEASE_SCHEMAS`.
 """
 
-NEEDED_FEATURES = tuple(sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs}))
+NEEDED_FEATURES = tuple(
+    sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs})
+)
 """All features that a role needs to act on a run once a trainer of this release has."""
 
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
@@ -43,7 +45,9 @@ KNOWN_FEATURES = frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS
 """Features that this release understands."""
 
 
-def missing_features(needs: Collection[str], known: Collection[str] = KNOWN_FEATURES) -> tuple[str, ...]:
+def missing_features(
+    needs: Collection[str], known: Collection[str] = KNOWN_FEATURES
+) -> tuple[str, ...]:
     """The features of `needs` that are not in `known`, sorted."""
     return tuple(sorted(set(needs) - set(known)))
 

@@ -9,11 +9,11 @@ needs.
 
 from collections.abc import Iterable, Mapping
 
+from rollstream.errors import PositionLost
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import envelope_of
-from rollstream.errors import PositionLost
-from rollstream.streams.values import Address
 from rollstream.streams.records import Fence, Position
+from rollstream.streams.values import Address
 
 TRUNCATED_GROUP = "truncated"
 """Consumer group that holds the positions below which a topic is truncated."""
@@ -35,7 +35,9 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
     if not ahead:
         return {}
     known = bus.committed(TRUNCATED_GROUP, topic)
-    bus.commit(TRUNCATED_GROUP, topic, {p: _later(at, known.get(p)) for p, at in ahead.items()})  # 1
+    bus.commit(
+        TRUNCATED_GROUP, topic, {p: _later(at, known.get(p)) for p, at in ahead.items()}
+    )  # 1
     bus.truncate(topic, {p: at.offset for p, at in ahead.items()})  # 2
     return {p: at.offset - begin[p] for p, at in ahead.items()}
 

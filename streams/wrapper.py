@@ -5,8 +5,8 @@ A bus wrapper (claim check, fault injection) derives from it and overrides only 
 
 from collections.abc import Mapping, Sequence
 
-from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
 from rollstream.metric_values import MetricValues, ProvidesMetrics
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 

@@ -10,15 +10,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.codec import Envelope, encode
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, RecordTooLarge
-from rollstream.streams.values import Address
+from rollstream.streams.bus import AppendEntry, Bus, check_entries
+from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.records import Fence, Opened, Position, Record
-from rollstream.streams.refusals import check_entries
 from rollstream.streams.release import KNOWN_FEATURES, NEEDED_BY_TOPIC, RELEASE
 from rollstream.streams.topics import partition_of
+from rollstream.streams.values import Address
 
 RETRY_S = 20.0  # how long a batch in doubt is sent again
 RETRY_PAUSE_S = 0.1

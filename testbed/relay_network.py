@@ -16,20 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollstream.storage.relay.client import BandwidthLimiter
+from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.store import RelayStore
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.weights.manifest import FileEntry, Manifest, TensorFiles, manifest_key, version_folder
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.storage.relay.pace import BandwidthLimiter
-from rollstream.storage.relay.pushing import PushingStore
-from rollstream.storage.relay.store import RelayStore
+from rollstream.storage.weights.manifest import (
+    FileEntry,
+    Manifest,
+    TensorFiles,
+    manifest_key,
+    version_folder,
+)
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Version
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 from testbed.waiting import WAIT_S, wait_for
 

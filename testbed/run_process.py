@@ -14,15 +14,15 @@ from typing import TypeVar
 
 import psutil
 
-from rollstream.producers.settings import TaskSettings
-from rollstream.producers.tasks.registry import load_task
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing, store_url
-from rollstream.storage.archive.whole import whole_topic
-from rollstream.storage.stores.connect import open_store
+from rollstream.errors import BusError
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.models import build_model
-from rollstream.errors import BusError
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
 from testbed.waiting import WAIT_S
 

@@ -2,8 +2,38 @@
 
 import numpy as np
 
-from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, Sampling, Span, Version
-from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Claim, Configured, Dead, GroupClosed, Opened, Partial, Prompt, Record, RelayStatus, RolloutStatus, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Claim,
+    Configured,
+    Dead,
+    GroupClosed,
+    Opened,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    Trajectory,
+    WeightsAnnounced,
+)
+from rollstream.streams.values import (
+    Address,
+    AnnotationUsed,
+    GroupMembers,
+    Member,
+    Sampling,
+    Span,
+    Version,
+)
 
 TOKENS = np.array([5, 6, 150_000, 7], np.uint32)
 SOURCES = np.array([0, 0, 1, 1], np.uint8)

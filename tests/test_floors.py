@@ -1,5 +1,5 @@
-"""The floors of DESIGN.md hold: a file imports only from floors below its own and from its own
-package, and each foreign client is imported in one file.
+"""The floors of docs/reference/invariants.md hold: a file imports only from floors below its own
+and from its own package, and each foreign client is imported in one file.
 """
 
 import ast
@@ -7,9 +7,9 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
-from testbed.repository import ROOT
-
-BELOW = {
+ROOT = next(p for p in Path(__file__).parents if (p / "pyproject.toml").exists())
+BELOW: dict[str, set[str]] = {
+    "base": set(),
     "streams": set(),
     "storage": {"streams"},
     "producers": {"streams", "storage"},
@@ -17,74 +17,118 @@ BELOW = {
     "simulator": {"streams", "storage", "producers", "consumers"},
     "rollstream": {"streams", "storage", "producers", "consumers", "simulator"},
 }
+BASE = {"errors", "deadline", "metric_values", "process"}
+"""Floor 0: modules directly in `rollstream/` that every floor may import."""
 ONE_FILE = {"kafka", "boto3", "botocore", "vllm"}
-SOURCES = sorted(path for package in BELOW for path in (ROOT / package).rglob("*.py"))
+FOLDERS = tuple(package for package in BELOW if package != "base")
+SOURCES = sorted(
+    path
+    for package in FOLDERS
+    for path in (ROOT / package).rglob("*.py")
+    if not any(parent.is_symlink() for parent in path.parents)
+)
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    is_base = parts[0] == "rollstream" and len(parts) == 2 and path.stem in BASE
+    return "base" if is_base else parts[0]
 
 
 @functools.cache
 def read(path: Path) -> tuple[list[tuple[str, int]], set[str]]:
-    """Top-level names that a file imports, anywhere in it, each with the level of the import; and
-    the names that it calls.
+    """Full names of what a file imports, anywhere in it, each with the level of the import; and the
+    names of the functions that it calls.
     """
     imported: list[tuple[str, int]] = []
     called: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            imported += ((alias.name.split(".")[0], 0) for alias in node.names)
+            imported += ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            imported.append(((node.module or "").split(".")[0], node.level))
+            module = node.module or ""
+            imported += ((f"{module}.{alias.name}", node.level) for alias in node.names)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.add(node.func.id)
     return imported, called
 
 
-def imports(path: Path) -> list[tuple[str, int]]:
-    return read(path)[0]
+def floor_of(name: str) -> str | None:
+    """The package that an imported name belongs to; None where it is foreign or floor 0."""
+    parts = name.split(".")
+    if parts[0] != "rollstream" or len(parts) == 1:
+        return None
+    if parts[1] in BASE:
+        return None
+    return parts[1] if parts[1] in BELOW else "rollstream"
+
+
+def roots(path: Path) -> set[str]:
+    return {name.split(".")[0] for name, _ in read(path)[0]}
 
 
 def test_there_is_something_to_check():
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} >= set(BELOW)
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} >= set(FOLDERS)
 
 
 def test_a_file_imports_only_from_floors_below_and_from_its_own_package():
     wrong: list[str] = []
     for path in SOURCES:
-        package = path.relative_to(ROOT).parts[0]
-        for name, _ in imports(path):
-            if name in BELOW and name != package and name not in BELOW[package]:
+        package = package_of(path)
+        for name, _ in read(path)[0]:
+            floor = floor_of(name)
+            if floor and floor != package and floor not in BELOW[package]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
 
-def test_no_source_imports_tests_testbed_benchmarks_or_examples():
-    above = {"tests", "testbed", "benchmarks", "examples"}
-    wrong = [str(path) for path in SOURCES if above & {name for name, _ in imports(path)}]
-    assert wrong == []
-
-
-def test_testbed_imports_no_test_and_no_benchmark_and_benchmarks_no_test():
-    forbidden = {"testbed": {"tests", "benchmarks"}, "benchmarks": {"tests"}}
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for package, above in forbidden.items()
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for name, _ in imports(path)
-        if name in above
+def test_everything_is_imported_below_one_root():
+    bare = set(FOLDERS) - {"rollstream"}
+    everywhere = [
+        *SOURCES,
+        *(
+            p
+            for top in ("tests", "benchmarks", "testbed", "examples")
+            for p in (ROOT / top).rglob("*.py")
+        ),
     ]
-    assert wrong == []
+    assert [str(path) for path in everywhere if bare & roots(path)] == []
+
+
+def test_no_source_imports_what_stands_beside_the_product():
+    beside = {"tests", "benchmarks", "examples", "testbed"}
+    assert [str(path) for path in SOURCES if beside & roots(path)] == []
+
+
+def test_benchmarks_and_testbed_import_no_tests():
+    paths = [p for top in ("benchmarks", "testbed") for p in (ROOT / top).rglob("*.py")]
+    assert [str(path) for path in paths if "tests" in roots(path)] == []
 
 
 def test_imports_are_absolute():
-    relative = [str(path) for path in SOURCES if any(level for _, level in imports(path))]
+    relative = [str(path) for path in SOURCES if any(level for _, level in read(path)[0])]
     assert relative == []
+
+
+def test_a_module_never_imports_its_own_package():
+    """Inside a package one imports the module: what a package exports may import any of them."""
+    wrong: list[str] = []
+    for path in SOURCES:
+        own = ".".join(path.relative_to(ROOT).parent.parts)
+        own = own if own.split(".")[0] == "rollstream" else f"rollstream.{own}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == own and path.stem != "__init__":
+                names = {alias.name for alias in node.names}
+                modules = {p.stem for p in path.parent.iterdir()}
+                wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names - modules]
+    assert wrong == []
 
 
 def test_each_foreign_client_is_imported_in_at_most_one_file():
     users: defaultdict[str, set[str]] = defaultdict(set)
     for path in SOURCES:
-        for name, _ in imports(path):
-            if name in ONE_FILE:
-                users[name].add(str(path.relative_to(ROOT)))
+        for name in roots(path) & ONE_FILE:
+            users[name].add(str(path.relative_to(ROOT)))
     assert {name: files for name, files in users.items() if len(files) > 1} == {}
 
 
@@ -92,6 +136,6 @@ def test_nothing_is_pickled_or_evaluated():
     forbidden = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
     wrong: list[str] = []
     for path in SOURCES:
-        wrong += [f"{path}: {name}" for name, _ in imports(path) if name in forbidden]
+        wrong += [f"{path}: {name}" for name in roots(path) & forbidden]
         wrong += [f"{path}: {name}" for name in read(path)[1] & {"eval", "exec"}]
     assert wrong == []

@@ -25,12 +25,12 @@ import pyarrow.parquet as pq
 from benchmarks.case import Case, alone, paired
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
+from rollstream.storage.archive.files import archive_key
 from rollstream.storage.archive.tables import table_of
-from rollstream.storage.archive.names import archive_key
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import encode
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Span, Version
 
 ROWS, QUICK_ROWS = 1_000_000, 100_000
 FILE_ROWS = 50_000

@@ -3,9 +3,9 @@ taken to be dead, and the dead must still be found.
 
 Virtual time. Real are the records and the log (in memory, nothing compacted, as in the active
 segment of a broker), the heartbeats that a busy loop has repeated (`StatusRepeats`), and dispatch's
-readers, state and judgement (`DispatchInbox`, `DispatchState`, `drop_silent_rollouts`). Every rollout stands still
-for 30 s at each version, all about the same time; dispatch stands still for 2 to 12 s every few
-seconds; some rollouts die and some loops deadlock, also during either.
+readers, state and judgement (`DispatchInbox`, `DispatchState`, `drop_silent_rollouts`). Every
+rollout stands still for 30 s at each version, all about the same time; dispatch stands still for 2
+to 12 s every few seconds; some rollouts die and some loops deadlock, also during either.
 
 `false_deaths` counts living rollouts that were forgotten; its note has the same run under the rule
 before: a status leaves only a loop that turns, and dispatch judges after one read by its own clock.
@@ -24,12 +24,12 @@ from benchmarks.case import Case, alone
 from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.service import drop_silent_rollouts
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.producers.rollout.pulse import StatusRepeats
+from rollstream.producers.rollout.heartbeat import StatusRepeats
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RolloutStatus
-from rollstream.streams.values import Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import publish_all
 
 ROLLOUTS = 1000
@@ -92,7 +92,9 @@ class Simulation:
         draw = self.draw = random.Random(self.seed)
         first = range(20, int(self.lasts_s), int(UPDATE_EVERY_S))
         self.rollouts = [
-            Simulated(f"r{n}", [u + draw.uniform(0, 3) for u in first], StatusRepeats(STATUS_S, 0.0))
+            Simulated(
+                f"r{n}", [u + draw.uniform(0, 3) for u in first], StatusRepeats(STATUS_S, 0.0)
+            )
             for n in range(ROLLOUTS)
         ]
         doomed = draw.sample(self.rollouts, DEAD + STUCK)

@@ -22,8 +22,7 @@ from transformers import (
 )
 
 from benchmarks.case import Case, paired
-from rollstream.producers.engines.base import GenerationRequest
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.streams.values import Sampling, Version
 
@@ -110,7 +109,9 @@ def _engine(model: PreTrainedModel, lengths: list[int], slots: int) -> Callable[
     prompts = _prompts(len(lengths))
     nothing, sources = np.zeros(0, np.float32), np.zeros(PROMPT, np.uint8)
     requests = [
-        GenerationRequest(f"t{i}", i // SAMPLES, tokens, sources, Sampling(tokens_max=length), 0, nothing)
+        GenerationRequest(
+            f"t{i}", i // SAMPLES, tokens, sources, Sampling(tokens_max=length), 0, nothing
+        )
         for i, (tokens, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
 

@@ -23,7 +23,7 @@ import torch
 from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen, seen
 from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
-from rollstream.producers.engines.vllm.environment_part import INSTALL, installed_release
+from rollstream.producers.engines.vllm.environment import INSTALL, installed_release
 from testbed.run_process import kill_all, run_line
 
 NO_GPU = (

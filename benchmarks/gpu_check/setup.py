@@ -59,7 +59,7 @@ def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
     """A checkpoint with random weights; its tokenizer is the one of the task `numbered`."""
     import torch
 
-    from rollstream.producers.tasks.numbered import Numbered
+    from rollstream.producers.tasks.scripted import Numbered
     from rollstream.storage.models import build_model
 
     model = build_model("Qwen2ForCausalLM", shape, seed=0)

@@ -14,16 +14,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.data.packing import pack_micro_batches
-from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
-from rollstream.producers.engines.base import Emission, Engine, GenerationRequest, WeightUpdate
-from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.tasks.base import Task
-from rollstream.config.settings import Configuration
 from rollstream.config.config import load
-from rollstream.roles.run_task import load_run_task
+from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.selection import pack_micro_batches
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.producers.engines.base import (
+    Emission,
+    Engine,
+    EngineOptions,
+    GenerationRequest,
+    WeightUpdate,
+)
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.tasks.base import Task
+from rollstream.roles.context import load_run_task
 from rollstream.storage.models import load_model
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 from rollstream.streams.values import Sampling, Span, Version

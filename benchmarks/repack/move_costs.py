@@ -54,7 +54,10 @@ def cost_of(folder: Path) -> Cost:
     return Cost(
         tuple(given[key] - asked[key] for key in moved),
         tuple(begun[key] - given[key] for key in moved if key in begun),
-        tuple(1000 * move.plan_s for move in parse_moves(read_metrics(folder / "metrics" / MOVES_FILE))),
+        tuple(
+            1000 * move.plan_s
+            for move in parse_moves(read_metrics(folder / "metrics" / MOVES_FILE))
+        ),
         again,
     )
 

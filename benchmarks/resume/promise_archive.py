@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.names import archive_key
+from rollstream.storage.archive.files import archive_key, encode_file
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Message
-from rollstream.streams.codec import Envelope, record_hash, encode
-from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
+from rollstream.streams.codec import Envelope, encode, record_hash
 from rollstream.streams.records import Admitted, Fence, Opened, Record, StepDone, Take, Trajectory
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
 
 RUN = "recorded"
 SAMPLES, GROUPS, TAKES = 8, 8, 4  # of a group, of a step, of a step

@@ -1,10 +1,11 @@
 """What partials cost beside the trajectory that they secure: bytes written to `partials` per byte
 of the trajectory's own record, at 16 384 generated tokens.
 
-The rollout's own path (`RunningTrajectory`, `RolloutPublisher`, `BackgroundSender`, the codec, a SQLite bus); only the engine is
-made up: a token of each trajectory a poll, under a version that changes every 4 096 tokens. A
-partial lands before the next token comes, so none is longer than `partial_tokens`: the most bytes
-that the default can cost. A rollout whose log is slower writes fewer and longer ones.
+The rollout's own path (`RunningTrajectory`, `RolloutPublisher`, `BackgroundSender`, the codec, a
+SQLite bus); only the engine is made up: a token of each trajectory a poll, under a version that
+changes every 4 096 tokens. A partial lands before the next token comes, so none is longer than
+`partial_tokens`: the most bytes that the default can cost. A rollout whose log is slower writes
+fewer and longer ones.
 """
 
 import tempfile
@@ -15,16 +16,16 @@ import numpy as np
 
 from benchmarks.case import Case, alone
 from rollstream.producers.engines.base import Emission
-from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.sender import BackgroundSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Assignment
-from rollstream.streams.values import Sampling, Tokens, Version
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling, Tokens, Version
 
 TOKENS, QUICK_TOKENS, PROMPT = 16_384, 4096, 256
 VERSION_TOKENS = 4096  # after so many tokens a rollout swaps in the next version
@@ -55,7 +56,9 @@ def _roll_out(bus: Bus, tokens: int) -> None:
     """Some trajectories beside each other, a token of each at a time, to their ends."""
     now = [0.0]
     outbox, settings = BackgroundSender(bus), RolloutSettings()
-    voice = RolloutPublisher(bus, outbox, "rollout-0", 3, settings, StatusSchedule(1.0), clock=lambda: now[0])
+    voice = RolloutPublisher(
+        bus, outbox, "rollout-0", 3, settings, StatusSchedule(1.0), clock=lambda: now[0]
+    )
     growing = [RunningTrajectory.start(_order(index), None, 0.0) for index in range(RUNNING)]
     random = np.random.default_rng(0)
     drawn = random.integers(0, 150_000, (tokens, RUNNING, 1), np.uint32)

@@ -26,10 +26,10 @@ from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import fetch_group
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.archive.reading import archived_files, local_path
 from rollstream.storage.archive.log import LogWithArchive
-from rollstream.storage.stores.connect import open_store
+from rollstream.storage.archive.reading import archived_files, local_path
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.values import Member
 
 STEPS = {512: 400, 8192: 26}

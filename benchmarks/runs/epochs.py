@@ -15,16 +15,15 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.runs.measured import run
-from rollstream.producers.engines.base import DraftStats, Emission, GenerationRequest
-from rollstream.producers.drafts import HistoryAnswer, AnswerHistory
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.torch import TorchEngine
-from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing, store_url
-from rollstream.storage.stores.connect import open_store
+from rollstream.producers.drafts import AnswerHistory, HistoryAnswer
+from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.base import DraftStats, Emission, EngineOptions, GenerationRequest
+from rollstream.producers.engines.torch import TorchEngine
 from rollstream.storage.models import model_from_version
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import PROMPT, Trajectory
 from rollstream.streams.values import Sampling, Version
@@ -121,12 +120,18 @@ def requests(of: Pass, count: int, skip: int = 0) -> list[GenerationRequest]:
         prompt = answer.tokens[answer.sources == PROMPT]
         sources = np.full(len(prompt), PROMPT, np.uint8)
         name = f"{answer.group}-{answer.index}"
-        found.append(GenerationRequest(name, answer.group, prompt, sources, sampling, SEED, nothing))
+        found.append(
+            GenerationRequest(name, answer.group, prompt, sources, sampling, SEED, nothing)
+        )
     return found
 
 
 def generate(
-    of: Pass, asked: Sequence[GenerationRequest], slots: int, history: AnswerHistory | None, switch: DraftGate
+    of: Pass,
+    asked: Sequence[GenerationRequest],
+    slots: int,
+    history: AnswerHistory | None,
+    switch: DraftGate,
 ) -> Generated:
     """All of it through one engine; without a history the engine knows nothing of drafts."""
     weights = of.model.state_dict()

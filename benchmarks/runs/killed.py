@@ -103,7 +103,7 @@ def started_up(warm: Path) -> float:
     loading the model.
     """
     code = (
-        "import rollstream.__main__, rollstream.cli.role, rollstream.roles.train_role, "
+        "import rollstream.__main__, rollstream.cli.role, rollstream.roles.train, "
         "rollstream.roles.roles; from rollstream.storage.models import load_model; "
         f"load_model({str(warm)!r})"
     )

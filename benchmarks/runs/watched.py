@@ -17,9 +17,9 @@ from pathlib import Path
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.monitor.watching import TopicWatcher
-from rollstream.streams.bus import Bus
 from rollstream.errors import BusError
+from rollstream.monitor.feed import TopicWatcher
+from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus, StepDone
 from testbed.repository import EXAMPLES
 from testbed.run_process import run_line, running

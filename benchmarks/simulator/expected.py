@@ -14,8 +14,8 @@ from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.roles.profiling import measure_profile
-from rollstream.simulator.jumps import scaled_roofline
 from rollstream.simulator.predict import Prediction, RealRunSettings, predict
+from rollstream.simulator.replica import scaled_roofline
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
 PROFILED_SLOTS = 96  # no run predicted here has more

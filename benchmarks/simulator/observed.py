@@ -13,7 +13,14 @@ from rollstream.config.settings import Configuration
 from rollstream.simulator.predict import Prediction
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Applied, Record, RolloutStatus, StepDone, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Applied,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Trajectory,
+    WeightsAnnounced,
+)
 
 
 @dataclass(frozen=True, slots=True)

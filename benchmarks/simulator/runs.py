@@ -10,10 +10,15 @@ import numpy as np
 
 from rollstream.simulator.cluster import constant_values
 from rollstream.simulator.constants import CONSTANTS
-from rollstream.simulator.experiment import SimulationSetup, setup_of, checked_constants
+from rollstream.simulator.experiment import (
+    ClusterSettings,
+    SimulationSettings,
+    SimulationSetup,
+    checked_constants,
+    setup_of,
+)
 from rollstream.simulator.policies import policy_of
-from rollstream.simulator.result import SimulationResult
-from rollstream.simulator.settings import ClusterSettings, SimulationSettings
+from rollstream.simulator.results import SimulationResult
 
 WHOLE = ("slots", "waves_outstanding", "prompt_tokens", "length_median")
 SetUp = tuple[str, int]
@@ -31,7 +36,9 @@ class Best:
         return self.result.tokens_per_s
 
 
-def bench(where: SetUp, scale: int, constants: Mapping[str, float] | None = None) -> SimulationSetup:
+def bench(
+    where: SetUp, scale: int, constants: Mapping[str, float] | None = None
+) -> SimulationSetup:
     """One model on so many GPUs, a slice of it."""
     cluster = ClusterSettings(model=where[0], gpus=where[1])
     settings = SimulationSettings(clusters=(cluster,), scale=scale)

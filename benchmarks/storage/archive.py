@@ -35,8 +35,8 @@ from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 from benchmarks.streams.bus import BATCH, trajectory_of
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage.archive.tables import table_of
 from rollstream.storage.archive.files import encode_file, write_options
+from rollstream.storage.archive.tables import table_of
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Message
 from rollstream.streams.codec import encode

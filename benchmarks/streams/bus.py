@@ -30,11 +30,11 @@ import numpy as np
 from benchmarks.case import Case, alone, paired
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import decode, encode
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
-from rollstream.streams.sqlite.database import Database
 from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.sqlite.database import Database
 from rollstream.streams.topics import Topic
+from rollstream.streams.values import Span, Version
 
 BATCH = 64  # records of one append and of one read
 STREAM_BYTES = 150e6  # of one pair: over twice what SQLite holds back until a checkpoint
@@ -110,7 +110,9 @@ class _BusSide:
 
     def write(self, at: int) -> None:
         batch = self._records[at % len(self._records) :][:BATCH]
-        self._writer.append("trajectories", [AppendEntry(b"%d" % r.group, encode(r)) for r in batch])
+        self._writer.append(
+            "trajectories", [AppendEntry(b"%d" % r.group, encode(r)) for r in batch]
+        )
 
     def read(self, at: int) -> None:
         for message in self._reader.read("trajectories", {0: at}, records_max=BATCH):

@@ -16,11 +16,11 @@ from operator import attrgetter
 import numpy as np
 import psutil
 
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import decode, encode
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Span, Version
 
 RECORD_BYTES = 50_000
 BATCH = 128  # records of one append
@@ -47,7 +47,10 @@ def encode_and_produce(bus: Bus, topic: str, count: int) -> float:
         for size in _batches(count):
             bus.append(
                 topic,
-                [AppendEntry(b"k", encode(r), n % partitions) for n, r in enumerate(records[:size])],
+                [
+                    AppendEntry(b"k", encode(r), n % partitions)
+                    for n, r in enumerate(records[:size])
+                ],
             )
 
     return _timed(work)

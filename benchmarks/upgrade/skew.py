@@ -25,20 +25,19 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.case import Case, alone
-from rollstream.config.settings import Configuration
+from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.cli.main import main
+from rollstream.config.settings import Configuration
+from rollstream.errors import NewerRelease, RollstreamError
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json as encode_object
 from rollstream.storage.stores.json_objects import seal
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, encode
-from rollstream.errors import NewerRelease, RollstreamError
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, Take, WeightsAnnounced
 from rollstream.streams.topics import SCHEMAS_BY_TOPIC, catalogue
@@ -129,7 +128,9 @@ def _of_many(role: str, topic: str) -> str:
     """The role goes on, and dead-letters the record once."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
-        header = json.dumps({"record": {"schema": f"{min(SCHEMAS_BY_TOPIC[topic])[:-1]}2"}}).encode()
+        header = json.dumps(
+            {"record": {"schema": f"{min(SCHEMAS_BY_TOPIC[topic])[:-1]}2"}}
+        ).encode()
         world.bus.append(topic, [AppendEntry(b"newer", _sealed(header), 0)])
         error = _run(world, role, until=lambda: _ends(world.bus, f"{topic}.dead") == 1)
         if error is None and _ends(world.bus, f"{topic}.dead") == 1:
@@ -179,8 +180,7 @@ def _copied() -> str:
         world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
-        from rollstream.storage.archive.messages import messages_of
-        from rollstream.storage.archive.reading import archived_files
+        from rollstream.storage.archive.reading import archived_files, messages_of
 
         files = archived_files(world.store, world.configuration.run, "trajectories")
         kept = [m.value for file in files for m in messages_of(world.store, "trajectories", file)]

@@ -28,9 +28,8 @@ from benchmarks.runs.epochs import (
     recorded,
     requests,
 )
-from rollstream.producers.engines.base import DraftStats, GenerationRequest
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Version
@@ -139,7 +138,9 @@ def _opened(arm: str, pair: Pair, now: Pass, before: Pass) -> VllmEngine:
     )
 
 
-def _seconds_and_tokens(engine: VllmEngine, asked: Sequence[GenerationRequest]) -> tuple[float, int]:
+def _seconds_and_tokens(
+    engine: VllmEngine, asked: Sequence[GenerationRequest]
+) -> tuple[float, int]:
     """All of it, to its end."""
     for request in asked:
         engine.submit(request)

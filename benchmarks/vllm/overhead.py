@@ -26,24 +26,23 @@ from transformers import PreTrainedModel
 from benchmarks.case import Case, paired
 from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
 from rollstream.producers.drafts import AnswerHistory
-from rollstream.producers.drafts.merged import CombinedSource
-from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.drafts.node import CombinedSource, NodeHistory
+from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import BackgroundSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import BackgroundSender
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Assignment
-from rollstream.streams.values import Sampling
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling
 
 BATCH = 16
 SEED = 7
@@ -107,7 +106,9 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     source = CombinedSource(node, AnswerHistory(BATCH * CONTEXT))
     weights = model.state_dict()
     engine = VllmEngine(model.config, weights, V1, EngineOptions(BATCH, CONTEXT, drafts=source))
-    voice = RolloutPublisher(bus, BackgroundSender(bus), "rollout-0", 1, settings, StatusSchedule(settings.status_s))
+    voice = RolloutPublisher(
+        bus, BackgroundSender(bus), "rollout-0", 1, settings, StatusSchedule(settings.status_s)
+    )
     judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
     orders = AssignmentQueue(bus, "rollout-0", 1)
     rollout = RolloutLoop(settings, engine, WeightsFollower(bus, store), orders, judging, voice)

@@ -18,11 +18,10 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
-from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.vllm import VllmEngine
-from rollstream.storage.weights.tensors import untie
 from rollstream.storage.weights.resident import TensorPatch
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling, Version
 
@@ -141,7 +140,9 @@ def updates_lost(count: int, slots: int) -> Case:
         for index in range(slots - len(engine.running())):
             engine.submit(_request(f"{number}.{index}", number * slots + index, 24))
         read(0.02)
-        engine.update(engine.prepare(WeightUpdate(Version(number, 1), states[number % 2])), "in_flight")
+        engine.update(
+            engine.prepare(WeightUpdate(Version(number, 1), states[number % 2])), "in_flight"
+        )
         spans += len(engine.running())
     while engine.running():
         read(10.0)

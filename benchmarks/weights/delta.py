@@ -32,9 +32,9 @@ from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.delta import CodedTensor, apply_tensor, encode_tensor
+from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.manifest import parse_version
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
-from rollstream.storage.weights.fetch_part import fetch_tensors
 
 Words = npt.NDArray[np.uint16]
 Tensors = Mapping[str, torch.Tensor]

@@ -20,12 +20,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.case import Case, alone
-from rollstream.storage.stores.base import Data, ObjectStore
-from rollstream.storage.relay.chain import transfer_s
-from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.object import CHUNK_BYTES
-from rollstream.storage.relay.pace import BandwidthLimiter
-from rollstream.storage.relay.pushing import PushingStore
+from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.topology import RelayDirectory, transfer_s
+from rollstream.storage.stores.base import Data, ObjectStore
 from rollstream.streams.values import Version
 from testbed.relay_network import RelayNet, RelayProcess
 from testbed.servers import versity

@@ -15,13 +15,13 @@ from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.torch.weight_views import WeightView
 from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
-from rollstream.storage.weights.delta import Changes
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
+from rollstream.storage.weights.delta import Changes
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 Tensors = Mapping[str, torch.Tensor]

@@ -22,15 +22,14 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.case import Case
 from benchmarks.weights.sides import Sides, nudged
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.ledger import Ledger
-from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention, StepSnapshot
-from rollstream.consumers.trainer.data.sample_part import Sample
-from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher, StepSnapshot
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.torch import TorchEngine
-from rollstream.storage.stores.file import FileStore
 from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.records import GENERATED, PROMPT, Position, StepDone
 from rollstream.streams.values import Sampling, Span, Version
@@ -101,7 +100,9 @@ class _Stepper:
         ledger.open(Position())
         metrics = MetricsFile(folder / "trainer.jsonl")
         store = self._sides.store
-        self._publisher = StepPublisher(store, self._sides.versions, ledger, metrics, CheckpointRetention(1))
+        self._publisher = StepPublisher(
+            store, self._sides.versions, ledger, metrics, CheckpointRetention(1)
+        )
         self._step = -1
         self._snapshots: list[float] = []
         self._busy: dict[bool, list[float]] = {True: [], False: []}

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from rollstream.consumers.archive.topic import TopicArchive, WrittenFile
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
-from rollstream.metric_values import MetricValues
 
 log = logging.getLogger(__name__)
 

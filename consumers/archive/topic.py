@@ -1,4 +1,11 @@
-"""Archives one topic: reads its partitions and writes files, exactly once even if several archivers
+"""Records of one topic that were read and are in no file yet, and the choice of the partition whose
+file is due. No I/O.
+
+A partition's pending records are always consecutive. A file ends before the first record of a later
+day. A record of an earlier day (a clock that went back) does not end it, so that clocks that
+disagree around midnight give two files and not hundreds.
+
+Archives one topic: reads its partitions and writes files, exactly once even if several archivers
 run.
 
 Exactly-once depends on file names alone. Every archiver's position in a partition is the end of a
@@ -13,19 +20,77 @@ and 3 the next start finds the file; the commit only ever lags behind.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollstream.consumers.archive.pending import PendingRecords, due_partition
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage.archive.names import ArchiveFile, archive_key, parse_archive_key
+from rollstream.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
+from rollstream.storage.archive.files import (
+    ArchiveFile,
+    archive_key,
+    message_bytes,
+    parse_archive_key,
+    utc_day,
+)
 from rollstream.storage.archive.reading import FileEnd, file_end, partition_ends
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
-from rollstream.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
+from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Position
 from rollstream.streams.truncation import ARCHIVE_GROUP
+
+
+class PendingRecords:
+    """Pending records of one partition, oldest first. `since_s` is the time at which the first was
+    read, `bytes` counts keys and values.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.bytes = 0
+        self.messages: list[Message] = []
+        self._cut: int | None = None  # index of the first record of a later day
+
+    @property
+    def spans_days(self) -> bool:
+        return self._cut is not None
+
+    def add(self, message: Message) -> None:
+        self.messages.append(message)
+        self.bytes += message_bytes(message)
+        if self._cut is None and _is_later_day(message, self.messages[0]):
+            self._cut = len(self.messages) - 1
+
+    def next_file(self) -> Sequence[Message]:
+        """The records of the next file: those before the first of a later day."""
+        return self.messages[: self._cut]
+
+    def drop_below(self, before: int) -> None:
+        """Drop the records below this offset."""
+        kept = self.messages[max(0, before - self.messages[0].offset) :]
+        self.messages, self.bytes, self._cut = [], 0, None
+        for message in kept:
+            self.add(message)
+
+
+def _is_later_day(message: Message, first: Message) -> bool:
+    return utc_day(message.timestamp_ms) > utc_day(first.timestamp_ms)
+
+
+def due_partition(
+    pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float
+) -> int | None:
+    """The partition whose file is to be written now, None if no file is due. A file is due if its
+    day is over or its first record waited for `roll_s`; if all partitions together hold
+    `roll_bytes`, the fullest is due.
+    """
+    for partition, held in pending.items():
+        if held.spans_days or now_s - held.since_s >= roll_s:
+            return partition
+    if sum(held.bytes for held in pending.values()) >= roll_bytes:
+        return max(pending, key=lambda partition: pending[partition].bytes)
+    return None
+
 
 log = logging.getLogger(__name__)
 READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
@@ -94,7 +159,9 @@ class TopicArchive:
         found = self._read(exact)
         now_s = self._monotonic()
         s = self._settings
-        while (partition := due_partition(self._pending, s.roll_bytes, s.roll_s, now_s)) is not None:
+        while (
+            partition := due_partition(self._pending, s.roll_bytes, s.roll_s, now_s)
+        ) is not None:
             self._write(partition)
         return found
 

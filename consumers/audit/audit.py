@@ -9,23 +9,28 @@ names is before the fixed ends of the other topics.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.consumers.audit.checkpoints import CheckpointAudit
-from rollstream.consumers.audit.damage import UnreadableRecords
 from rollstream.consumers.audit.decisions import DecisionAudit
-from rollstream.consumers.audit.fences import FenceAudit
+from rollstream.consumers.audit.exactly_once import AnnotationAudit, ExactlyOnceAudit
+from rollstream.consumers.audit.fences import FenceAudit, UnreadableRecords
+from rollstream.consumers.audit.folds import (
+    AuditMessage,
+    Completeness,
+    InvariantResult,
+    LedgerIndex,
+    RecordFold,
+)
 from rollstream.consumers.audit.groups import GroupAudit
-from rollstream.consumers.audit.spans import LagAudit, AuditPolicy
-from rollstream.consumers.audit.source import MissingRange, AuditSource
-from rollstream.consumers.audit.noted import AnnotationAudit
-from rollstream.consumers.audit.store import StoreAudit
-from rollstream.consumers.audit.exactly_once import ExactlyOnceAudit
 from rollstream.consumers.audit.origins import OriginAudit
+from rollstream.consumers.audit.source import AuditSource, MissingRange, RowFold, TrajectoryRows
+from rollstream.consumers.audit.spans import (
+    AuditPolicy,
+    ForeignCompletions,
+    LagAudit,
+    OneVersionAudit,
+    SpanAudit,
+)
+from rollstream.consumers.audit.store import CheckpointAudit, StoreAudit
 from rollstream.consumers.audit.trainer_reads import TrainerReads
-from rollstream.consumers.audit.rows import RowFold, TrajectoryRows
-from rollstream.consumers.audit.seen import RecordFold, Completeness, AuditMessage
-from rollstream.consumers.audit.spans_part import ForeignCompletions, OneVersionAudit, SpanAudit
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.audit.tally import InvariantResult
 from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
@@ -91,7 +96,11 @@ class Audit:
             StoreAudit(self.store, folds.versions, self.tell).check()
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
-            return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown), checkpoints.tally]
+            return [
+                self.reading,
+                *_results_by_invariant(folds.all, folds.fences.unknown),
+                checkpoints.tally,
+            ]
         return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown)]
 
     def _folds(self) -> AuditFolds:

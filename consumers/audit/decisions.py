@@ -19,20 +19,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
+from rollstream.consumers.audit.exactly_once import is_counted_at_intake
+from rollstream.consumers.audit.folds import (
+    AuditMessage,
+    Coverage,
+    InvariantResult,
+    LedgerIndex,
+    starts_complete,
+)
 from rollstream.consumers.audit.groups import GroupAudit
-from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.noted import is_counted_at_intake
-from rollstream.consumers.audit.trainer_reads import TrainerReads, is_within
-from rollstream.consumers.audit.rows import TrajectoryRows
-from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.audit.tally import InvariantResult
 from rollstream.consumers.audit.open_groups import GroupRecords, OpenGroupCheck, recent_takes
-from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
+from rollstream.consumers.audit.source import TrajectoryRows
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.trainer_reads import TrainerReads, is_within
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
 from rollstream.streams.admissible import BelievedVersions
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
+from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """The start of the detail of a closing whose group was not complete."""
@@ -211,7 +215,10 @@ class DecisionAudit:
             return
         held = self._held.get(group)
         if held is not None and name in held.names and name not in held.arrived:
-            held.arrived[name] = (_without_tokens(record) if self._is_overdue(group) else record, at)
+            held.arrived[name] = (
+                _without_tokens(record) if self._is_overdue(group) else record,
+                at,
+            )
             if len(held.arrived) == len(held.names):
                 self._decide(group, held)
         use = self.taken.uses.get(name)

@@ -5,17 +5,29 @@ A restarted trainer repeats recorded takes without appending them again. So amon
 that a take names is compared with the record at that address: name, group, position, bytes.
 
 Grows with the run: the name of each completed trajectory.
+
+Invariant 2, for annotations: the annotation that a take used is the first of its (trajectory,
+name), at the address and with the hash that the ledger states.
+
+An annotation without finite numbers and without a reason is ignored, as at the trainer's intake.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollstream.consumers.audit.rows import TrajectoryRows
-from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from rollstream.consumers.audit.folds import LedgerIndex, NamedCompletion
-from rollstream.consumers.audit.tally import InvariantResult
+import numpy as np
+
+from rollstream.consumers.audit.folds import (
+    AuditMessage,
+    Coverage,
+    InvariantResult,
+    LedgerIndex,
+    NamedCompletion,
+    starts_complete,
+)
+from rollstream.consumers.audit.source import TrajectoryRows
+from rollstream.streams.records import Annotation, Take, Trajectory
 from rollstream.streams.values import Address
-from rollstream.streams.records import Take, Trajectory
 
 
 @dataclass(slots=True)
@@ -26,7 +38,9 @@ class ExactlyOnceAudit:
 
     taken: LedgerIndex
     tally: InvariantResult = field(
-        default_factory=lambda: InvariantResult(2, "a trajectory is trained once, on its first completion")
+        default_factory=lambda: InvariantResult(
+            2, "a trajectory is trained once, on its first completion"
+        )
     )
     _firsts: set[str] = field(default_factory=set[str])
     _ends: dict[int, int] = field(default_factory=dict[int, int])
@@ -121,7 +135,9 @@ class ExactlyOnceAudit:
             what = f"{_describe_use(name, use)}; its first completion is this one"
             self.tally.offend(what, seen.topic, seen.address)
         elif use.hash != seen.hash:
-            what = f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
+            what = (
+                f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
+            )
             self.tally.offend(what, seen.topic, seen.address)
         elif record.group != use.group:
             what = f"{name} is of group {record.group}, but was taken for group {use.group}"
@@ -134,3 +150,50 @@ class ExactlyOnceAudit:
 def _describe_use(name: str, use: NamedCompletion) -> str:
     verb = f"step {use.step} trained" if use.step else "a take names"
     return f"{verb} {name} at {use.at.partition}:{use.at.offset}"
+
+
+AnnotationKey = tuple[str, str]
+
+
+@dataclass(slots=True)
+class AnnotationAudit:
+    """Needs the ledger before `annotations`; shares its result with `Once`."""
+
+    taken: LedgerIndex
+    tally: InvariantResult
+    _firsts: set[AnnotationKey] = field(default_factory=set[AnnotationKey])
+
+    def apply(self, seen: AuditMessage) -> None:
+        record = seen.record
+        if seen.topic != "annotations" or not isinstance(record, Annotation):
+            return
+        key = (record.trajectory, record.name)
+        used = self.taken.notes.get(key)
+        if used is None or key in self._firsts or not is_counted_at_intake(record):
+            return
+        self._firsts.add(key)
+        if (used.at, used.hash) != (seen.address, seen.hash):
+            place = f"{used.at.partition}:{used.at.offset}"
+            what = (
+                f"a take used {record.name} of {record.trajectory} at {place}, not this first one"
+            )
+            self.tally.offend(what, seen.topic, seen.address)
+
+    def finish(self, coverage: Coverage) -> None:
+        self.tally.counts["annotations used"] = len(self.taken.notes)
+        missing = self.taken.notes.keys() - self._firsts
+        if missing and coverage["annotations"] == "whole":
+            for key in sorted(missing):
+                used = self.taken.notes[key]
+                self.tally.offend(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
+        elif missing:
+            self.tally.cannot(f"{len(missing)} annotations that takes name are missing")
+
+
+def is_counted_at_intake(record: Annotation) -> bool:
+    """Whether the annotation counts at the trainer's intake: finite numbers, or a reason for their
+    absence.
+    """
+    if record.reason:
+        return True
+    return len(record.values) > 0 and bool(np.isfinite(record.values).all())

@@ -1,18 +1,139 @@
-"""An index of the ledger's takes and steps, for the checks of other topics.
+"""The result of one line of an audit: counts, violations with the places of the first ones, and
+what could not be checked.
+
+Everything is counted, but only the first few violations keep their places, so a log full of
+violations costs no more memory than a correct one.
+
+One message as the folds of the audit receive it, and the interface of a fold.
+
+An index of the ledger's takes and steps, for the checks of other topics.
 
 Grows with the run: an entry per trajectory of a trained group (about 0.3 KiB), a few bytes per
 step.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import msgspec
 
-from rollstream.consumers.audit.seen import AuditMessage
 from rollstream.streams.admissible import BelievedVersions, believed_terms
+from rollstream.streams.codec import Envelope, record_hash
+from rollstream.streams.records import Record, StepDone, Superseded, Take
 from rollstream.streams.values import Address, AnnotationUsed, Member, Version
-from rollstream.streams.records import StepDone, Superseded, Take
+
+OFFENDERS_MAX = 10
+UNCHECKED_MAX = 10
+
+ResultState = Literal["kept", "violated", "unchecked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offender:
+    """One violation: its place in a topic or its key in the store, and a description."""
+
+    what: str
+    topic: str = ""
+    at: Address | None = None
+    key: str = ""
+
+    @property
+    def where(self) -> str:
+        if self.at is None:
+            return self.key or self.topic
+        return f"{self.topic} {self.at.partition}:{self.at.offset}"
+
+
+@dataclass(slots=True)
+class InvariantResult:
+    """`number` is the number of the invariant; 0 is the line on the completeness of the data."""
+
+    number: int
+    title: str
+    counts: Counter[str] = field(default_factory=Counter[str])
+    violations: int = 0
+    offenders: list[Offender] = field(default_factory=list[Offender])
+    unchecked: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    """Observations that are no violations."""
+    stored: int = 0
+    """Violations of objects in the store."""
+
+    def offend(
+        self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
+    ) -> None:
+        """Record one violation."""
+        self.violations += 1
+        self.stored += bool(key)
+        if len(self.offenders) < OFFENDERS_MAX:
+            self.offenders.append(Offender(what, topic, at, key))
+
+    def cannot(self, what: str) -> None:
+        """Record something that could not be checked; repeats are ignored."""
+        if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
+            self.unchecked.append(what)
+
+    def withhold(self, why: str) -> None:
+        """Turn the violations in the log into notes; violations of objects in the store remain."""
+        self.cannot(why)
+        self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
+        self.offenders = [offender for offender in self.offenders if offender.key]
+        self.violations = self.stored
+
+    @property
+    def state(self) -> ResultState:
+        if self.violations:
+            return "violated"
+        return "unchecked" if self.unchecked else "kept"
+
+
+class AuditMessage(msgspec.Struct, frozen=True, gc=False):
+    """`record` is None for bytes that are no record, and `reason` states why. A void record is one
+    that the fence of invariant 7 drops.
+    """
+
+    topic: str
+    address: Address
+    record: Record | None
+    envelope: Envelope | None
+    reason: str
+    void: bool
+    data: bytes
+
+    @property
+    def hash(self) -> str:
+        """The content hash by which the ledger names the record."""
+        return record_hash(self.data)
+
+
+Completeness = Literal["whole", "archived", "part", "absent"]
+"""`whole`: everything up to the log's end; `archived`: no log exists, and the archive may end
+earlier in one topic than in another; `part`: some records are neither in the log nor archived;
+`absent`: no records.
+"""
+
+Coverage = Mapping[str, Completeness]
+
+
+def starts_complete(kept: Completeness) -> bool:
+    """Whether the topic is available from its first record on, without a gap."""
+    return kept in ("whole", "archived")
+
+
+class RecordFold(Protocol):
+    """A fold over the records of a run that checks one invariant or a part of it."""
+
+    tally: InvariantResult
+
+    def apply(self, seen: AuditMessage) -> None:
+        """The next record of a topic, in the order of its partition."""
+        ...
+
+    def finish(self, coverage: Coverage) -> None:
+        """Run the checks that need the end of all topics."""
+        ...
 
 
 class NamedCompletion(msgspec.Struct, gc=False):
@@ -76,7 +197,9 @@ class LedgerIndex:
     @property
     def believed(self) -> BelievedVersions:
         """The published versions with their terms."""
-        return BelievedVersions(max(self.versions, default=-1), believed_terms(self.versions.values()))
+        return BelievedVersions(
+            max(self.versions, default=-1), believed_terms(self.versions.values())
+        )
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
         """Whether a step trained the completion at this address."""

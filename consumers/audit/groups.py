@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rollstream.consumers.audit.seen import Coverage, Completeness, AuditMessage, starts_complete
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.folds import (
+    AuditMessage,
+    Completeness,
+    Coverage,
+    InvariantResult,
+    LedgerIndex,
+    starts_complete,
+)
 from rollstream.consumers.trainer.data.poisoned_takes import TakeAttempts
-from rollstream.streams.values import Address
 from rollstream.streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
+from rollstream.streams.values import Address
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
 
@@ -42,7 +47,9 @@ class GroupAudit:
     """Needs `admissions` before the ledger."""
 
     taken: LedgerIndex
-    tally: InvariantResult = field(default_factory=lambda: InvariantResult(1, "every admitted group ends once"))
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(1, "every admitted group ends once")
+    )
     admitted: dict[int, Admission] = field(default_factory=dict[int, Admission])
     ended: dict[int, GroupEnding] = field(default_factory=dict[int, GroupEnding])
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])

@@ -14,14 +14,14 @@ case.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rollstream.consumers.audit.folds import LedgerIndex
 from rollstream.consumers.audit.groups import Admission, GroupAudit
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.trainer_reads import ReadBounds, TrainerReads, TakeRead, is_within
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.trainer.data.sample import is_annotated
+from rollstream.consumers.audit.trainer_reads import ReadBounds, TakeRead, TrainerReads, is_within
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
-from rollstream.streams.values import Address
+from rollstream.consumers.trainer.data.sample import is_annotated
 from rollstream.streams.records import Annotation, Trajectory
+from rollstream.streams.values import Address
 
 RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last steps too
 

@@ -18,12 +18,10 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from rollstream.consumers.audit.resume_chains import ResumeChains
+from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantResult, LedgerIndex
 from rollstream.consumers.audit.groups import Admission
-from rollstream.consumers.audit.rows import TrajectoryRows
-from rollstream.consumers.audit.seen import Coverage, AuditMessage
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.resume_chains import ResumeChains
+from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.streams.records import PROMPT, Applied, Assignment, Partial, Prompt, Trajectory
 from rollstream.streams.values import Address, Tokens, Version
 

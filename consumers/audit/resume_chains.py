@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.streams.records import GENERATED, Assignment, Partial, Trajectory
 from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
@@ -40,7 +40,9 @@ class ResumeChains:
     _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
     """(trajectory, attempt) → the partial that its assignment names."""
     _names: set[str] = field(default_factory=set[str])
-    _links: dict[tuple[str, Address], PartialLink] = field(default_factory=dict[tuple[str, Address], PartialLink])
+    _links: dict[tuple[str, Address], PartialLink] = field(
+        default_factory=dict[tuple[str, Address], PartialLink]
+    )
 
     def want(self, order: Assignment) -> None:
         if order.kind == "resume" and order.partial is not None:
@@ -81,7 +83,9 @@ class ResumeChains:
             end, upto = link.start + link.count, done + link.generated
             tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
             found = _content_hash(tokens, sources, record.logprobs[done:upto])
-            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(link.versions):
+            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
+                link.versions
+            ):
                 what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
                 return f"{what} from its partial from token {link.start} on"
             done = upto

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rollstream.consumers.audit.folds import AuditMessage
 from rollstream.consumers.audit.groups import Admission
-from rollstream.consumers.audit.seen import AuditMessage
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Opened, StepDone, Take
+from rollstream.streams.values import Address, Version
 
 ReadBounds = tuple[int, ...]
 """By partition: all records below this offset were read."""

@@ -11,11 +11,15 @@ Grows with the run: a hash and a few bytes per version.
 
 from dataclasses import dataclass, field
 
-from rollstream.consumers.audit.seen import Coverage, AuditMessage, starts_complete
-from rollstream.consumers.audit.folds import LedgerIndex
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.folds import (
+    AuditMessage,
+    Coverage,
+    InvariantResult,
+    LedgerIndex,
+    starts_complete,
+)
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import role_names, newest_term
+from rollstream.storage.terms import newest_term, role_names
 from rollstream.streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
 from rollstream.streams.values import Version
 

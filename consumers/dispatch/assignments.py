@@ -3,11 +3,16 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, version_needed, wave_of
+from rollstream.consumers.dispatch.admission import AdmissionPace, version_needed, wave_of
 from rollstream.consumers.dispatch.recovery import Continuation, continuation, rollouts_holding
-from rollstream.consumers.dispatch.state import DispatchState, UnfinishedGroup, CurrentAssignment, TrackedRollout
-from rollstream.streams.values import Address, Version
+from rollstream.consumers.dispatch.state import (
+    CurrentAssignment,
+    DispatchState,
+    TrackedRollout,
+    UnfinishedGroup,
+)
 from rollstream.streams.records import Admitted, Assignment, Prompt
+from rollstream.streams.values import Address, Version
 
 
 def admission_record(
@@ -92,7 +97,9 @@ def assignment_record(
     )
 
 
-def release_record(prompt: Prompt, trajectory: str, order: CurrentAssignment, onward: str = "") -> Assignment:
+def release_record(
+    prompt: Prompt, trajectory: str, order: CurrentAssignment, onward: str = ""
+) -> Assignment:
     """Asks a rollout to drop a trajectory, or, with `onward`, to give it up for that rollout."""
     return Assignment(
         kind="release",

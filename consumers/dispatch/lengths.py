@@ -3,8 +3,8 @@ samples of its group, else from its task. Predictions affect speed only, never r
 
 History by prompt is RhymeRL's (arXiv 2508.18588: only 2 to 4 % of answers change their rank much
 between passes); the use of the group's own finished samples is Seer's (probe first, the longest so
-far is the estimate). Means follow the newest `SAMPLES_SMOOTHED` samples, because the lengths of a policy's
-answers change during training.
+far is the estimate). Means follow the newest `SAMPLES_SMOOTHED` samples, because the lengths of a
+policy's answers change during training.
 """
 
 import math
@@ -43,7 +43,9 @@ def prompt_key(prompt: Prompt) -> str:
 
 
 def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """The length with one more sample; each sample has a weight of at least 1 / `SAMPLES_SMOOTHED`."""
+    """The length with one more sample; each sample has a weight of at least 1 /
+    `SAMPLES_SMOOTHED`.
+    """
     if known is None:
         return ExpectedLength(float(tokens), 0.0, 1)
     count = min(known.count + 1, SAMPLES_SMOOTHED)
@@ -58,7 +60,9 @@ class LengthHistory:
 
     def __init__(self, known: PersistedLengths | None = None) -> None:
         known = known or PersistedLengths()
-        self._prompts = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in known.prompts)
+        self._prompts = OrderedDict(
+            (key, ExpectedLength(m, s, n)) for key, m, s, n in known.prompts
+        )
         self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in known.tasks)
         self.changed = False
 

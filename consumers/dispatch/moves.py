@@ -12,16 +12,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.assignments import release_record
-from rollstream.consumers.dispatch.outliers import OutlierPlan, RunningRequest, plan_outliers
-from rollstream.consumers.dispatch.repack import RolloutLoad, RepackMove, plan_repack
-from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment, TrackedRollout
-from rollstream.consumers.dispatch.tempo import StepDuration, lag_budget
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.outliers import (
+    OutlierPlan,
+    RunningRequest,
+    StepDuration,
+    lag_budget,
+    plan_outliers,
+)
+from rollstream.consumers.dispatch.repack import RepackMove, RolloutLoad, plan_repack
+from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
-MOVE_TIMEOUT_S = 10.0  # for the last partial of a move: a finished answer that is being scored has none
+MOVE_TIMEOUT_S = (
+    10.0  # for the last partial of a move: a finished answer that is being scored has none
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,9 @@ class RepackPlanner:
             for name, seen in sorted(state.rollouts.items())
         ]
 
-    def _gather(self, state: DispatchState, lengths: LengthHistory, loads: Iterable[RolloutLoad]) -> OutlierPlan:
+    def _gather(
+        self, state: DispatchState, lengths: LengthHistory, loads: Iterable[RolloutLoad]
+    ) -> OutlierPlan:
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)

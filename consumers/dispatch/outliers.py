@@ -1,4 +1,7 @@
-"""Outliers: the few answers of a wave that run on beyond their expected length and delay the
+"""The measured seconds per step and per token, and the length of an answer that still fits when it
+starts now on the newest version. Pure except for `StepDuration`, a fold over observations.
+
+Outliers: the few answers of a wave that run on beyond their expected length and delay the
 rollout that must finish them under its version. Pure (invariant 9).
 
 RhymeRL's tail migration (arXiv 2508.18588): an outlier is one of the last 10 % unfinished of its
@@ -11,11 +14,67 @@ finish, and dropped.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rollstream.consumers.dispatch.lengths import ExpectedLength
 from rollstream.consumers.dispatch.repack import RolloutLoad
-from rollstream.consumers.dispatch.tempo import LagBudget
 from rollstream.streams.values import Version
+
+STEPS_SMOOTHED = 4  # steps over which the measured time is smoothed
+WAITING_STEPS = 1  # steps that a finished answer waits to be trained
+
+
+@dataclass(slots=True)
+class StepDuration:
+    """Seconds per step, smoothed; None until two new versions were observed. The time before the
+    first observation is not counted.
+    """
+
+    lasts_s: float | None = None
+    _number: int | None = None
+    _since_s: float | None = None
+
+    def saw(self, number: int, now_s: float) -> None:
+        """Record the newest version number at this moment. Must be called often, so that the time
+        of each new version is known.
+        """
+        if self._number is not None and number > self._number:
+            if self._since_s is not None:
+                new_s = (now_s - self._since_s) / (number - self._number)
+                old_s = new_s if self.lasts_s is None else self.lasts_s
+                self.lasts_s = old_s + (new_s - old_s) / STEPS_SMOOTHED
+            self._since_s = now_s
+        self._number = number
+
+
+@dataclass(frozen=True, slots=True)
+class LagBudget:
+    """An answer that starts on the newest version is trained if it ends within `max_lag` steps of
+    `step_s` seconds; a token takes `token_s` seconds.
+    """
+
+    max_lag: int
+    step_s: float
+    token_s: float
+
+    def covers(self, tokens: float) -> bool:
+        """Whether an answer of this many tokens ends in time for the last step that may train
+        it.
+        """
+        return tokens * self.token_s <= (self.max_lag - WAITING_STEPS) * self.step_s
+
+
+def lag_budget(
+    max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
+) -> LagBudget | None:
+    """The budget; None while a quantity is not measured, or without a lag bound. `tokens_per_s` is
+    the speed of one request by rollout, 0 where it is unknown.
+    """
+    known = [speed for speed in tokens_per_s if speed > 0]
+    if max_lag is None or not step_s or not known:
+        return None
+    return LagBudget(max_lag, step_s, 1 / median(known))
+
 
 UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
 DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold
@@ -100,7 +159,10 @@ def plan_outliers(
     moves: dict[str, str] = {}
     takers: list[str] = []
     for name in sorted(by, key=lambda n: (-len(by[n]), n)):
-        mine = {one.trajectory: _reserve_destination(one, takers, bins, slack) for one in _longest_first(by[name])}
+        mine = {
+            one.trajectory: _reserve_destination(one, takers, bins, slack)
+            for one in _longest_first(by[name])
+        }
         if not bins[name].gains or not all(mine.values()):
             takers.append(name)  # the moves would not empty it: it becomes a destination
             _return_reservations(by[name], mine, slack)
@@ -118,7 +180,10 @@ def _longest_first(outliers: Sequence[RunningRequest]) -> list[RunningRequest]:
 
 
 def _reserve_destination(
-    one: RunningRequest, takers: Sequence[str], bins: dict[str, RolloutLoad], slack: dict[str, list[int]]
+    one: RunningRequest,
+    takers: Sequence[str],
+    bins: dict[str, RolloutLoad],
+    slack: dict[str, list[int]],
 ) -> str | None:
     """The first destination of its version with room; the room is reserved."""
     for name in takers:

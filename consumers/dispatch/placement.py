@@ -1,17 +1,76 @@
-"""Which rollouts take which lengths of a wave. Pure (invariant 9).
+"""More rollouts for longer answers: the second tier of RhymeRL's HistoPipe (arXiv 2508.18588).
+Pure.
+
+With one rollout per ranking group the end times of the groups grow like the lengths, steeply at the
+end. If the long groups get more of the same rollouts, the end times form a ramp: group g of G ends
+at (g + 1) / G of the last group's time. The functions here search the ramp with the least such
+time.
+
+Which rollouts take which lengths of a wave. Pure (invariant 9).
 
 HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected length and cut into
 ranking groups. Consecutive waves assign them in opposite directions, so a rollout with the short
 end of one wave has the long end of the next, without a barrier in between. The longer groups get
 more rollouts. Preemptible rollouts keep the short end in every wave, so that little is lost when
 one is taken away.
+
+Placement: which rollout gets which samples. Pure (invariant 9).
+
+A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where the
+wave is ranked, the rollouts of the group's ranking group come first; else the rollout that would
+finish its present work first, and while no lengths are known the one with most room. No sample
+waits for a better place: a free slot on any rollout is used.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollstream.consumers.dispatch.ramp import end_times, share_out
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDING = 1 + 1e-9
+
+
+def end_times(
+    longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
+) -> NDArray[np.float64]:
+    """Array [g, n − 1]: the time at which `samples` answers of group g, the longest of `longest[g]`
+    tokens, end on n rollouts; `step(batch)` is the time of one decode step.
+    """
+    steps = [step(samples / n) for n in range(1, workers + 1)]
+    return np.outer(np.asarray(longest, np.float64), steps)
+
+
+def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
+    """Rollouts for each group, shortest first; every group gets at least one, and all rollouts are
+    used.
+
+    `times[g, n − 1]` is the end time of group g on n rollouts and must not grow with n. There must
+    be no more groups than rollouts.
+    """
+    groups, workers = times.shape
+    assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
+    ramp: NDArray[np.float64] = np.arange(1, groups + 1, dtype=np.float64) / float(groups)
+    targets: NDArray[np.float64] = np.unique(times / ramp[:, None])
+    low, high = 0, len(targets) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _rollouts_needed(times, ramp * targets[middle]).sum() <= workers:
+            high = middle
+        else:
+            low = middle + 1
+    found = _rollouts_needed(times, ramp * targets[low])
+    if found.sum() > workers:  # no ramp is possible: one each, the others to the longest group
+        found = np.ones(groups, np.int64)
+    found[-1] += workers - found.sum()
+    return tuple(int(n) for n in found)
+
+
+def _rollouts_needed(times: NDArray[np.float64], until: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Fewest rollouts per group that end it in time; one more than exist where none do."""
+    late: NDArray[np.int64] = (times > until[:, None] * ROUNDING).sum(axis=1)
+    return late + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +105,11 @@ class WaveLayout:
 
 
 def lay_out_wave(
-    means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool, samples: int, slots: int
+    means: Sequence[float],
+    workers: Sequence[RolloutSpeed],
+    ascending: bool,
+    samples: int,
+    slots: int,
 ) -> WaveLayout | None:
     """Ranking groups, one for every two rollouts, over the prompts of a wave. None where a ranking
     is useless: too few rollouts, or all lengths equal.
@@ -67,7 +130,9 @@ def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list
     return passing + (steady if ascending else steady[::-1])
 
 
-def _split_by_shares(shares: Sequence[int], workers: Sequence[RolloutSpeed]) -> tuple[tuple[str, ...], ...]:
+def _split_by_shares(
+    shares: Sequence[int], workers: Sequence[RolloutSpeed]
+) -> tuple[tuple[str, ...], ...]:
     """Cut the rollouts into one range per share. A share counts rollouts of mean speed: a range has
     fewer fast or more slow ones, and leaves at least one rollout for each later range.
     """
@@ -83,3 +148,82 @@ def _split_by_shares(shares: Sequence[int], workers: Sequence[RolloutSpeed]) -> 
         groups.append(tuple(w.rollout for w in workers[begin:at]))
     rest = tuple(w.rollout for w in workers[at:])
     return (*groups[:-1], groups[-1] + rest)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWork:
+    """Samples of one group that may run together. `mean` is the expected length of each in tokens,
+    0 when unknown; `is_short`: it is in the shorter half of the known lengths.
+    """
+
+    trajectories: tuple[str, ...]
+    mean: float = 0.0
+    is_short: bool = False
+    layout: WaveLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRoom:
+    """The room of one live rollout: slots plus queue, less its unfinished assignments; `tokens` are
+    those still expected of them.
+    """
+
+    rollout: str
+    free: int
+    tokens: float = 0.0
+    speed: float = 1.0
+    preemptible: bool = False
+
+
+@dataclass(slots=True)
+class _RolloutFill:
+    room: RolloutRoom
+    free: int
+    busy: float
+    """Expected tokens divided by speed: when it would finish its work."""
+
+
+def place_samples(
+    works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]
+) -> Mapping[str, str]:
+    """Trajectory → rollout for as many trajectories as fit, in the order of `works`.
+
+    Never gives a rollout more than its `free`; ties go to the smaller name, so equal inputs give
+    equal plans.
+    """
+    open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
+    plan: dict[str, str] = {}
+    for work in works:
+        rest = list(work.trajectories)
+        while rest and open_:
+            chosen = _choose(work, len(rest), open_)
+            fitting = rest[: chosen.free]
+            plan.update(dict.fromkeys(fitting, chosen.room.rollout))
+            rest = rest[len(fitting) :]
+            chosen.free -= len(fitting)
+            chosen.busy += work.mean * len(fitting) / chosen.room.speed
+            if chosen.free == 0:
+                del open_[chosen.room.rollout]
+        if not open_:
+            break
+    return plan
+
+
+def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) -> _RolloutFill:
+    if work.layout is not None:
+        for tier in work.layout.near(work.mean):
+            if found := [open_[name] for name in tier if name in open_]:
+                return _best(work, count, found)
+    return _best(work, count, open_.values())
+
+
+def _best(work: PlacementWork, count: int, fillings: Iterable[_RolloutFill]) -> _RolloutFill:
+    """The rollout that finishes first. Long work avoids preemptible rollouts while another has
+    room.
+    """
+
+    def cost(one: _RolloutFill) -> tuple[bool, bool, float, int, str]:
+        is_risk = one.room.preemptible and not work.is_short
+        return is_risk, one.free < count, one.busy, -one.free, one.room.rollout
+
+    return min(fillings, key=cost)

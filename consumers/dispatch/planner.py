@@ -9,16 +9,33 @@ returned records.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
-from rollstream.consumers.dispatch.placement import WaveLayout
+from rollstream.consumers.dispatch.admission import (
+    AdmissionPace,
+    WaveLayouts,
+    admissible_groups,
+    rollout_speeds,
+)
+from rollstream.consumers.dispatch.assignments import (
+    FreeRoom,
+    assignment_record,
+    eligible_rollouts,
+    free_room,
+)
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.unassigned import UnassignedSamples, find_unassigned, in_start_order
-from rollstream.consumers.dispatch.assignments import FreeRoom, assignment_record, eligible_rollouts, free_room
-from rollstream.consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
+from rollstream.consumers.dispatch.placement import (
+    PlacementWork,
+    RolloutRoom,
+    WaveLayout,
+    place_samples,
+)
 from rollstream.consumers.dispatch.recovery import Continuation
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.dispatch.version_reload import VersionReload, ReloadPlan
-from rollstream.consumers.dispatch.admission import WaveLayouts, rollout_speeds
+from rollstream.consumers.dispatch.unassigned import (
+    UnassignedSamples,
+    find_unassigned,
+    in_start_order,
+)
+from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
 from rollstream.streams.records import Assignment, Prompt
 
 
@@ -41,7 +58,11 @@ class AssignmentPlanner:
     history: VersionReload | None = None
 
     def plan(
-        self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float = 0.0
+        self,
+        state: DispatchState,
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+        now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
         """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
         lost = list(find_unassigned(state, lengths, self.keep_version))
@@ -73,7 +94,13 @@ class AssignmentPlanner:
         free = free_room(state, self.queue_per_slot)
         may = eligible_rollouts(state, state.version)
         lost = [
-            UnassignedSamples(group, group.prompt, (t,), {t: _start_on_newest(state, t)}, lengths.mean(group.prompt))
+            UnassignedSamples(
+                group,
+                group.prompt,
+                (t,),
+                {t: _start_on_newest(state, t)},
+                lengths.mean(group.prompt),
+            )
             for t in trajectories
             if (group := state.group_of(t)).prompt is not None
         ]
@@ -102,7 +129,11 @@ class AssignmentPlanner:
         return self.history.plan(state, lengths, lost, is_wanted, now_s)
 
     def _loading(
-        self, state: DispatchState, lost: Iterable[UnassignedSamples], recalled: ReloadPlan, free: FreeRoom
+        self,
+        state: DispatchState,
+        lost: Iterable[UnassignedSamples],
+        recalled: ReloadPlan,
+        free: FreeRoom,
     ) -> Iterator[PlannedAssignment]:
         """Resumes at rollouts that load their version first; those rollouts get no other work
         meanwhile.
@@ -117,7 +148,9 @@ class AssignmentPlanner:
                 how = {trajectory: _resume_after_reload(state, trajectory)}
                 yield self._ordered(state, replace(one, how=how), trajectory, rollout)
 
-    def _moved(self, state: DispatchState, lost: Iterable[UnassignedSamples]) -> Iterator[PlannedAssignment]:
+    def _moved(
+        self, state: DispatchState, lost: Iterable[UnassignedSamples]
+    ) -> Iterator[PlannedAssignment]:
         """Resumes at the planned destinations; their room was reserved when the moves were
         requested.
         """
@@ -157,7 +190,9 @@ class AssignmentPlanner:
             orders.append(self._ordered(state, of[trajectory], trajectory, rollout))
         return orders
 
-    def _ordered(self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str) -> PlannedAssignment:
+    def _ordered(
+        self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str
+    ) -> PlannedAssignment:
         how, predicted = one.how[trajectory], round(one.mean)
         record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
         return PlannedAssignment(record, how.again)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rollstream.consumers.dispatch.state import PartialChain, DispatchState, CurrentAssignment
+from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, PartialChain
 from rollstream.streams.values import Address, Version
 
 
@@ -41,7 +41,10 @@ def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
 
 
 def continuation(
-    order: CurrentAssignment | None, chain: PartialChain | None, keep_version: bool, held: Collection[Version]
+    order: CurrentAssignment | None,
+    chain: PartialChain | None,
+    keep_version: bool,
+    held: Collection[Version],
 ) -> Continuation:
     """Resume from the newest partial; under `keep_version` only if a rollout holds its version
     (invariant 4).

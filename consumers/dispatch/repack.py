@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from rollstream.streams.values import Version
 
-DESTINATIONS_TRIED_MAX = 64  # destinations tried for one source, fullest first, when the other bound is tight
+DESTINATIONS_TRIED_MAX = (
+    64  # destinations tried for one source, fullest first, when the other bound is tight
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
     return (kv, requests) if by_kv else (requests, kv)
 
 
-def _fullest_destination(bins: Sequence[tuple[int, str, int]], first: int, second: int) -> int | None:
+def _fullest_destination(
+    bins: Sequence[tuple[int, str, int]], first: int, second: int
+) -> int | None:
     """Index of the fullest bin that takes both sizes; None if none does."""
     begin = bisect_left(bins, (first, "", 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):

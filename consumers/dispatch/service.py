@@ -14,28 +14,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
-from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
-from rollstream.consumers.dispatch.persistence import restore_state
-from rollstream.consumers.dispatch.memory import DispatchPersistence
-from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
-from rollstream.consumers.dispatch.planner import PlannedAssignment, AssignmentPlanner
+from rollstream.consumers.dispatch.admission import AdmissionPace, WaveLayouts, admissible_groups
 from rollstream.consumers.dispatch.assignments import admission_record, free_room, release_record
-from rollstream.consumers.dispatch.plausible import RoleTerms
+from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox, RoleTerms
+from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
+from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
+from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
 from rollstream.consumers.dispatch.recovery import unassigned_trajectories
-from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment, VoidAssignment
+from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.consumers.dispatch.version_reload import VersionReload
-from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.settings import DispatchSettings
-from rollstream.storage.weights.manifest import read_manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.metric_values import MetricValues
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Admitted, Assignment
 from rollstream.streams.topics import partition_of
+from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -76,7 +73,9 @@ class Dispatch:
         history = None
         if self.keep_version:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
-        self.ordering = AssignmentPlanner(pace, self.keep_version, settings.queue_per_slot, waves, history)
+        self.ordering = AssignmentPlanner(
+            pace, self.keep_version, settings.queue_per_slot, waves, history
+        )
         self.repacking = None
         if settings.repack and self.keep_version:
             every_s, groups = settings.repack_every_s, pace.groups_per_step

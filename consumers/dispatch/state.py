@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
+from rollstream.streams.values import Address, Version
 
 SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is smoothed
 
@@ -156,7 +156,9 @@ class DispatchState:
             self.orders[trajectory] = replace(order, given_up=True)
         newest = record.spans[-1] if record.spans else None
         if known is None and newest is not None:
-            self.chains[trajectory] = PartialChain(record.attempt, at, newest.version, at, newest.end)
+            self.chains[trajectory] = PartialChain(
+                record.attempt, at, newest.version, at, newest.end
+            )
         elif known is not None and record.attempt >= known.attempt:
             self.chains[trajectory] = PartialChain(
                 record.attempt,

@@ -5,8 +5,8 @@ the order in which they are assigned. Pure (invariant 9).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.assignments import continuations, held_versions
+from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.recovery import Continuation, unassigned_trajectories
 from rollstream.consumers.dispatch.state import DispatchState, UnfinishedGroup
 from rollstream.streams.records import Prompt
@@ -41,7 +41,9 @@ class UnassignedSamples:
         return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
 
 
-def find_unassigned(state: DispatchState, lengths: LengthHistory, keep_version: bool) -> Iterator[UnassignedSamples]:
+def find_unassigned(
+    state: DispatchState, lengths: LengthHistory, keep_version: bool
+) -> Iterator[UnassignedSamples]:
     """All unassigned trajectories, oldest wave first; those of a group whose prompt was not read
     yet are left out.
     """

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from rollstream.consumers.replay.offline_log import SourceTrajectory
-from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.errors import ConfigurationError, DecodeError
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 from rollstream.streams.values import Span, Version

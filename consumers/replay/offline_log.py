@@ -14,15 +14,19 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from rollstream.consumers.replay.continued import ResumedTopicWriter, mark_begun, refuse_foreign_records
-from rollstream.consumers.replay.topic_copy import partition_batches
-from rollstream.streams.admissible import TrainingBounds, refusal
-from rollstream.streams.bus import Bus, AppendEntry, Message
-from rollstream.streams.codec import decode, encode
+from rollstream.consumers.replay.topic_copy import (
+    ResumedTopicWriter,
+    mark_begun,
+    partition_batches,
+    refuse_foreign_records,
+)
 from rollstream.errors import ConfigurationError, DecodeError
-from rollstream.streams.values import Address, Span, Version
+from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.codec import decode, encode
 from rollstream.streams.records import Annotation, Record, Trajectory
 from rollstream.streams.topics import partition_of
+from rollstream.streams.values import Address, Span, Version
 
 TOPICS = ("trajectories", "annotations")
 START_VERSION = Version(0, 0)
@@ -103,7 +107,9 @@ class GatherRules:
     fill: Callable[[Trajectory], Trajectory]
 
 
-def gather_sources(sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str) -> Counter[str]:
+def gather_sources(
+    sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str
+) -> Counter[str]:
     """Write the sources' trajectories and annotations into `log`; returns counts of those taken and
     left out.
     """

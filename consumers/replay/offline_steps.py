@@ -8,12 +8,10 @@ closed in the ledger, as in live training. Groups too few for one more step are 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollstream.consumers.replay.batches import ReplayCourse
-from rollstream.consumers.replay.recorded_steps import PlannedStep, RecordedSteps
+from rollstream.consumers.replay.recorded_steps import PlannedStep, RecordedSteps, ReplayCourse
 from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
-from rollstream.consumers.trainer.data.packing import pack_micro_batches
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
-from rollstream.consumers.trainer.data.progress import groups_of_update
+from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.streams.admissible import is_usable_annotation
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
@@ -124,7 +122,9 @@ class OfflinePlan:
         named = {one.group: one for one in ready}
         at = {m.trajectory: m for group in named for m in self.index.members[group]}
         samples = [sample for one in ready for sample in one.samples]
-        for number, batch in enumerate(pack_micro_batches(samples, self.course.settings.micro_batch_tokens)):
+        for number, batch in enumerate(
+            pack_micro_batches(samples, self.course.settings.micro_batch_tokens)
+        ):
             firsts = [named.pop(s.group).group for s in batch if s.group in named]
             yield Take(
                 step=step,

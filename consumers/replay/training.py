@@ -2,6 +2,11 @@
 
 Versions, ledger, metrics and checkpoints go to a store and a log of the replay's own, through the
 trainer's publisher.
+
+Log-probabilities for tokens whose sampler recorded none: those of the model that training starts
+from. The importance ratio of the first step is then 1 by definition.
+
+Trajectories are scored one at a time, so that each gets the same bits whatever else is trained.
 """
 
 import math
@@ -10,15 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollstream.consumers.replay.batches import ReplayCourse, replay_batches
-from rollstream.consumers.replay.recorded_steps import PlannedStep
+# pyright: reportUnknownMemberType=false
+import numpy as np
+import torch
+from msgspec.structs import replace
+from transformers import PreTrainedModel
+
+from rollstream.consumers.replay.recorded_steps import PlannedStep, ReplayCourse, replay_batches
 from rollstream.consumers.trainer.checkpoint import TrainerState
-from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.learn.forward import policy_scorer
+from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.streams.bus import Bus
-from rollstream.streams.records import Configured, Position, StepDone
+from rollstream.streams.records import Configured, Position, StepDone, Trajectory
 from rollstream.streams.values import Version
 
 
@@ -121,3 +134,16 @@ class ReplayTrainer:
         lags, outcomes = dict(figures.lags), dict(figures.outcomes)
         snapshot = StepSnapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
         out.publisher.submit(snapshot)
+
+
+class BehaviourModel:
+    """Replaces the unknown behaviour policy by the model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._policy = policy_scorer(model.eval())
+
+    def fill(self, record: Trajectory) -> Trajectory:
+        """Return the record with the model's log-probabilities at the record's temperature."""
+        with torch.no_grad():
+            scores = self._policy(token_rows([sample_of(record, 0.0)]))
+        return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))

@@ -21,28 +21,30 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
-from rollstream.consumers.trainer.data.selection import load_choice
-from rollstream.consumers.trainer.data.forgetting import LogTruncation
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.learn.base import Learning, open_learner
-from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
-from rollstream.consumers.trainer.learn.paced import PacedModel
-from rollstream.consumers.trainer.data.patience import AnnotationWatch
-from rollstream.consumers.trainer.data.retention import HeldVersions, PinnedVersions
 from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
 from rollstream.consumers.trainer.data.prepare import TrainingRule
-from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention
-from rollstream.consumers.trainer.data.recall import ArchiveBackedBus
-from rollstream.consumers.trainer.loop import Trainer
+from rollstream.consumers.trainer.data.retention import (
+    ArchiveBackedBus,
+    HeldVersions,
+    LogTruncation,
+    PinnedVersions,
+)
+from rollstream.consumers.trainer.data.selection import AnnotationWatch, load_choice
 from rollstream.consumers.trainer.data.takes import TakeFeeder
+from rollstream.consumers.trainer.learn.base import Learning, open_learner
+from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.loop import Trainer
+from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.errors import ConfigurationError
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.admissible import believed_terms
 from rollstream.streams.bus import Bus
-from rollstream.errors import ConfigurationError
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Configured, Position
 from rollstream.streams.values import Version
@@ -255,7 +257,9 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
         recorded.takes[place] = [recorded.voided.effective(take) for take in takes]
 
 
-def _is_change_accepted(provenance: Provenance, recorded: LedgerTail, state: TrainerState | None) -> bool:
+def _is_change_accepted(
+    provenance: Provenance, recorded: LedgerTail, state: TrainerState | None
+) -> bool:
     """Whether the configuration differs from that of the run's last trainer, and the difference is
     accepted.
     """

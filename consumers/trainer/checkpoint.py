@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.streams.values import Address
 from rollstream.streams.records import Position
+from rollstream.streams.values import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollstream.consumers.trainer.checkpoint import trainer_state
-from rollstream.consumers.trainer.metrics import StepMetrics
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
-from rollstream.consumers.trainer.ledger import LedgerTail
-from rollstream.consumers.trainer.data.progress import UpdateProgress, groups_of_update
-from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
+from rollstream.consumers.trainer.data.selection import UpdateProgress, groups_of_update
 from rollstream.consumers.trainer.data.takes import TakeFeeder
+from rollstream.consumers.trainer.ledger import LedgerTail
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.metric_values import MetricValues
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import StepDone

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.consumers.trainer.data.lag import lag_counts, lags_of
+from rollstream.consumers.trainer.data.prepare import lag_counts, lags_of
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
-from rollstream.consumers.trainer.data.sample_part import Sample
 from rollstream.streams.admissible import LABEL_MAX
 from rollstream.streams.records import GroupClosed, Trajectory
 
@@ -22,8 +22,8 @@ class StepMetrics:
 
     `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
     Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
-    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because all
-    their rewards are equal.
+    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient
+    because all their rewards are equal.
     """
 
     rewards: list[float] = field(default_factory=list[float])

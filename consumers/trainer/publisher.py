@@ -23,13 +23,16 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from rollstream.consumers.trainer.learn.copies import BufferPool
-from rollstream.consumers.trainer.data.forgetting import LogTruncation
-from rollstream.consumers.trainer.ledger import Ledger
-from rollstream.consumers.trainer.step_lines import step_line
-from rollstream.consumers.trainer.totals import TrainerTotals
+from rollstream.consumers.trainer.data.retention import LogTruncation
+from rollstream.consumers.trainer.learn.workers import BufferPool
+from rollstream.consumers.trainer.ledger import Ledger, TrainerTotals, step_line
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.storage.checkpoints import delete_checkpoints, plan_checkpoints, stored_checkpoints, write_checkpoint
+from rollstream.storage.checkpoints import (
+    delete_checkpoints,
+    plan_checkpoints,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.distributed import Tensors

@@ -1,7 +1,7 @@
 """Writes the trainer's versions: each is published once, believed and announced, after earlier
 terms were fenced.
 
-Each version is a delta of the believed one unless the rule of `storage/weights/anchoring.py` asks
+Each version is a delta of the believed one unless the rule of `storage/weights/anchors.py` asks
 for an anchor. A step that is repeated after a crash produces the bytes of its version again: a
 number that is already believed is recognised, not written again, and the chain continues from it.
 Where the bytes differ (another machine), the run continues as a fork: it publishes nothing until
@@ -13,19 +13,31 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.weights.manifest import Manifest, read_manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.settings import WeightsSettings
-from rollstream.storage.weights.distributed import DistributedTensors, Tensors, tensor_hashes
-from rollstream.storage.weights.anchoring import AnchorRule, AnchorChain, anchor_due
-from rollstream.storage.weights.announcing import announcement
-from rollstream.storage.weights.anchors import chain_of
-from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.pointer import Pointer, advance_pointer, believed_pointer, take_pointer
-from rollstream.storage.weights.publish import SHARD_INDEX, NewVersion, publish_version
-from rollstream.storage.weights.retention import StoredVersion, plan_retention, delete_versions, stored_versions
 from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, chain_of
+from rollstream.storage.weights.distributed import DistributedTensors, Tensors, tensor_hashes
+from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.pointer import (
+    Pointer,
+    advance_pointer,
+    believed_pointer,
+    take_pointer,
+)
+from rollstream.storage.weights.publish import (
+    SHARD_INDEX,
+    NewVersion,
+    announcement,
+    publish_version,
+)
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.retention import (
+    StoredVersion,
+    delete_versions,
+    plan_retention,
+    stored_versions,
+)
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 

@@ -1,6 +1,6 @@
 """Speculative decoding with drafts from earlier answers to the same prompt (docs/histospec.md)."""
 
-from rollstream.producers.drafts.history import HistoryAnswer, AnswerHistory, prompt_key
-from rollstream.producers.drafts.source_part import Draft, DraftSource
+from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer, prompt_key
+from rollstream.producers.drafts.source import Draft, DraftSource
 
-__all__ = ["HistoryAnswer", "Draft", "DraftSource", "AnswerHistory", "prompt_key"]
+__all__ = ["AnswerHistory", "Draft", "DraftSource", "HistoryAnswer", "prompt_key"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollstream.producers.drafts.planner import DraftOdds
-from rollstream.producers.drafts.source_part import Draft
+from rollstream.producers.drafts.source import Draft
 
 CURVE_EDGES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 28, 32, 40, 48)
 """The first number of known tokens of each point of the curve."""
@@ -21,7 +21,9 @@ PRIOR, PRIOR_TRIALS = 0.9, 4.0
 REFRESH_TRIALS = 64  # trials after which values computed from the curve are computed again
 REFRESH_DECAY = 0.98  # weight of every point then, so that a point of low acceptance is tried again
 
-KNOWN_AFTER_MISTAKE = 2  # tokens known to agree after a mistake, at most: the alignment is uncertain
+KNOWN_AFTER_MISTAKE = (
+    2  # tokens known to agree after a mistake, at most: the alignment is uncertain
+)
 
 _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOKENS_MAX + 1))
 
@@ -95,5 +97,7 @@ class AcceptanceCurve:
         """
         known = min(known, KNOWN_TOKENS_MAX)
         if known not in self._odds:
-            self._odds[known] = DraftOdds.of(self.chance(known + place) for place in range(self.most))
+            self._odds[known] = DraftOdds.of(
+                self.chance(known + place) for place in range(self.most)
+            )
         return self._odds[known]

@@ -1,24 +1,123 @@
-"""Feeds the draft history from the log: finished answers from `trajectories`, late rewards from
+"""Turns partials of running trajectories, of all rollouts, into draft history (the siblings of
+Seer).
+
+A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The last
+few tokens of each trajectory are kept, so that patterns reach across the boundary of two partials.
+A partial whose group or predecessor is unknown is used as far as possible on its own.
+
+Feeds the draft history from the log: finished answers from `trajectories`, late rewards from
 `annotations`, and answers in progress from `partials`.
 
 Reading starts as far back as the history holds, in the archive where the log is truncated, and then
 follows the log a few records at a time between two polls of the engine. Nothing is committed and
 nothing depends on completeness: a record that is read twice or never changes a rollout's speed,
 never its tokens.
+
+Fills the draft history of a node from the log, in exactly one rollout of the node at a time.
+
+The filling rollout reads finished and running trajectories from the log. When it ends, for whatever
+reason, the next rollout that polls takes over. All rollouts of the node draft from the same shared
+memory (`drafts/node.py`).
 """
 
+import atexit
+import logging
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.producers.drafts.history import HistoryAnswer, AnswerHistory, prompt_key
+from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer, prompt_key
+from rollstream.producers.drafts.node import NodeHistory
 from rollstream.producers.drafts.topic_follower import TopicFollower
-from rollstream.producers.drafts.siblings import PartialFeed
+from rollstream.producers.engines.base import DraftStats
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader
-from rollstream.streams.records import PROMPT, Annotation, Record, Trajectory
+from rollstream.streams.records import PROMPT, Annotation, Partial, Prompt, Record, Trajectory
+from rollstream.streams.values import Tokens
+
+GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
+RUNNING_MAX = 8192  # trajectories whose last tokens are kept
+POLL_PROMPTS_MAX, POLL_PARTIALS_MAX = 256, 32  # records per poll, between two polls of the engine
+BEHIND_MAX = 512  # partials; older ones belong to answers that are finished or nearly so
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPrompt:
+    """A group's prompt: its key, its number of tokens, and its last few tokens."""
+
+    key: int
+    length: int
+    end: Tokens
+
+
+@dataclass(slots=True)
+class PartialFeed:
+    """`context` tokens before a partial are part of its patterns."""
+
+    bus: Bus
+    context: int
+    _prompts: TopicFollower = field(init=False)
+    _partials: TopicFollower = field(init=False)
+    _group_prompts: OrderedDict[int, _GroupPrompt] = field(
+        default_factory=OrderedDict[int, _GroupPrompt]
+    )
+    _ends: OrderedDict[str, tuple[int, Tokens]] = field(
+        default_factory=OrderedDict[str, tuple[int, Tokens]]
+    )
+    """Per trajectory: its length, and its last few tokens."""
+
+    def __post_init__(self) -> None:
+        self._prompts = TopicFollower(self.bus, self.bus, "prompts", GROUPS_MAX)
+        self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
+
+    def poll(self) -> list[HistoryAnswer]:
+        """Return the pieces that arrived since the last call, a bounded number."""
+        for record in self._prompts.poll(POLL_PROMPTS_MAX):
+            if isinstance(record, Prompt):
+                self._add_prompt(record)
+        partials = self._partials.poll(POLL_PARTIALS_MAX)
+        if len(partials) == POLL_PARTIALS_MAX:
+            self._partials.skip_if_behind(BEHIND_MAX)
+        return self.pieces(partials)
+
+    def pieces(self, records: Sequence[Record]) -> list[HistoryAnswer]:
+        """The pieces in `records` whose groups are known."""
+        found = [self._piece(one) for one in records if isinstance(one, Partial)]
+        return [piece for piece in found if piece is not None and piece.fresh]
+
+    def finished(self, trajectory: str) -> None:
+        """Drop the state of a finished trajectory."""
+        self._ends.pop(trajectory, None)
+
+    def readers(self) -> list[TopicReader]:
+        return [self._prompts.reader, self._partials.reader]
+
+    def _add_prompt(self, prompt: Prompt) -> None:
+        tokens = prompt.tokens
+        key = prompt_key(tokens, np.full(len(tokens), PROMPT, np.uint8))
+        self._group_prompts[prompt.group] = _GroupPrompt(
+            key, len(tokens), tokens[-self.context :].copy()
+        )
+        while len(self._group_prompts) > GROUPS_MAX:
+            self._group_prompts.popitem(last=False)
+
+    def _piece(self, partial: Partial) -> HistoryAnswer | None:
+        asked = self._group_prompts.get(partial.group)
+        if asked is None:
+            return None
+        known, before = self._ends.pop(partial.trajectory, (asked.length, asked.end))
+        if known != partial.start:  # another attempt, or skipped partials
+            before = asked.end if partial.start == asked.length else before[:0]
+        tokens = np.concatenate((before, partial.tokens))
+        end = partial.start + len(partial.tokens)
+        self._ends[partial.trajectory] = (end, tokens[-self.context :].copy())
+        while len(self._ends) > RUNNING_MAX:
+            self._ends.popitem(last=False)
+        return HistoryAnswer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)
+
 
 POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls of the engine
 RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
@@ -90,3 +189,71 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward
     return HistoryAnswer(key, record.group, record.tokens, fresh, reward, name=record.trajectory)
+
+
+log = logging.getLogger(__name__)
+
+# While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
+# but at most this many seconds: the first poll opens an archive and takes long.
+IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
+
+
+@dataclass(slots=True)
+class DraftFeed:
+    """`earlier` opens the log with its archive in front of it; only the rollout that fills the
+    history calls it. A process that ends, also by an error, releases the history; only a kill
+    leaves it held.
+    """
+
+    bus: Bus
+    earlier: Callable[[], Bus]
+    node: NodeHistory
+    history_feed: HistoryFeed | None = None
+    clock: Callable[[], float] = time.perf_counter
+    idle_until_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
+
+    def poll(self, drafts: bool = True) -> None:
+        """Read a bounded number of records into the history, or try to become the process that
+        fills it. While the engine drafts nothing, as where no prompt repeats, this takes at most
+        1/50 of the time.
+        """
+        began = self.clock()
+        if drafts or began >= self.idle_until_s:
+            self._poll()
+            now = self.clock()
+            self.idle_until_s = now + min(IDLE_POLL_FACTOR * (now - began), IDLE_POLL_S_MAX)
+
+    def _poll(self) -> None:
+        if self.history_feed is None:
+            history = self.node.take_over()
+            if history is None:
+                return
+            log.info("drafts: this process fills the history in %s", self.node.folder)
+            self.history_feed = HistoryFeed(self.bus, self.earlier(), history)
+        self.history_feed.poll()
+
+    def close(self, drafts: DraftStats) -> None:
+        """Log the draft statistics and release the history."""
+        records = 0 if self.history_feed is None else self.history_feed.records
+        log.info(
+            "drafts: %d answers in the history, %d of %d lookups found a draft, "
+            "%d of %d draft tokens accepted, "
+            "%.2f tokens per row and pass, %.2f s in lookups",
+            records,
+            drafts.found,
+            drafts.asked,
+            drafts.accepted,
+            drafts.proposed,
+            drafts.gained / max(1, drafts.rows),
+            drafts.lookup_s,
+        )
+        atexit.unregister(self.node.leave)
+        self.node.leave()
+
+    def readers(self) -> list[TopicReader]:
+        """Empty while another process fills the history. Any thread may call it."""
+        history_feed = self.history_feed
+        return [] if history_feed is None else history_feed.readers()

@@ -1,4 +1,11 @@
-"""Whether the batch drafts now: on where verification passes make more tokens per second than plain
+"""The largest draft length of a sequence, from the acceptance of its last draft.
+
+`additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back
+to 2 after a rejection. `multiplicative` is the rule in its authors' code: twice as many up to 16,
+or half as many down to 2. `marginal` has a constant window of 32: only the marginal benefit of a
+token limits the length (`plan.py`).
+
+Whether the batch drafts now: on where verification passes make more tokens per second than plain
 steps would under the present load (TLT's and Seer's rule).
 
 Two costs are kept, of a plain step by its rows and of a pass by its tokens, in seconds of an
@@ -13,9 +20,37 @@ with what came. Nothing here computes or reads a clock; the engine tells it both
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Literal
 
 from rollstream.producers.drafts.planner import StepCost, StepTimes, best_draft_speed
-from rollstream.producers.drafts.windows import MARGINAL, WindowRule
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """A window is within [`least`, `most`] and starts at `least`."""
+
+    kind: Literal["additive", "multiplicative", "marginal"]
+    least: int
+    most: int
+
+    def after(self, window: int, proposed: int, accepted: int) -> int:
+        """The next window; unchanged if nothing was proposed."""
+        assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
+        if not proposed:
+            return window
+        if self.kind == "marginal":
+            return self.most
+        whole = accepted == proposed
+        if self.kind == "additive":
+            return min(window + 2, self.most) if whole else self.least
+        return min(2 * window, self.most) if whole else max(window // 2, self.least)
+
+
+ADDITIVE = WindowRule("additive", 2, 32)
+MULTIPLICATIVE = WindowRule("multiplicative", 2, 16)
+MARGINAL = WindowRule("marginal", 32, 32)
+WINDOW_RULES = {rule.kind: rule for rule in (ADDITIVE, MULTIPLICATIVE, MARGINAL)}
+
 
 DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
 MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap keeps it from flapping: a change copies the cache

@@ -1,4 +1,9 @@
-"""A bounded history of earlier answers by prompt: for any few tokens, what followed them.
+"""The rank of an answer among those to the same prompt: the number of its pass, plus a priority in
+[0, 1] from its reward. An answer of a later pass ranks first, then the one with the higher reward.
+
+Rewards may come late, so the places of answers without one are kept by name, to rank them again.
+
+A bounded history of earlier answers by prompt: for any few tokens, what followed them.
 
 All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
 each position the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that
@@ -12,6 +17,7 @@ meanwhile: their reads may be torn, which is safe because every draft is verifie
 only on values that it wrote itself.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,14 +25,98 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from rollstream.producers.drafts.source import HistoryView, look_up_draft
-from rollstream.producers.drafts.memory import SEQUENCE_END, HEAD_WORD, INSERTED_WORD, NGRAM_LENGTHS, DRAFTED_PER_MATCHED, HISTORY_TOKENS_MIN, HistoryLayout, HistoryMemory, allocate_memory
-from rollstream.producers.drafts.ngrams import NgramKeys, ngram_keys
-from rollstream.producers.drafts.ranks import PASS_BYTES, RUNNING_PRIORITY, UNREWARDED_BYTES, PromptPasses, StoredAnswer, UnrewardedAnswers, reward_priority
-from rollstream.producers.drafts.source_part import Draft
-from rollstream.producers.drafts.index import RingPositions, EntryRanks, NgramTable
+from rollstream.producers.drafts.index import (
+    EntryRanks,
+    NgramKeys,
+    NgramTable,
+    RingPositions,
+    ngram_keys,
+)
+from rollstream.producers.drafts.shared_memory import (
+    DRAFTED_PER_MATCHED,
+    HEAD_WORD,
+    HISTORY_TOKENS_MIN,
+    INSERTED_WORD,
+    NGRAM_LENGTHS,
+    SEQUENCE_END,
+    HistoryLayout,
+    HistoryMemory,
+    allocate_memory,
+)
+from rollstream.producers.drafts.source import Draft, HistoryView, look_up_draft
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sources, Tokens
+
+UNREWARDED_PRIORITY = 0.5  # priority of an answer without a reward
+RUNNING_PRIORITY = 0.0  # of a running sequence: every finished answer of the same pass ranks higher
+PASS_BYTES = 200  # about: a prompt's entry in the dictionary of passes
+UNREWARDED_BYTES = 400  # about: the entry of an answer without a reward
+
+
+def reward_priority(reward: float | None) -> float:
+    """A priority in [0, 1] that rises with the reward, whatever its scale; without one,
+    `UNREWARDED_PRIORITY`.
+    """
+    return UNREWARDED_PRIORITY if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
+
+
+class PromptPasses:
+    """The number of passes over each prompt, for the `most` prompts used last."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def number(self, prompt: int, group: int) -> int:
+        """The pass of this group; a group later than all earlier ones of the prompt begins the next
+        pass.
+        """
+        newest, count = self._known.get(prompt, (-1, 0))
+        if group > newest:
+            newest, count = group, count + 1
+        self._known[prompt] = (newest, count)
+        self._known.move_to_end(prompt)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer in the ring: `count` tokens from place `base`; its patterns end at `first` and
+    later.
+    """
+
+    prompt: int
+    number: int
+    base: int
+    count: int
+    first: int
+
+
+class UnrewardedAnswers:
+    """The `most` answers without a reward that were stored last."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._stored: OrderedDict[str, StoredAnswer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def add(self, name: str, stored: StoredAnswer) -> None:
+        self._stored[name] = stored
+        self._stored.move_to_end(name)
+        while len(self._stored) > self._most:
+            self._stored.popitem(last=False)
+
+    def take(self, name: str) -> StoredAnswer | None:
+        """Remove and return an answer; None if it is unknown or was evicted."""
+        return self._stored.pop(name, None)
+
 
 OccurrenceChoice = Literal["priority", "newest", "count"]
 

@@ -1,23 +1,112 @@
-"""One history for all rollouts of a node: each of them drafts from it, one of them writes it.
+"""The node's history as a reader: opened by name, read without locks.
+
+`SharedHistory(path).draft(prompt_key(tokens, sources), newest, most)` works as `History.draft`. It
+needs neither torch nor a log, so an engine's own processes can use it. While there is no segment of
+that name it returns no drafts; a segment that replaces another is picked up without a call.
+
+One history for all rollouts of a node: each of them drafts from it, one of them writes it.
 
 The holder of the folder's lock writes. The kernel frees the lock when its holder dies, however it
 dies, so the next process that asks takes over: it continues in the same memory, from which the
 others keep drafting, and inserts the log's answers again from as far back as the history reaches.
 A segment that a killed run left and no process uses is removed first. docs/histospec.md has the
 interleavings.
+
+The draft source of a rollout's engine: the history of its node, and the sequences that run in
+this engine (Seer's siblings), which other processes get later or never.
+
+If both match equally many tokens, the running sequences are used: they come from the newest
+weights. They are kept in a small separate history, where they are soon overwritten.
 """
 
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from rollstream.producers.drafts.history import OccurrenceChoice, AnswerHistory
-from rollstream.producers.drafts.source import HistoryView
-from rollstream.producers.drafts.memory import WRITER_WORD, HistoryLayout
-from rollstream.producers.drafts.shared_memory import HISTORY_FILE, HistorySegment, is_held, lock_folder, make_segment, map_segment, remove_segment, sweep_dead_segments
-from rollstream.producers.drafts.shared import SharedHistory
 from rollstream.errors import StoreError
+from rollstream.producers.drafts.history import AnswerHistory, OccurrenceChoice
+from rollstream.producers.drafts.shared_memory import (
+    HISTORY_FILE,
+    NGRAM_LENGTHS,
+    WRITER_WORD,
+    HistoryLayout,
+    HistorySegment,
+    allocate_memory,
+    is_held,
+    lock_folder,
+    make_segment,
+    map_segment,
+    remove_segment,
+    sweep_dead_segments,
+)
+from rollstream.producers.drafts.source import Draft, HistoryView, look_up_draft
+from rollstream.streams.values import Tokens
+
+REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks whether the file was replaced, 1 µs each
+
+
+class SharedHistory:
+    """A draft source. `path` is the segment's file (`NodeHistory.path`). Rollouts hold the file;
+    the process of an engine, which ends with its rollout, does not have to.
+    """
+
+    context = NGRAM_LENGTHS[-1]
+
+    def __init__(self, path: str | Path, holds: bool = False) -> None:
+        self.path, self._holds = Path(path), holds
+        self._nothing = HistoryView(allocate_memory(HistoryLayout(16)))
+        self._view = self._nothing
+        self._segment: HistorySegment | None = None
+        self._asked = 0
+
+    @property
+    def attached(self) -> bool:
+        """Whether a segment is mapped."""
+        return self._segment is not None
+
+    def view(self) -> HistoryView:
+        """The view for look-ups now (`lookup.drafted`)."""
+        if self._asked % REFRESH_EVERY_LOOKUPS == 0:
+            self.refresh()
+        self._asked += 1
+        return self._view
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        return look_up_draft((self.view(),), prompt, newest, most)
+
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Does nothing: running sequences are not part of the node's history (see
+        `WithRunning`).
+        """
+
+    def refresh(self) -> None:
+        """Map a segment that is new under this name and has a writer; the present one stays mapped
+        while there is no other.
+        """
+        try:
+            inode = os.stat(self.path).st_ino
+        except OSError:
+            return
+        if self._segment is not None and self._segment.inode == inode:
+            return
+        found = map_segment(self.path, holds=self._holds)
+        if found is None:
+            return
+        if found.memory.layout.lengths != NGRAM_LENGTHS:  # written by another release
+            found.close()
+            return
+        self.close()
+        self._segment, self._view = found, HistoryView(found.memory)
+
+    def close(self) -> None:
+        """Unmap the segment; look-ups find nothing until `view` maps one again."""
+        if self._segment is not None:
+            self._segment.close()
+        self._segment, self._view = None, self._nothing
+
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +118,9 @@ class NodeHistory:
     (`segment.segment_folder`).
     """
 
-    def __init__(self, folder: Path, tokens_max: int, choice: OccurrenceChoice = "priority") -> None:
+    def __init__(
+        self, folder: Path, tokens_max: int, choice: OccurrenceChoice = "priority"
+    ) -> None:
         self.folder, self.path = folder, folder / HISTORY_FILE
         self._layout = HistoryLayout(tokens_max)
         self._choice: OccurrenceChoice = choice
@@ -106,3 +197,31 @@ class NodeHistory:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
+
+
+RUNNING_TOKENS_MIN = 1024
+
+
+class CombinedSource:
+    """A draft source over two histories of the same n-gram lengths."""
+
+    def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:
+        self.node, self._running = node, running
+        self.context = running.context
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
+
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Add the last `fresh` of these tokens, which the engine generated, to the running
+        history.
+        """
+        self._running.grown(prompt, group, tokens, fresh)
+
+
+def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
+    """Tokens of the history of running sequences: those of a full batch, or a quarter of the node's
+    history if that is less.
+    """
+    return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

@@ -3,9 +3,10 @@ pays.
 
 A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
 Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
-where one acceptance rate a is all that is known, else a product along `DraftOdds`. One more token pays
-while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7), solved
-by Dinkelbach's iteration for the ratio (Management Science 13, 1967). Pure functions over values.
+where one acceptance rate a is all that is known, else a product along `DraftOdds`. One more token
+pays while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7),
+solved by Dinkelbach's iteration for the ratio (Management Science 13, 1967). Pure functions over
+values.
 """
 
 import math
@@ -17,7 +18,9 @@ from itertools import accumulate
 MEASUREMENT_DECAY = 0.98  # weight of a measurement after the next one: about the last 50 count
 OUTLIER_FACTOR = 4.0  # a pass that took this many times its expected time was interrupted
 RATE_MAX = 0.999  # higher acceptance rates are cut to this
-PADDING_COST = 0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
+PADDING_COST = (
+    0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class StepTimes:
     product: float = 0.0
 
     def seen(self, tokens: float, seconds: float) -> "StepTimes":
-        """The sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the expected one."""
+        """The sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the expected
+        one.
+        """
         if self.count >= 3:
             seconds = min(seconds, OUTLIER_FACTOR * self.cost().seconds(tokens))
         return StepTimes(

@@ -1,4 +1,11 @@
-"""Looks up drafts in the memory of a history, while another process may write to it.
+"""The draft source contract: an engine asks it for drafts, and passes the tokens it generates to
+it.
+
+The engine verifies every token of a draft, so a wrong, old or torn draft costs time and never
+changes an output. Prompts are identified by their tokens, not by a request, so that an engine
+without request ids can use the same calls.
+
+Looks up drafts in the memory of a history, while another process may write to it.
 
 Whatever the memory holds, random bytes included, a look-up stays inside of it, ends after a few
 slots, and returns a draft or none: it returns tokens only from a place whose preceding tokens equal
@@ -6,10 +13,38 @@ the newest ones.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from rollstream.producers.drafts.memory import SEQUENCE_END, HEAD_WORD, PROBES, HistoryMemory
-from rollstream.producers.drafts.ngrams import ngram_key, ngram_sums
-from rollstream.producers.drafts.source_part import NO_DRAFT, Draft
+from rollstream.producers.drafts.index import ngram_key, ngram_sums
+from rollstream.producers.drafts.shared_memory import HEAD_WORD, PROBES, SEQUENCE_END, HistoryMemory
+from rollstream.streams.values import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """`tokens` that may come next; `matched` of the newest tokens were found in the history (0:
+    none, and then there are no `tokens`).
+    """
+
+    tokens: Sequence[int]
+    matched: int
+
+
+NO_DRAFT = Draft((), 0)
+
+
+class DraftSource(Protocol):
+    context: int
+    """How many of the newest tokens a look-up uses, at most."""
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        ...
+
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Add the last `fresh` of these tokens, which the engine generated after the others."""
+        ...
 
 
 class HistoryView:
@@ -45,7 +80,9 @@ class HistoryView:
         return found[: found.index(SEQUENCE_END)] if SEQUENCE_END in found else found
 
 
-def look_up_draft(views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int) -> Draft:
+def look_up_draft(
+    views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
+) -> Draft:
     """The tokens that followed the longest match of the end of `newest`, up to the end of their
     sequence, at most `reach` tokens for each matched one. Of views that match equally many tokens
     the first one is used. All views must have the same n-gram lengths.

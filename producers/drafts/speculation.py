@@ -1,4 +1,6 @@
-"""Speculative decoding of one engine, row by row: look up drafts in the history, learn from
+"""Collects draft statistics of one sequence until its next emission, as a `Drafts` record.
+
+Speculative decoding of one engine, row by row: look up drafts in the history, learn from
 verified drafts, and add running sequences to the history, so that their siblings can draft from
 them. The engine calls this with the rows to draft for and with the result of each pass.
 """
@@ -12,12 +14,53 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.drafts.acceptance import HistoryAgreement, AcceptanceCurve
-from rollstream.producers.drafts.planner import DraftRow, draft_lengths, level_lengths
-from rollstream.producers.drafts.source_part import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.drafts.acceptance import AcceptanceCurve, HistoryAgreement
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.unsaid import DraftsBuilder
+from rollstream.producers.drafts.planner import DraftRow, draft_lengths, level_lengths
+from rollstream.producers.drafts.source import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.engines.base import DraftStats
+from rollstream.streams.draft_runs import extend_runs
+from rollstream.streams.values import Drafts
+
+
+@dataclass(slots=True)
+class DraftsBuilder:
+    """Counts since the last emission. Tokens must be added in the order of generation."""
+
+    runs: list[int] = field(default_factory=lambda: [0])
+    steps: int = 0
+    guessed: int = 0
+    asked: int = 0
+    found: int = 0
+    lookup_s: float = 0.0
+
+    def drew(self, count: int) -> None:
+        """Add `count` tokens that the model drew, one per step."""
+        extend_runs(self.runs, count, guessed=False)
+        self.steps += count
+
+    def verified(self, guessed: int, right: int, gained: int) -> None:
+        """Add a pass that gave `gained` tokens, the first `right` of them drafted and accepted."""
+        extend_runs(self.runs, right, guessed=True)
+        extend_runs(self.runs, gained - right, guessed=False)
+        self.steps += 1
+        self.guessed += guessed
+
+    def looked_up(self, found: bool) -> None:
+        """Add a look-up for a draft."""
+        self.asked += 1
+        self.found += found
+
+    def say(self) -> Drafts:
+        """Return the record and reset all counts."""
+        said = Drafts(
+            tuple(self.runs), self.steps, self.guessed, self.asked, self.found, self.lookup_s
+        )
+        self.runs = [0]
+        self.steps = self.guessed = self.asked = self.found = 0
+        self.lookup_s = 0.0
+        return said
+
 
 SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to the history again
 
@@ -142,7 +185,9 @@ class Speculation:
             self.switch.right.add(len(draft.tokens), right)
             self.chances.add(draft.matched, len(draft.tokens), right)
 
-    def tell(self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN) -> None:
+    def tell(
+        self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN
+    ) -> None:
         """Add the row's new tokens to the history, so that siblings can draft from them. Does
         nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
         """

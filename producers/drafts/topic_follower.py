@@ -9,8 +9,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rollstream.streams.bus import Bus
 from rollstream.errors import PositionLost, StoreError
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin, from_end
 from rollstream.streams.records import Position, Record
 

@@ -5,17 +5,24 @@ from collections.abc import Mapping
 import torch
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.base import Engine
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
-from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal, mixture_of, read_trace
-from rollstream.producers.engines.paced.pace import ScaledClock
+from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape, ScaledClock
+from rollstream.producers.engines.paced.lengths import (
+    LengthSampler,
+    LogNormal,
+    mixture_of,
+    read_trace,
+)
+from rollstream.producers.engines.paced.settings import (
+    LengthSettings,
+    PacedSettings,
+    RooflineSettings,
+)
+from rollstream.producers.engines.profile import read_profile
 from rollstream.producers.engines.roofline import Roofline, roofline_of_hardware
-from rollstream.producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
-from rollstream.producers.engines.profiles import read_profile
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.settings import VllmSettings
-from rollstream.errors import ConfigurationError
 from rollstream.streams.values import Version
 
 
@@ -35,7 +42,9 @@ def open_engine(
     if name == "torch":
         return TorchEngine(model_config, tensors, version, options)
     if name == "vllm":
-        from rollstream.producers.engines.vllm.engine import VllmEngine  # only where it is configured
+        from rollstream.producers.engines.vllm.engine import (
+            VllmEngine,  # only where it is configured
+        )
 
         return VllmEngine(model_config, tensors, version, options, settings=vllm)
     raise ConfigurationError(

@@ -1,4 +1,7 @@
-"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
+"""The result of `rollstream profile` for an engine and its model, as a small file: the constants of
+the roofline, the errors of the fit, and B_max.
+
+Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
 
 The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
 arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
@@ -6,19 +9,82 @@ a point is bound either by reads or by arithmetic. The fit alternates: assign ea
 the two, fit the constants, assign again, until the assignment no longer changes.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 
+import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
+from transformers import PreTrainedConfig
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import Engine, GenerationRequest
 from rollstream.producers.engines.roofline import Roofline, batch_max
-from rollstream.producers.engines.profiles import EngineProfile
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling
+
+SHAPE_FIELDS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size",
+)  # fmt: skip
+"""Fields of a model's configuration on which its step time depends."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """`error` is the median relative error of the fit, `error_max` the largest, over `points` step
+    times; `batch_max` is B_max for `slots`.
+    """
+
+    engine: str
+    model: str
+    device: str
+    slots: int
+    context_max: int
+    roofline: Roofline
+    batch_max: int
+    error: float
+    error_max: float
+    points: int
+
+
+def model_key(config: PreTrainedConfig) -> str:
+    """A key that is equal for models of equal shape, whatever their weights."""
+    fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def profile_path(folder: Path, engine: str, model: str) -> Path:
+    """The file in which a run keeps the profile of an engine and a model."""
+    return folder / "profiles" / f"{engine}-{model}.json"
+
+
+def write_profile(path: Path, profile: EngineProfile) -> None:
+    """Write a profile, replacing an earlier one atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_profile(path: str | Path) -> EngineProfile:
+    """Read a profile. Raises `ConfigurationError` if the file holds none."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=EngineProfile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{path} is no profile ({error}); `rollstream profile CONFIG` writes one"
+        ) from None
+    if not (found.batch_max >= 1 and found.roofline.step_s(1, 0) > 0):
+        raise ConfigurationError(f"{path} is no profile: a step of no time, or B_max below 1")
+    return found
+
 
 STEPS = 16  # of each point; the first one prefills, and the next two are not counted
 SKIPPED_STEPS = 2
@@ -109,7 +175,11 @@ def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatAr
 
 
 def _fit_alternating(
-    rows: FloatArray, kv: FloatArray, seconds: FloatArray, reading: NDArray[np.bool_], prefill: float
+    rows: FloatArray,
+    kv: FloatArray,
+    seconds: FloatArray,
+    reading: NDArray[np.bool_],
+    prefill: float,
 ) -> Roofline:
     """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
     weights = token = row = overhead = 0.0

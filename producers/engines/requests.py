@@ -1,11 +1,13 @@
 """Checks that all engines make before they accept a request. Each error names the trajectory or the
 parameter.
+
+Emissions that an engine has made and `poll` has not returned yet.
 """
 
 from collections.abc import Container
 
-from rollstream.producers.engines.base import GenerationRequest
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.streams.values import Sampling, Tokens
 
 
@@ -63,3 +65,14 @@ def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
         raise EngineRefused(
             f"sampling.stop {sampling.stop} is outside of the vocabulary ({vocabulary})"
         )
+
+
+def take_back(outbox: list[Emission], trajectory: str) -> Emission | None:
+    """Remove and return the emission of an aborted trajectory that `poll` has not returned.
+
+    There is at most one: `poll` empties the outbox, and between two polls only an update adds to
+    it.
+    """
+    unsaid = [emission for emission in outbox if emission.trajectory == trajectory]
+    outbox[:] = [emission for emission in outbox if emission.trajectory != trajectory]
+    return unsaid[-1] if unsaid else None

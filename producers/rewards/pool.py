@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.process import RewardAnswer, RewardQuestion
 from rollstream.producers.rewards.worker import RewardWorker
 from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
-from rollstream.errors import ConfigurationError
 
 _IN_FLIGHT_MAX = 64  # questions given to one process; the others wait in the pool for any process
 _STARTS_MAX = 3  # processes in a row that end before their greeting
@@ -81,7 +81,9 @@ class RewardPool:
         """Have the task's environment reply to the last of `turns`."""
         self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
-    def submit_finished(self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts) -> None:
+    def submit_finished(
+        self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
+    ) -> None:
         """Have the scorer's function called. Its numbers are `scores` of the verdict, a lone one
         under the name "".
         """
@@ -115,13 +117,17 @@ class RewardPool:
         assert self.can_submit(), "call can_submit() first"
         self._waiting.append(_PendingQuestion(key, self._encoder.encode(question) + b"\n"))
 
-    def _serve_process(self, index: int, now: float, decided: list[tuple[str, RewardOutcome]]) -> None:
+    def _serve_process(
+        self, index: int, now: float, decided: list[tuple[str, RewardOutcome]]
+    ) -> None:
         """Serve one process: read its answers, write questions, replace it if it ended or hangs."""
         worker = self._workers[index]
         if worker is None:
             if not self._waiting:
                 return
-            worker = self._workers[index] = RewardWorker[_PendingQuestion](self._task, now, self._function)
+            worker = self._workers[index] = RewardWorker[_PendingQuestion](
+                self._task, now, self._function
+            )
         ended = (
             worker.has_ended()
         )  # checked before reading, so that no answer of a dying process is lost

@@ -1,23 +1,41 @@
 """The messages between a role and its reward processes, and the calls of the task's code that
 answer them.
 
-Whatever that code raises or returns becomes an `RewardAnswer` of valid types, one line on a pipe. No
-result of a task, an environment or a scorer's function can end the role that asked.
+Whatever that code raises or returns becomes an `RewardAnswer` of valid types, one line on a pipe.
+No result of a task, an environment or a scorer's function can end the role that asked.
+
+The process in which a task's own code runs: questions arrive on a pipe, answers leave in the
+same order.
+
+It ends when its parent ends, for whatever reason: a thread sees the pipe close even while a
+judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
+`rollstream.producers.rewards.pool` starts it as `python -m rollstream.producers.rewards.process
+SETTINGS [FUNCTION]`, with the task's settings as JSON.
 """
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from queue import SimpleQueue
 from traceback import extract_tb
 from typing import Literal, cast
 
 import msgspec
 
-from rollstream.producers.scoring.functions import TrajectoryFacts, Finished
-from rollstream.producers.scoring.function import ScoringFunction
-from rollstream.producers.tasks.base import Environment, Reply, Score, Task
+from rollstream.errors import ConfigurationError
+from rollstream.producers.scoring.functions import (
+    Finished,
+    ScoringFunction,
+    TrajectoryFacts,
+    load_function,
+)
+from rollstream.producers.tasks.base import Environment, PlainTask, Reply, Score, Task
+from rollstream.producers.tasks.registry import load_task
 
 _REASON_MAX = 300  # characters of an exception's message that a record gets
 _STATE_MAX = 1 << 16  # characters of an environment's state, which every partial carries
@@ -55,7 +73,9 @@ def failed_answer(reason: str) -> RewardAnswer:
     return RewardAnswer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
 
 
-def answer_question(task: Task, function: ScoringFunction | None, question: RewardQuestion) -> RewardAnswer:
+def answer_question(
+    task: Task, function: ScoringFunction | None, question: RewardQuestion
+) -> RewardAnswer:
     """Run the task's code on a question. Whatever it raises or returns becomes an answer."""
     try:
         if question.kind == "judge":
@@ -107,7 +127,9 @@ def _state(state: object) -> str:
     if not isinstance(state, str):
         raise _UnusableResult(f"reply() gave a state that is a {type(state).__name__}, not text")
     if len(state) > _STATE_MAX:
-        raise _UnusableResult(f"reply() gave a state of {len(state)} characters; at most {_STATE_MAX}")
+        raise _UnusableResult(
+            f"reply() gave a state of {len(state)} characters; at most {_STATE_MAX}"
+        )
     state.encode()  # a lone surrogate raises here, where the error becomes an answer
     return state
 
@@ -115,7 +137,9 @@ def _state(state: object) -> str:
 def _tokens(tokens: object) -> tuple[int, ...]:
     """Whole numbers that fit a record's token type."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
-        raise _UnusableResult(f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence")
+        raise _UnusableResult(
+            f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence"
+        )
     found = list(islice(cast("Iterable[object]", tokens), _REPLY_MAX + 1))
     if len(found) > _REPLY_MAX:
         raise _UnusableResult(f"reply() gave more than {_REPLY_MAX} tokens")
@@ -142,3 +166,55 @@ def _number(value: object, name: str) -> float:
     if not math.isfinite(number):
         raise _UnusableResult(f"{name} is {number}")
     return number
+
+
+def _read_questions(source: int) -> Iterator[RewardQuestion]:
+    """Yield the questions that arrive on the pipe; the process exits at the pipe's end."""
+    arrived: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        with open(source, "rb") as lines:
+            for line in lines:
+                arrived.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    decoder = msgspec.json.Decoder(RewardQuestion)
+    while True:
+        yield decoder.decode(arrived.get())
+
+
+def _claim_pipes() -> tuple[int, int]:
+    """Move the pipes to other descriptors. The task's prints go to stderr, and its
+    stdin is empty.
+    """
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return source, sink
+
+
+def main(settings: str, function_path: str = "") -> None:
+    """Write a greeting once the task is built, or the reason why it cannot be built. Then answer
+    until the pipe closes.
+    """
+    description = msgspec.json.decode(settings, type=PlainTask)
+    source, sink = _claim_pipes()
+    encode = msgspec.json.Encoder().encode
+    with open(sink, "wb", buffering=0) as out:
+        try:
+            task = load_task(description)
+            function = load_function(function_path) if function_path else None
+        except ConfigurationError as error:
+            out.write(encode(RewardAnswer("failed", reason=str(error))) + b"\n")
+            return
+        out.write(encode(RewardAnswer("score")) + b"\n")
+        for question in _read_questions(source):
+            # CPU seconds, twice the parent's limit: it takes effect only after the parent's death.
+            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
+            out.write(encode(answer_question(task, function, question)) + b"\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -2,8 +2,8 @@
 last made progress.
 
 The process runs the task's code and any part of a model's answer that this code executes. It gets
-only the environment variables that `allowed_variables` names, so an answer that prints its environment finds
-neither the broker's password nor the store's keys.
+only the environment variables that `allowed_variables` names, so an answer that prints its
+environment finds neither the broker's password nor the store's keys.
 """
 
 import os
@@ -129,7 +129,7 @@ def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
     """Start the process in its own session, so that Ctrl-C in the terminal reaches only
     the parent.
     """
-    command = [sys.executable, "-m", "rollstream.producers.rewards.reward_process"]
+    command = [sys.executable, "-m", "rollstream.producers.rewards.process"]
     arguments = [task.model_dump_json(), function]
     return subprocess.Popen(
         command + arguments,

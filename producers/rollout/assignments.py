@@ -9,8 +9,8 @@ was replaced while its process was stopped finds its successor's term here, and 
 import logging
 from collections import deque
 
-from rollstream.streams.bus import Bus
 from rollstream.errors import Fenced, PositionLost
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
 from rollstream.streams.records import Assignment
 from rollstream.streams.topics import partition_of

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rollstream.errors import BusTimeout, DecodeError, PositionLost
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
 from rollstream.streams.draft_runs import join_drafts
-from rollstream.errors import BusTimeout, DecodeError, PositionLost
 from rollstream.streams.partial_links import malformed_partial
 from rollstream.streams.records import GENERATED, Partial
 from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens
@@ -82,7 +82,9 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> ChainContent:
     return found
 
 
-def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, ChainContent | DecodeError]:
+def read_chains(
+    bus: Bus, wanted: Collection[ChainRequest]
+) -> dict[str, ChainContent | DecodeError]:
     """Return, for each trajectory, the content of its chain or the error that makes it unusable.
     Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
     pass.
@@ -99,7 +101,9 @@ def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, ChainCo
     return found
 
 
-def _read_links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mapping[str, PartialLinks]:
+def _read_links(
+    bus: Bus, partition: int, wanted: Collection[ChainRequest]
+) -> Mapping[str, PartialLinks]:
     """Collect the partials of each wanted trajectory between the addresses of its request. Memory
     holds at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other
     records.

@@ -17,8 +17,8 @@ import numpy as np
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.tasks.base import Reply, turns_of
-from rollstream.streams.values import Tokens, Version
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Tokens, Version
 
 Finish = Literal["stop", "length"]
 
@@ -52,7 +52,9 @@ class EndedTurns:
     _awaiting_reward: dict[str, tuple[RunningTrajectory, Finish]] = field(
         default_factory=dict[str, tuple[RunningTrajectory, Finish]]
     )
-    _awaiting_reply: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    _awaiting_reply: dict[str, RunningTrajectory] = field(
+        default_factory=dict[str, RunningTrajectory]
+    )
     _awaiting_scorer: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
     def __len__(self) -> int:
@@ -126,7 +128,9 @@ class EndedTurns:
         turns = turns_of(*running.content())
         self.rewards.submit(_attempt_key(running), running.assignment.reference, turns)
 
-    def _answered(self, running: RunningTrajectory, outcome: RewardVerdict | Reply) -> list[Trajectory | ContinuedTurn]:
+    def _answered(
+        self, running: RunningTrajectory, outcome: RewardVerdict | Reply
+    ) -> list[Trajectory | ContinuedTurn]:
         if isinstance(outcome, RewardVerdict):
             return [self.dead_record(running, f"environment: {outcome.reason}")]
         if not outcome.tokens:  # the dialogue is over
@@ -142,8 +146,12 @@ class EndedTurns:
             return []
         return [ContinuedTurn(running.assignment.trajectory, tokens)]
 
-    def _finished(self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply) -> Trajectory:
-        assert isinstance(outcome, RewardVerdict), "the reward pool replied instead of giving a reward"
+    def _finished(
+        self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply
+    ) -> Trajectory:
+        assert isinstance(outcome, RewardVerdict), (
+            "the reward pool replied instead of giving a reward"
+        )
         if outcome.dead:
             return self.dead_record(running, f"reward: {outcome.reason}")
         scores = dict(outcome.scores)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from rollstream.errors import DecodeError, EngineRefused
 from rollstream.producers.engines.base import Emission, Engine
-from rollstream.producers.rollout.chain import ChainRequest, ChainContent, read_chains
-from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.admissible import TrainingBounds, refusal
-from rollstream.errors import DecodeError, EngineRefused
 from rollstream.streams.records import Assignment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,9 @@ class InProgress:
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing:
-            found = read_chains(self.publisher.bus, [_chain_request(assignment) for assignment in missing])
+            found = read_chains(
+                self.publisher.bus, [_chain_request(assignment) for assignment in missing]
+            )
             self.chains |= {
                 _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
             }

@@ -4,16 +4,18 @@ Load and speed are those of the last heartbeat, so a scrape and the log agree, a
 queries the engine.
 """
 
+from rollstream.metric_values import MetricValue, MetricValues
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.metric_values import MetricValue, MetricValues
 from rollstream.streams.records import RolloutStatus
 
 FINISHES = ("stop", "length", "dead")
 
 
-def rollout_metrics(publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float) -> MetricValues:
+def rollout_metrics(
+    publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
+) -> MetricValues:
     """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
     newest = follower.newest
     figures: dict[str, MetricValue] = {

@@ -9,17 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.producers.engines.base import DraftStats, EngineStats
-from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.heartbeat import Heartbeat
+from rollstream.producers.rollout.heartbeat import Health, Heartbeat, StatusSchedule
 from rollstream.producers.rollout.sender import RecordSender
-from rollstream.producers.rollout.pulse import Health, StatusSchedule
+from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.weights import ReadBackResult
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.bus import Bus
-from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajectory
+from rollstream.streams.values import Address, Version
 
 
 @dataclass(frozen=True, slots=True)

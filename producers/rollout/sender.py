@@ -24,7 +24,9 @@ OnPublished = Callable[[list[Address]], None]
 
 
 class RecordSender(Protocol):
-    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
+    def send(
+        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+    ) -> None:
         """Publish the records in this order; `then` gets their addresses once they are durable."""
         ...
 
@@ -39,7 +41,9 @@ class SynchronousSender:
 
     bus: Bus
 
-    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
+    def send(
+        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+    ) -> None:
         addresses = publish_all(self.bus, topic, records)
         if then is not None:
             then(addresses)
@@ -67,7 +71,9 @@ class BackgroundSender:
         self._hurried = threading.Event()
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
-    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
+    def send(
+        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+    ) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
             self._check()

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
 from rollstream.streams.draft_runs import join_drafts
-from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment, Partial, Trajectory
+from rollstream.streams.records import (
+    ENVIRONMENT,
+    GENERATED,
+    PROMPT,
+    Assignment,
+    Partial,
+    Trajectory,
+)
 from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens, Version
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -52,7 +59,9 @@ class RunningTrajectory:
     """
 
     @classmethod
-    def start(cls, assignment: Assignment, gained: ChainContent | None, now_s: float) -> "RunningTrajectory":
+    def start(
+        cls, assignment: Assignment, gained: ChainContent | None, now_s: float
+    ) -> "RunningTrajectory":
         """Start from the prompt, or from the content of its chain of partials."""
         prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
         running = cls(

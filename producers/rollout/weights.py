@@ -1,4 +1,12 @@
-"""Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
+"""Merges two consecutive updates into one. Pure.
+
+A version that was fetched ahead of time and never served then costs its engine nothing: the next
+update is still a patch of the served version.
+
+Chooses the tensors that are read back after an update: a bounded sample that rotates through all
+of them.
+
+Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
 stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
@@ -8,27 +16,79 @@ read back from the engine and compared. One thread does one of these at a time, 
 not change between `take` and the comparison.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.rollout.patched import merged_update
-from rollstream.producers.rollout.sampled import TensorRotation
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.announcing import announcement
-from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.streams.bus import Bus
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.publish import announcement
+from rollstream.storage.weights.resident import ResidentWeights, TensorPatch
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, WeightsAnnounced
-from rollstream.streams.values import Version
 from rollstream.streams.release import check_readable_by
+from rollstream.streams.values import Version
+
+
+def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
+    """Return `then` as an update from the base of `first`, which was never served. Returns `then`
+    unchanged if the two do not join.
+    """
+    if first.patches is None or then.patches is None or then.base != first.version:
+        return then
+    whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
+    by_name: dict[str, list[TensorPatch]] = {}
+    for patch in (*first.patches, *then.patches):
+        if patch.name not in whole:
+            by_name.setdefault(patch.name, []).append(patch)
+    patches = tuple(_merged_patch(parts, then.tensors) for parts in by_name.values())
+    return replace(then, base=first.base, patches=patches, whole=whole, prepared=None)
+
+
+def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
+    """All elements that any of the patches changed, with their present values."""
+    if len(parts) == 1:
+        return parts[0]
+    indices = torch.unique(torch.cat([patch.indices for patch in parts]))
+    return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])
+
+
+SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
+
+
+class TensorRotation:
+    """Each call continues after the last name of the previous one. The set of names may change
+    between calls.
+    """
+
+    def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
+        self._bytes = sample_bytes
+        self._after = ""
+
+    def next(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return at least one name, each at most once; in total at most `sample_bytes` unless one
+        tensor alone is larger.
+        """
+        names = sorted(tensors)
+        later = [name for name in names if name > self._after]
+        found: list[str] = []
+        room = self._bytes
+        for name in later + names[: len(names) - len(later)]:
+            room -= tensors[name].nbytes
+            if found and room < 0:
+                break
+            found.append(name)
+        self._after = found[-1] if found else ""
+        return found
+
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from rollstream.producers.engines.base import Emission, Engine, UpdateMode
-from rollstream.producers.rollout.ended_turns import EndedTurns
-from rollstream.producers.drafts.keeping import DraftFeed
-from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.pulse import Health
-from rollstream.producers.rollout.metrics import rollout_metrics
-from rollstream.producers.rollout.update_policy import UpdateInputs, drawn_from_history, is_draining, may_draw, quota_left, wants_update
-from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
-from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.producers.rollout.in_progress import InProgress
-from rollstream.producers.settings import RolloutSettings
 from rollstream.metric_values import MetricValues
+from rollstream.producers.drafts.feed import DraftFeed
+from rollstream.producers.engines.base import Emission, Engine, UpdateMode
+from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import Health
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.metrics import rollout_metrics
+from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
+from rollstream.producers.rollout.update_policy import (
+    UpdateInputs,
+    drawn_from_history,
+    is_draining,
+    may_draw,
+    quota_left,
+    wants_update,
+)
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version

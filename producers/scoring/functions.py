@@ -1,14 +1,17 @@
 """A finished trajectory as a scorer's function gets it: facts of the record, tokens by turn, and
 text.
+
+Loads a scorer's function by its import path.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from rollstream.producers.tasks.base import Turns
+from rollstream.producers.tasks.registry import find_callable
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -44,3 +47,12 @@ class Finished:
     def answer(self) -> str:
         """The text of everything after the prompt."""
         return self.decode([token for turn in self.turns for token in turn])
+
+
+ScoringFunction = Callable[[Finished], object]
+"""Returns a number, or numbers by annotation name. It may raise or hang."""
+
+
+def load_function(path: str) -> ScoringFunction:
+    """The function that `module:function` names. Raises `ConfigurationError` for a wrong path."""
+    return cast(ScoringFunction, find_callable(path, "scoring.function"))

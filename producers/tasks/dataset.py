@@ -16,12 +16,12 @@ from typing import cast
 import numpy as np
 import xxhash
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns, shuffled
-from rollstream.producers.tasks.importing import find_callable
+from rollstream.producers.tasks.registry import find_callable
 from rollstream.producers.tasks.rows import DatasetColumns, DatasetRow, read_rows
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.errors import ConfigurationError
 
 _NAMED_MAX = 5  # rows named in a message
 _WHERE = "task.options of dataset"

@@ -1,4 +1,10 @@
-"""Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
+"""Converts entries of procedural data sets to JSON and back without loss: tuples and key types are
+kept.
+
+Some scoring functions compare tuples, and some data sets differ between two processes with the same
+seed (they iterate over sets of strings). A reward must therefore get the very entry of the prompt.
+
+Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
 
 Questions have no end: each stream (training of one seed, warm-up, held out) consists of chunks. A
 chunk is a data set whose seed is a hash of the stream's name and the chunk's number, so any
@@ -7,24 +13,66 @@ questions, by checksum, in every stream. Training, warm-up and held-out question
 disjoint even where a data set has few. (A few data sets iterate over sets of strings: their order
 is equal in two processes only under the same PYTHONHASHSEED.)
 """
+
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-
 import dataclasses
 import json
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import xxhash
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns
-from rollstream.producers.tasks.entries import pack, unpack
-from rollstream.producers.tasks.importing import nearest
+from rollstream.producers.tasks.registry import nearest
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.errors import ConfigurationError
+
+_TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
+
+
+def pack(value: Any) -> Any:
+    """JSON of an entry. Raises `ConfigurationError` for a value of an unsupported type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [pack(one) for one in cast(list[Any], value)]
+    if isinstance(value, tuple):
+        return {_TUPLE: [pack(one) for one in cast(tuple[Any, ...], value)]}
+    if isinstance(value, dict):
+        pairs = cast(dict[Any, Any], value)
+        if all(isinstance(key, str) and not key.startswith("$") for key in pairs):
+            return {key: pack(one) for key, one in pairs.items()}
+        return {_PAIRS: [[pack(key), pack(one)] for key, one in pairs.items()]}
+    if isinstance(value, Fraction):
+        return {_FRACTION: str(value)}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return pack(value.tolist())
+    raise ConfigurationError(
+        f"an entry of this data set holds a {type(value).__name__}, which cannot travel to the "
+        "reward; choose another data set, or write a task of your own around it"
+    )
+
+
+def unpack(value: Any) -> Any:
+    """The entry that was packed."""
+    if isinstance(value, list):
+        return [unpack(one) for one in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    table = cast(dict[str, Any], value)
+    if _TUPLE in table:
+        return tuple(unpack(one) for one in table[_TUPLE])
+    if _PAIRS in table:
+        return {unpack(key): unpack(one) for key, one in table[_PAIRS]}
+    if _FRACTION in table:
+        return Fraction(table[_FRACTION])
+    return {key: unpack(one) for key, one in table.items()}
+
 
 CHUNK = 500  # the library's own default size of a data set
 ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
@@ -40,7 +88,9 @@ class Gym:
 
     name = "reasoning_gym"
 
-    def __init__(self, text: TaskText, dataset: str, answer_tag: str = "", **parameters: Any) -> None:
+    def __init__(
+        self, text: TaskText, dataset: str, answer_tag: str = "", **parameters: Any
+    ) -> None:
         self._text, self._dataset, self._tag = text, dataset, answer_tag
         self._held_out = lru_cache(maxsize=1)(self._find_held_out)
         self._open = lru_cache(maxsize=16)(_dataset_opener(dataset, parameters))

@@ -16,9 +16,16 @@ from zlib import crc32
 
 import numpy as np
 
-from rollstream.producers.tasks.base import STYLE_PREFIX, Document, Score, TaskPrompt, Turns, shuffled
-from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import (
+    STYLE_PREFIX,
+    Document,
+    Score,
+    TaskPrompt,
+    Turns,
+    shuffled,
+)
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
 
 Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rollstream.producers.tasks.importing import nearest
-from rollstream.producers.tasks.text import PromptContent
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.registry import nearest
+from rollstream.producers.tasks.text import PromptContent
 
 
 @dataclass(frozen=True, slots=True)

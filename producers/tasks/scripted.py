@@ -4,6 +4,13 @@ The environment names a digit (`4=`), the model answers with the running total m
 and so on to the end of the script. The reward is the share of right totals. The reference is the
 script and the state is the number of digits named so far, so a trajectory can resume in another
 process.
+
+Prompts that differ by a number only, for runs with the engine `paced`, where only the lengths of
+the answers matter.
+
+There are `prompts` of them, repeated in every pass in a new order. The reward is drawn from a hash
+of the answer, with a different probability for each prompt, so that rewards differ within a group;
+a model can learn nothing from it.
 """
 
 import json
@@ -11,10 +18,13 @@ from functools import cached_property
 from itertools import accumulate, product
 from zlib import crc32
 
-from rollstream.producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
-from rollstream.producers.tasks.remainder import CHARACTERS
-from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+import numpy as np
+import xxhash
+
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+from rollstream.producers.tasks.remainder import CHARACTERS
 
 Script = tuple[int, ...]
 
@@ -79,3 +89,50 @@ class Scripted:
     def _make_prompt(self, script: Script, epoch: int) -> TaskPrompt:
         tokens = (BOS, *self._tokenizer.encode(f"{script[0]}="))
         return TaskPrompt(tokens, json.dumps({"script": script}), epoch)
+
+
+NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
+_NUMBERS_MAX = 10**9
+
+
+class Numbered:
+    """The task. A prompt is its number, `?`, and blanks up to `prompt_tokens`."""
+
+    name = "numbered"
+    stop = (EOS,)
+
+    def __init__(self, prompts: int = 192, prompt_tokens: int = 64) -> None:
+        if not 1 <= prompts <= _NUMBERS_MAX:
+            raise ConfigurationError(
+                f"task.options of numbered: prompts = {prompts}; give 1 to {_NUMBERS_MAX}"
+            )
+        if prompt_tokens < 1:
+            raise ConfigurationError(
+                f"task.options of numbered: prompt_tokens = {prompt_tokens}; give 1 or more"
+            )
+        self._prompts, self._prompt_tokens = prompts, prompt_tokens
+        self._tokenizer = CharacterTokenizer(NUMBERED_CHARACTERS)
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return self._tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        epoch, number = shuffled(self._prompts, seed, position)
+        return self._make_prompt(number, epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """1 or 0, a function of the answer."""
+        number = json.loads(reference)["number"]
+        answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
+        drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64
+        chance = (xxhash.xxh3_64_intdigest(str(number).encode()) % 80 + 10) / 100
+        return Score(float(drawn < chance))
+
+    def _make_prompt(self, number: int, epoch: int) -> TaskPrompt:
+        text = f"{number}?".ljust(self._prompt_tokens - 1)
+        return TaskPrompt(
+            (BOS, *self._tokenizer.encode(text)), json.dumps({"number": number}), epoch
+        )

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal, cast
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.errors import ConfigurationError
 
 ChatMessage = Mapping[str, str]
 """`role` and `content`."""

@@ -1,24 +1,159 @@
-"""Finds the archived files of one run, checks them, and makes them readable for DuckDB.
+"""Computes which offsets of a topic are archived, and which must come from the log. Pure.
+
+Local paths of archived files: in place for `file:` stores, else in a cache on this machine.
+
+Archived objects never change, so cached files stay valid. The cache is bounded and evicts the least
+recently used files first. A topic that is larger than the cache is refused.
+
+Finds the archived files of one run, checks them, and makes them readable for DuckDB.
 
 Files of a `file:` store are read in place; files of other stores are fetched into a bounded cache
 (`fetched.py`). First and last offsets come from file names and footers, without reading data. A
 damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
 """
+
+import os
+
 # duckdb ships few types
 # pyright: reportUnknownMemberType=false
-
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import duckdb
+import xxhash
 
-from rollstream.analysis.coverage import ReadableFile, overlapping
-from rollstream.analysis.fetched import ArchiveCache
 from rollstream.analysis.locate import RunLocation
-from rollstream.storage.archive.names import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
-from rollstream.storage.stores.connect import open_store
 from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.storage.archive.files import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.file import FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableFile:
+    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `term` and
+    `sequence` are the fence after its last row; `schema` is the format number of its columns.
+    """
+
+    path: str
+    partition: int
+    first: int
+    last: int
+    schema: int = 0
+    term: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetGap:
+    """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
+    `start` on. `term` and `sequence` are the fence before `start`, 0 if unknown.
+    """
+
+    partition: int
+    start: int
+    end: int | None
+    term: int = 0
+    sequence: int = 0
+
+
+def offset_gaps(held: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
+    """Returns the offsets to read from the log, by partition; the open end of each comes last."""
+    by_partition: defaultdict[int, list[ReadableFile]] = defaultdict(list)
+    for one in held:
+        by_partition[one.partition].append(one)
+    found: list[OffsetGap] = []
+    for partition in sorted({*by_partition, *partitions}):
+        at, fence = 0, (0, 0)
+        for one in sorted(by_partition[partition], key=lambda one: one.first):
+            if one.first > at:
+                found.append(OffsetGap(partition, at, one.first, *fence))
+            at, fence = max(at, one.last + 1), (one.term, one.sequence)
+        found.append(OffsetGap(partition, at, None, *fence))
+    return found
+
+
+def overlapping(held: Iterable[ReadableFile]) -> list[tuple[ReadableFile, ReadableFile]]:
+    """Returns pairs of files with common offsets: their rows would count twice."""
+    found: list[tuple[ReadableFile, ReadableFile]] = []
+    before: ReadableFile | None = None
+    for one in sorted(held, key=lambda one: (one.partition, one.first)):
+        if before and before.partition == one.partition and one.first <= before.last:
+            found.append((before, one))
+        if before is None or before.partition != one.partition or one.last > before.last:
+            before = one
+    return found
+
+
+def gaps_in_words(lost: Sequence[OffsetGap]) -> str:
+    """`partition 0: 3 to 9, partition 2: 0 to 4`; lists at most five gaps."""
+    shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
+    return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+
+
+CACHE_BYTES = 16 << 30
+
+
+class ArchiveCache:
+    """A bounded LRU cache of archived files; `warn` receives a message before a download."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        warn: Callable[[str], None],
+        cache: Path | None = None,
+        bytes_max: int = CACHE_BYTES,
+    ) -> None:
+        self._store, self._url, self._warn = store, url, warn
+        self._cache, self._bytes_max = cache or _cache_folder(), bytes_max
+
+    def paths(self, files: Sequence[ArchiveFile]) -> list[str]:
+        """Returns a local path for each file, after fetching missing ones."""
+        if isinstance(self._store, FileStore):
+            return [str(self._store.path(file.key)) for file in files]
+        folder = self._cache / xxhash.xxh3_64_hexdigest(self._url.encode())
+        wanted = {folder / file.key: file for file in files}
+        total = sum(file.bytes for file in files)
+        if total > self._bytes_max:
+            raise ConfigurationError(
+                f"the archive of {files[0].topic} has {total:,} bytes and the cache holds "
+                f"{self._bytes_max:,}: copy the archive to a folder and query that"
+            )
+        missing = {path: file for path, file in wanted.items() if not path.exists()}
+        if missing:
+            size = sum(file.bytes for file in missing.values())
+            self._warn(f"fetching {len(missing)} archived files, {size:,} bytes, to {folder}")
+            self._make_room(size, keep=set(wanted))
+        for path, file in missing.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            partial.write_bytes(self._store.get(file.key))
+            os.replace(partial, path)
+        for path in wanted:
+            os.utime(path)
+        return [str(path) for path in wanted]
+
+    def _make_room(self, size: int, keep: set[Path]) -> None:
+        """Evict the least recently used files until `size` more bytes fit."""
+        held = [(p, p.stat()) for p in self._cache.rglob("*") if p.is_file()]
+        total = sum(stat.st_size for _, stat in held)
+        for path, stat in sorted(held, key=lambda one: one[1].st_mtime):
+            if total + size <= self._bytes_max:
+                return
+            if path not in keep:
+                path.unlink(missing_ok=True)
+                total -= stat.st_size
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "rollstream" / "archive"
+
 
 _PATH = re.compile(r"""(Invalid Input Error|IO Error): |Failed to read file "[^"]*": | '/[^']*'""")
 _FOOTER_KEYS = ("last", "schema", "fence")
@@ -96,7 +231,9 @@ class ArchivedFiles:
         if self._files is None:
             store = open_store(self.place.store)
             self._fetched = ArchiveCache(store, self.place.store, self.warn)
-            found = (parse_archive_key(entry.key, entry.bytes) for entry in store.list(ARCHIVE_PREFIX))
+            found = (
+                parse_archive_key(entry.key, entry.bytes) for entry in store.list(ARCHIVE_PREFIX)
+            )
             self._files = [file for file in found if file is not None]
         return self._files
 

@@ -3,7 +3,29 @@
 from collections.abc import Sequence
 
 from rollstream.streams.draft_runs import accepted_tokens
-from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Claim, Configured, Dead, GroupClosed, Opened, Partial, Prompt, Record, RelayStatus, RolloutStatus, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Claim,
+    Configured,
+    Dead,
+    GroupClosed,
+    Opened,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.values import Span
 
 
@@ -42,7 +64,9 @@ def _trajectory(record: Trajectory) -> str:
     moves = f", {record.moves} moves" if record.moves else ""
     drafts = record.drafts
     accepted = (
-        "" if drafts is None else f", {accepted_tokens(drafts)} of {drafts.guessed} draft tokens accepted"
+        ""
+        if drafts is None
+        else f", {accepted_tokens(drafts)} of {drafts.guessed} draft tokens accepted"
     )
     return (
         f"{record.trajectory} of {record.task}: {outcome}, {len(record.logprobs)} tokens "

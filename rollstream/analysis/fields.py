@@ -19,7 +19,28 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from rollstream.errors import ConfigurationError
-from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, Dead, GroupClosed, Opened, Partial, Prompt, Record, RelayStatus, RolloutStatus, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Configured,
+    Dead,
+    GroupClosed,
+    Opened,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.topics import catalogue
 
 TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {

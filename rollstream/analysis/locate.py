@@ -73,7 +73,9 @@ def locate_run(named: str | None, runs: Path = RUNS_FOLDER) -> RunLocation:
     return _archive_alone(path, named)
 
 
-def locate_asked_run(named: str | None, name: str | None, warn: Callable[[str], None]) -> RunLocation:
+def locate_asked_run(
+    named: str | None, name: str | None, warn: Callable[[str], None]
+) -> RunLocation:
     """Returns the location that a command line names. `name` selects a run of an archive. If
     `named` is None, `warn` receives a message that names the newest run.
     """

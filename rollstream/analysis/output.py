@@ -91,7 +91,9 @@ def cell_text(value: Any) -> str:
         pairs = cast("dict[Any, Any]", value)
         return (
             "{"
-            + _some([f"{k}: {cell_text(v)}" for k, v in islice(pairs.items(), ITEMS_SHOWN)], len(pairs))
+            + _some(
+                [f"{k}: {cell_text(v)}" for k, v in islice(pairs.items(), ITEMS_SHOWN)], len(pairs)
+            )
             + "}"
         )
     if isinstance(value, list | tuple):

@@ -1,7 +1,11 @@
-"""Renders a trajectory for a terminal: facts, text coloured by version, optionally all tokens."""
+"""The tokens of a trajectory with text, source, version and log-probability. Pure.
+
+Renders a trajectory for a terminal: facts, text coloured by version, optionally all tokens.
+"""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -10,11 +14,47 @@ from rich.table import Table
 from rich.text import Text as Styled
 
 from rollstream.analysis.output import cell_text
-from rollstream.analysis.trajectory import ViewRow, TrajectoryDetails
 from rollstream.analysis.text import TokenText
-from rollstream.analysis.tokens import TrajectoryToken, trajectory_tokens
-from rollstream.monitor.drafts import DraftTotals, draft_totals_of
-from rollstream.streams.records import Assignment, Partial, Trajectory
+from rollstream.analysis.trajectory import TrajectoryDetails, ViewRow
+from rollstream.monitor.samples import DraftTotals, draft_totals_of
+from rollstream.streams.draft_runs import accepted_mask
+from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Partial, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryToken:
+    """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
+    `environment` or the version, e.g. `v3`. `guessed` is True for an accepted draft token.
+    """
+
+    number: int
+    piece: str
+    label: str
+    version: int | None
+    logprob: float | None
+    guessed: bool = False
+
+
+def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
+    """Returns all tokens in order; arrays of unequal length are cut to the shortest."""
+    logprobs: list[float] = record.logprobs.tolist()
+    versions = [-1] * len(logprobs)
+    for span in record.spans:
+        versions[span.start : span.end] = [span.version.number] * (span.end - span.start)
+    numbers: list[int] = record.tokens.tolist()
+    pieces = text.pieces(numbers)
+    guessed: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
+    generated = iter(zip(versions, logprobs, guessed, strict=False))
+    found: list[TrajectoryToken] = []
+    for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
+        if source == GENERATED:
+            version, logprob, drafted = next(generated, (-1, float("nan"), False))
+            found.append(TrajectoryToken(number, piece, f"v{version}", version, logprob, drafted))
+        else:
+            label = "environment" if source == ENVIRONMENT else "prompt"
+            found.append(TrajectoryToken(number, piece, label, None, None))
+    return found
+
 
 VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 """Colours of versions, by version number modulo their count."""

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from rollstream.analysis.archive_files import sql_literal
 from rollstream.analysis.locate import locate_asked_run
-from rollstream.analysis.records import trajectory_records
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText
+from rollstream.analysis.trajectory import trajectory_records
 from rollstream.analysis.views import VIEWS
 from rollstream.errors import ConfigurationError
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory

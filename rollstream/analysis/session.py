@@ -1,13 +1,19 @@
-"""A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
+"""Validates SQL (exactly one read-only query) and explains DuckDB's errors in terms of the
+views.
+
+A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
 
 Archived files are read in place. Rows that only the log holds are copied once, when a query first
 uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
 names it, or is left out with a warning if `skip_corrupt` is set.
 """
+
 # duckdb ships few types
 # pyright: reportUnknownMemberType=false
-
+# duckdb ships few types
+# pyright: reportUnknownMemberType=false
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +24,71 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 
 from rollstream.analysis.locate import RunLocation
-from rollstream.analysis.statements import explain_error, may_be_damage, single_query
-from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, views_named_in, uses_text
+from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, uses_text, views_named_in
+from rollstream.errors import ConfigurationError
 
-if TYPE_CHECKING:  # readers of archive, log and tokens are imported when a query needs them
+if TYPE_CHECKING:
     from rollstream.analysis.archive_files import ArchivedFiles
     from rollstream.analysis.base_views import TopicViews
     from rollstream.streams.bus import Bus
+
+
+_EXPLAIN = re.compile(r"\s*explain(\s+analyze)?(\s*\([^)]*\))?", re.IGNORECASE)
+_QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)  # a pivot is several
+_PIVOT = re.compile(r"\b(un)?pivot\b", re.IGNORECASE)
+_RESERVED = re.compile(r'(?<!")\b(group\b(?!\s+by)|offset|end)\b(?!")', re.IGNORECASE)
+_OF_QUERIES = (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError)
+_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
+
+
+def single_query(sql: str) -> str:
+    """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` for
+    several statements and for statements that write.
+    """
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        raise explain_error(error, sql) from None
+    if len(statements) != 1:
+        raise ConfigurationError(f"write one query, got {len(statements)}: {sql.strip()[:80]!r}")
+    kind = statements[0].type
+    inner = sql
+    if kind == duckdb.StatementType.EXPLAIN:
+        inner = _EXPLAIN.sub("", sql, count=1)
+        kind = duckdb.extract_statements(inner)[0].type
+    if kind not in _QUERIES or (kind == duckdb.StatementType.MULTI and not _PIVOT.search(inner)):
+        raise ConfigurationError(
+            f"only queries are run here (SELECT, FROM, PIVOT, DESCRIBE, EXPLAIN), and this is "
+            f"{kind.name}: a log is never changed by a query"
+        )
+    return sql.strip().rstrip(";")
+
+
+def may_be_damage(error: duckdb.Error) -> bool:
+    """True if damaged files may be the cause, rather than the query."""
+    return isinstance(error, duckdb.InvalidInputException) or not isinstance(error, _OF_QUERIES)
+
+
+def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
+    """Returns DuckDB's message with a hint."""
+    text = str(error).strip()
+    missing = _NO_TABLE.search(text)
+    if missing:
+        from difflib import get_close_matches  # imported only after an error
+
+        close = get_close_matches(missing[1].lower(), VIEWS, n=1)
+        nearest = f"; nearest known: {close[0]}" if close else ""
+        return ConfigurationError(
+            f"no view {missing[1]}{nearest}\nviews: {', '.join(VIEWS)} (rollstream query --tables)"
+        )
+    if isinstance(error, duckdb.ParserException) and _RESERVED.search(sql):
+        text += (
+            '\n"group", "offset" and "end" are SQL keywords: write these columns in double quotes'
+        )
+    elif isinstance(error, duckdb.BinderException):
+        text += "\nviews and their columns: rollstream query --tables"
+    return ConfigurationError(text)
+
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
 BATCH_ROWS = 2048  # rows per batch of a result
@@ -73,7 +137,9 @@ class QuerySession:
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
         """Returns `take(relation)`; raises the same errors as `answer`."""
         with self._explained(sql):
-            return self._run(single_query(sql), lambda text: take(self.connection.cursor().sql(text)))
+            return self._run(
+                single_query(sql), lambda text: take(self.connection.cursor().sql(text))
+            )
 
     def columns(self, view: str) -> dict[str, str]:
         """Returns a view's columns and their types."""
@@ -108,7 +174,7 @@ class QuerySession:
     def bus(self) -> "Bus | None":
         """Returns the run's log, opened once; None if there is none."""
         if self._bus is None and self.place.bus is not None:
-            from rollstream.analysis.live import open_run_log
+            from rollstream.analysis.base_views import open_run_log
 
             self._bus = open_run_log(self.place)
         return self._bus

@@ -2,19 +2,31 @@
 
 It joins no consumer group and dead-letters nothing: undecodable bytes are shown as such, records
 below the fence of invariant 7 as void. `passing_archive.py` reads the archive if no log is left.
+
+Reads archived rows for `tail`, for runs whose log no longer exists.
 """
 
 import heapq
 import threading
+
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from rollstream.analysis.fields import FieldCondition, derived_values, record_values
 from rollstream.analysis.output import json_value
-from rollstream.streams.bus import Bus, Message
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.trajectory import archive_tables
 from rollstream.errors import PositionLost, SequenceGap
-from rollstream.streams.judging import ClassifiedMessage, classify_message
+from rollstream.storage.archive.tables import records_of
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.reader import ClassifiedMessage, classify_message
 from rollstream.streams.records import Fence, Record
 
 WAIT_S = 0.25  # longest delay of Ctrl-C
@@ -134,7 +146,9 @@ class TopicTail:
         return judged
 
 
-def matching(passing: Iterator[TailRecord], conditions: Sequence[FieldCondition]) -> Iterator[TailRecord]:
+def matching(
+    passing: Iterator[TailRecord], conditions: Sequence[FieldCondition]
+) -> Iterator[TailRecord]:
     """Yields the records that meet all conditions."""
     if not conditions:
         return passing
@@ -152,3 +166,30 @@ def tail_json(topic: str, one: TailRecord) -> dict[str, Any]:
     where = {"topic": topic, "timestamp_ms": one.timestamp_ms}
     why = {"reason": one.reason} if one.record is None else {}
     return json_value(where | one.values(whole=True) | why)
+
+
+def archived_tail(session: QuerySession, topic: str, where: str) -> Iterator[TailRecord]:
+    """Yields the rows that meet an SQL condition, by time."""
+    sql = f'SELECT * FROM {topic} WHERE {where} ORDER BY timestamp, partition, "offset"'
+    for table in archive_tables(session, sql, topic):
+        yield from _tail_records(table)
+
+
+def _tail_records(table: pa.Table) -> Iterator[TailRecord]:
+    envelope = table.select(
+        ["partition", "offset", "timestamp", "key", "schema", "term", "void", "reason"]
+    )
+    records = records_of(table, with_void=True)
+    stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
+    for row, stamp in zip(envelope.to_pylist(), stamps, strict=True):
+        is_record = row["reason"] is None and row["schema"] is not None
+        yield TailRecord(
+            row["partition"],
+            row["offset"],
+            stamp,
+            row["key"],
+            next(records) if is_record else None,
+            row["term"],
+            row["void"],
+            row["reason"] or "",
+        )

@@ -1,28 +1,68 @@
-"""Gathers everything about one trajectory from archive and log.
+"""Converts a session's rows back to trajectory records.
+
+Gathers everything about one trajectory from archive and log.
 
 Its first completion is the valid one (invariant 2). Assignments and partials are included as long
 as the log keeps them.
 """
+
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from rollstream.analysis.archive_files import sql_literal
+from rollstream.analysis.base_views import has_topic
 from rollstream.analysis.fields import record_values
-from rollstream.analysis.live import has_topic
-from rollstream.analysis.records import trajectory_records
-from rollstream.analysis.session import QuerySession
 from rollstream.analysis.output import json_value
+from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText
+from rollstream.errors import ConfigurationError, DecodeError, PositionLost
+from rollstream.storage.archive.schema import arrow_schema
+from rollstream.storage.archive.tables import records_of
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
-from rollstream.errors import ConfigurationError, DecodeError, PositionLost
 from rollstream.streams.records import Assignment, Partial, Record, Trajectory
+
+BATCH_ROWS = 256  # per batch in memory
+TOPIC = "trajectories"
+
+
+def trajectory_records(
+    session: QuerySession, where: str | None = None, view: str = "completions"
+) -> Iterator[Trajectory]:
+    """Yields the records of a view's rows that meet an SQL condition, archived rows first."""
+    wanted = "true" if where is None else where
+    sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
+    for table in archive_tables(session, sql):
+        for record in records_of(table):
+            if isinstance(record, Trajectory):
+                yield record
+
+
+def archive_tables(session: QuerySession, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
+    """Yields a query's rows in batches, with a topic's archive columns. Columns that are newer than
+    the archive's files are missing.
+    """
+    reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
+    present = set(reader.schema.names)
+    schema = pa.schema([field for field in arrow_schema(topic) if field.name in present])
+    try:
+        for batch in reader:
+            yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    except (pa.ArrowException, OSError):  # DuckDB's errors, wrapped by Arrow
+        session.check()
+        raise
+
 
 NAMES_SHOWN = 8
 ViewRow = Mapping[str, Any]
@@ -44,7 +84,9 @@ class TrajectoryDetails:
     partials: Sequence[Partial]
 
 
-def trajectory_names(session: QuerySession, name: str | None, group: int | None, last: bool) -> list[str]:
+def trajectory_names(
+    session: QuerySession, name: str | None, group: int | None, last: bool
+) -> list[str]:
     """Returns the selected trajectories: one by its name or a prefix of it, a whole group, or the
     one that finished last.
     """
@@ -96,7 +138,9 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
 
 def all_completions(session: QuerySession, trajectory: str) -> list[Trajectory]:
     """Returns all completions of a trajectory, the valid one first."""
-    return list(trajectory_records(session, f"trajectory = {sql_literal(trajectory)}", "trajectories"))
+    return list(
+        trajectory_records(session, f"trajectory = {sql_literal(trajectory)}", "trajectories")
+    )
 
 
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:

@@ -1,4 +1,6 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
+"""An audit's report as text and as JSON: for each invariant its state, counts and violations.
+
+`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
 
 Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
 run could not be checked.
@@ -8,27 +10,111 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from textwrap import fill
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from rollstream.analysis.base_views import open_run_log
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
+from rollstream.cli.common import quiet_on_closed_pipe
 from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
-from rollstream.analysis.live import open_run_log
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
-from rollstream.cli.audited import audit_report_json, audit_report_lines
-from rollstream.cli.pipes import quiet_on_closed_pipe
-from rollstream.storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
-from rollstream.storage.hf_folder import hf_vocabulary_size
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.admissible import TrainingBounds
 from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.storage.archive.files import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.hf_folder import hf_vocabulary_size
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.admissible import TrainingBounds
 
-if TYPE_CHECKING:  # importing pydantic takes longer than the audit of a small run
+if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
+
+
+STATE_MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
+COLUMNS_MAX = 120
+
+
+def audit_report_lines(
+    name: str,
+    run: str,
+    tallies: Sequence[InvariantResult],
+    coverage: Mapping[str, Completeness],
+    columns: int,
+) -> Iterator[str]:
+    """The text report, line by line."""
+    columns = min(columns, COLUMNS_MAX)
+    missing = [topic for topic, kept in coverage.items() if kept == "absent"]
+    absent = f"; missing: {', '.join(missing)}" if missing else ""
+    yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
+    for tally in tallies:
+        number = str(tally.number) if tally.number else "–"
+        yield f"{STATE_MARKS[tally.state]} {number} {tally.title}"
+        counts = ", ".join(f"{count:,} {what}" for what, count in tally.counts.items())
+        yield from _indented(counts, columns)
+        for offender in tally.offenders:
+            yield from _indented(f"✗ {offender.where}: {offender.what}", columns)
+        if tally.violations > len(tally.offenders):
+            yield from _indented(f"and {tally.violations - len(tally.offenders):,} more", columns)
+        for what in tally.unchecked:
+            yield from _indented(f"? not checked: {what}", columns)
+        for note in tally.notes:
+            yield from _indented(f"· {note}", columns)
+    yield _verdict(tallies)
+
+
+def audit_report_json(
+    name: str, run: str, tallies: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
+) -> dict[str, Any]:
+    """The report as a JSON object."""
+    return {
+        "place": name,
+        "run": run,
+        "violations": sum(tally.violations for tally in tallies),
+        "checked_whole": not any(tally.unchecked for tally in tallies),
+        "topics": dict(coverage),
+        "invariants": [_invariant_json(tally) for tally in tallies],
+    }
+
+
+def _invariant_json(tally: InvariantResult) -> dict[str, Any]:
+    return {
+        "invariant": tally.number,
+        "title": tally.title,
+        "state": tally.state,
+        "counts": dict(tally.counts),
+        "violations": tally.violations,
+        "offenders": [_offender_json(offender) for offender in tally.offenders],
+        "unchecked": tally.unchecked,
+        "notes": tally.notes,
+    }
+
+
+def _offender_json(offender: Offender) -> dict[str, Any]:
+    place: dict[str, Any] = {"key": offender.key} if offender.key else {"topic": offender.topic}
+    if offender.at is not None:
+        place |= {"partition": offender.at.partition, "offset": offender.at.offset}
+    return {"what": offender.what, **place}
+
+
+def _indented(text: str, columns: int) -> Iterator[str]:
+    if text:
+        indent = " " * 4
+        yield fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def _verdict(tallies: Sequence[InvariantResult]) -> str:
+    violations = sum(tally.violations for tally in tallies)
+    unchecked = sum(len(tally.unchecked) for tally in tallies)
+    if violations:
+        return f"violated: {violations:,} times"
+    if unchecked:
+        return f"nothing is violated; {unchecked} checks were not possible"
+    return "everything was checked, nothing is violated"
+
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 
@@ -92,7 +178,9 @@ def audit_policy(place: RunLocation) -> AuditPolicy:
     )
 
 
-def _rule(trainer: Mapping[str, Any], place: RunLocation, keep_version: bool) -> TrainingRule | None:
+def _rule(
+    trainer: Mapping[str, Any], place: RunLocation, keep_version: bool
+) -> TrainingRule | None:
     """Returns the trainer's rule from its resolved settings; None if a setting is missing. If the
     model no longer exists, any token id is accepted.
     """
@@ -109,7 +197,11 @@ def _rule(trainer: Mapping[str, Any], place: RunLocation, keep_version: bool) ->
 
 def _run_of(store: ObjectStore | None, name: str) -> str:
     """Returns the name of the archive's only run."""
-    keys = [] if store is None else [parse_archive_key(e.key, e.bytes) for e in store.list(ARCHIVE_PREFIX)]
+    keys = (
+        []
+        if store is None
+        else [parse_archive_key(e.key, e.bytes) for e in store.list(ARCHIVE_PREFIX)]
+    )
     runs = sorted({file.run for file in keys if file is not None})
     if len(runs) > 1:
         few = ", ".join(runs[:8])

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rollstream.monitor.format import sparkline
-from rollstream.report.comparison import RunComparison, CurveComparison, compare_runs
-from rollstream.report.opening import distinct_names, open_history, run_folder
+from rollstream.report.comparison import CurveComparison, RunComparison, compare_runs
+from rollstream.report.reading import distinct_names, open_history, run_folder
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.samples is not None:
         arguments.overrides.append(f"evaluation.samples={arguments.samples}")
     configuration, folder = load_configuration(arguments)
-    from rollstream.roles.roles import evaluate_versions  # imports torch, which takes seconds: after validation
+    from rollstream.roles.roles import (
+        evaluate_versions,  # imports torch, which takes seconds: after validation
+    )
 
     for line in evaluate_versions(configuration, folder.path, versions):
         print(json.dumps(line) if arguments.json else in_words(line), flush=True)

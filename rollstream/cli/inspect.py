@@ -8,9 +8,9 @@ from rich.console import Console
 from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.render import render_trajectory
 from rollstream.analysis.session import QuerySession
-from rollstream.analysis.trajectory import details_json, trajectory_names, trajectory_details
 from rollstream.analysis.text import TokenText
-from rollstream.cli.pipes import quiet_on_closed_pipe
+from rollstream.analysis.trajectory import details_json, trajectory_details, trajectory_names
+from rollstream.cli.common import quiet_on_closed_pipe
 from rollstream.cli.query import warn
 from rollstream.errors import ConfigurationError
 
@@ -28,7 +28,9 @@ def main(arguments: argparse.Namespace) -> int:
     text = TokenText(place.tokenizers())
     console = Console(highlight=False)
     with QuerySession(place, warn, arguments.skip_corrupt) as session:
-        for number, one in enumerate(trajectory_names(session, name, arguments.group, arguments.last)):
+        for number, one in enumerate(
+            trajectory_names(session, name, arguments.group, arguments.last)
+        ):
             story = trajectory_details(session, one)
             if arguments.json:
                 print(json.dumps(details_json(story, text)))

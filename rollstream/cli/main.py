@@ -10,13 +10,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from rollstream.cli.grammar import add_query_commands
-from rollstream.cli.grammar_runs import add_storage_commands
-from rollstream.cli.looking import add_monitor_commands
-from rollstream.cli.running import add_run_commands
-from rollstream.roles.engine_errors import EngineUnavailable
-from rollstream.supervisor.restarts import EXIT_REFUSED, EXIT_UNSERVED
+from rollstream.cli.grammar import add_monitor_commands, add_query_commands
+from rollstream.cli.grammar_runs import add_run_commands, add_storage_commands
 from rollstream.errors import ConfigurationError, NewerRelease, RollstreamError
+from rollstream.roles.engine_errors import EngineUnavailable
+from rollstream.supervisor.process import EXIT_REFUSED, EXIT_UNSERVED
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 

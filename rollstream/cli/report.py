@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollstream.report.opening import distinct_names, open_history, run_folder
+from rollstream.errors import ConfigurationError
 from rollstream.report.overlay import RUNS_MAX, OverlaidRun, write_overlay
+from rollstream.report.reading import distinct_names, open_history, run_folder
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from rollstream.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:

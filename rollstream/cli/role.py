@@ -15,23 +15,21 @@ import threading
 import time
 from importlib import import_module
 
-from rollstream.consumers.trainer.sharded.rank_environment import is_launched
-from rollstream.cli.common import load_and_settle
-from rollstream.cli.signals import listen_for_signals
+from rollstream.cli.common import listen_for_signals, load_and_settle
 from rollstream.config.run_folder import RunFolder
-from rollstream.supervisor.lifeline import end_with_parent
-from rollstream.supervisor.rank_names import rank_name, rank_environment
-from rollstream.supervisor.plan import ACCEPT_CONFIG
-from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
-from rollstream.supervisor.train_group import run_rank_processes
+from rollstream.consumers.trainer.sharded.rank_environment import is_launched
 from rollstream.errors import ConfigurationError
+from rollstream.supervisor.plan import ACCEPT_CONFIG
+from rollstream.supervisor.process import end_with_parent
+from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
+from rollstream.supervisor.train_group import rank_environment, rank_name, run_rank_processes
 
 EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
 GRACE_S = 20.0  # clouds give 25 s and more
 
 HEAVY_MODULES = {
     "rollout": "rollstream.roles.rollout",
-    "train": "rollstream.roles.train_role",
+    "train": "rollstream.roles.train",
     "eval": "rollstream.roles.evaluation",
 }
 """Modules that import torch, which takes seconds. They are imported after the configuration was

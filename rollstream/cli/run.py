@@ -12,28 +12,31 @@ import time
 
 from rich.console import Console
 
-from rollstream.cli.common import load_and_settle
-from rollstream.cli.signals import StopSignals, listen_for_signals
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_for_writing
-from rollstream.config.identity import check_configuration, read_or_create_identity, record_configuration
-from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.plan import run_settings_of
-from rollstream.monitor.view import LiveView
-from rollstream.supervisor.lock import RunLock
+from rollstream.cli.common import StopSignals, listen_for_signals, load_and_settle
 from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.config.identity import (
+    check_configuration,
+    read_or_create_identity,
+    record_configuration,
+)
+from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_for_writing
+from rollstream.config.settings import Configuration
 from rollstream.metrics.endpoint import metrics_port, serve_metrics
 from rollstream.metrics.process import ProcessMetrics
+from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.snapshot import run_settings_of
+from rollstream.monitor.view import LiveView
 from rollstream.report.dropped import drop_bias_warnings
-from rollstream.report.opening import open_history
+from rollstream.report.reading import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
-from rollstream.supervisor.supervisor import RunOutcome, Supervisor
-from rollstream.warmup.warming import WarmupProcess
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
+from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
+from rollstream.supervisor.supervisor import RunOutcome, Supervisor
+from rollstream.warmup.warmup import WarmupProcess
 
 
 def main(arguments: argparse.Namespace) -> int:

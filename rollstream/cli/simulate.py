@@ -14,10 +14,14 @@ from rich.table import Table
 
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
-from rollstream.report.simulated import write_simulated
-from rollstream.simulator.experiment import PolicyRun, policy_names, run_policies
-from rollstream.simulator.settings import SimulationSettings
 from rollstream.errors import ConfigurationError
+from rollstream.report.simulated import write_simulated
+from rollstream.simulator.experiment import (
+    PolicyRun,
+    SimulationSettings,
+    policy_names,
+    run_policies,
+)
 
 COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
 

@@ -7,15 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
+from rollstream.analysis.base_views import has_topic, open_run_log
 from rollstream.analysis.describe import describe
-from rollstream.analysis.live import has_topic, open_run_log
-from rollstream.analysis.tail import TopicTail, TailRecord, tail_json, matching
+from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
 from rollstream.analysis.locate import RunLocation, locate_asked_run
-from rollstream.cli.pipes import quiet_on_closed_pipe
-from rollstream.cli.query import warn
-from rollstream.cli.signals import listen_for_signals
+from rollstream.analysis.tail import TailRecord, TopicTail, matching, tail_json
+from rollstream.cli.common import listen_for_signals, quiet_on_closed_pipe
 from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.cli.query import warn
 from rollstream.errors import ConfigurationError
 
 LAST_RECORDS = 10  # records printed without --from and --last
@@ -90,7 +89,9 @@ def _start(
 
 
 def _last(
-    passing: Iterator[TailRecord], conditions: Sequence[FieldCondition], arguments: argparse.Namespace
+    passing: Iterator[TailRecord],
+    conditions: Sequence[FieldCondition],
+    arguments: argparse.Namespace,
 ) -> Iterator[TailRecord]:
     """Returns the records that meet the conditions; only the last ones unless --from is given."""
     wanted = matching(passing, conditions)
@@ -100,8 +101,8 @@ def _last(
 
 
 def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
-    from rollstream.analysis.passing_archive import archived_tail
     from rollstream.analysis.session import QuerySession
+    from rollstream.analysis.tail import archived_tail
     from rollstream.analysis.views import TOPICS
 
     if arguments.follow:

@@ -17,18 +17,17 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rollstream.config.settings import Configuration
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder, bus_url, open_run_log_for_writing
-from rollstream.monitor.frame import TerminalSize, render_frame
-from rollstream.monitor.keys import TerminalKeys
-from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.plan import run_settings_of
-from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.table import plain_line
-from rollstream.report.opening import run_folder
-from rollstream.streams.bus import Bus
+from rollstream.config.settings import Configuration
 from rollstream.errors import BusError, ConfigurationError
+from rollstream.monitor.frame import TerminalSize, render_frame
+from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
+from rollstream.monitor.table import plain_line
+from rollstream.monitor.view import TerminalKeys
+from rollstream.report.reading import run_folder
+from rollstream.streams.bus import Bus
 
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once
@@ -86,7 +85,9 @@ def _watch(onlooker: RunObserver, console: Console, every_s: float) -> int:
         with TerminalKeys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 shown = onlooker.observe()
-                live.update(render_frame(shown, TerminalSize(console.width, console.height)), refresh=True)
+                live.update(
+                    render_frame(shown, TerminalSize(console.width, console.height)), refresh=True
+                )
                 if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
                     return 0
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ import json
 
 from rollstream.cli.common import load_and_settle
 from rollstream.config.run_folder import RunFolder
-from rollstream.supervisor.lifeline import end_with_parent
+from rollstream.supervisor.process import end_with_parent
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -17,7 +17,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(json.dumps({"kept": str(model)}), flush=True)
         return 0
     from rollstream.producers.tasks.registry import load_task
-    from rollstream.roles.run_task import prompt_tokens_max
+    from rollstream.roles.context import prompt_tokens_max
 
     task = load_task(configuration.task, prompt_tokens_max(configuration))
     if configuration.trainer.learner == "paced":
@@ -26,7 +26,9 @@ def main(arguments: argparse.Namespace) -> int:
         make_paced_folder(task, model)
         return 0
     from rollstream.warmup.sft import SftSchedule
-    from rollstream.warmup.warmup import warm_up  # imports torch, which takes seconds: after validation
+    from rollstream.warmup.warmup import (
+        warm_up,  # imports torch, which takes seconds: after validation
+    )
 
     settings = configuration.warmup
     warm_up(

@@ -8,13 +8,21 @@ change was accepted.
 import json
 from typing import Any
 
+from rollstream.config.config import (
+    SettingChange,
+    essential_settings,
+    fingerprint,
+    refuse_changes,
+    setting_changes,
+)
 from rollstream.config.settings import Configuration
-from rollstream.config.config import SettingChange, setting_changes, essential_settings, fingerprint, refuse_changes
-from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
 
-ADVICE_ON_CHANGE = "use its recorded configuration, or change it from the next step on with --accept-config"
+ADVICE_ON_CHANGE = (
+    "use its recorded configuration, or change it from the next step on with --accept-config"
+)
 
 
 def configuration_key(configuration_hash: str) -> str:

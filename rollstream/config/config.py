@@ -21,10 +21,17 @@ from urllib.parse import urlsplit
 import xxhash
 from pydantic import ValidationError
 
-from rollstream.config.validation import setting_problems
 from rollstream.config.errors import error_line, error_lines
-from rollstream.config.sources import REMOVED_SETTINGS, SettingLayers, environment_layer, file_layer, merge_layers, overrides_layer
 from rollstream.config.settings import Configuration
+from rollstream.config.sources import (
+    REMOVED_SETTINGS,
+    SettingLayers,
+    environment_layer,
+    file_layer,
+    merge_layers,
+    overrides_layer,
+)
+from rollstream.config.validation import setting_problems
 from rollstream.errors import ConfigurationError
 from rollstream.streams.release import RELEASE
 
@@ -204,7 +211,8 @@ def validate_layers(layers: SettingLayers) -> Configuration:
     if problems:
         raise ConfigurationError(
             "\n".join(
-                error_line(p.key, p.must, setting_value(configuration, p.key), layers) for p in problems
+                error_line(p.key, p.must, setting_value(configuration, p.key), layers)
+                for p in problems
             )
         )
     return configuration
@@ -235,7 +243,9 @@ def setting_value(configuration: Configuration, key: str) -> Any:
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
     """The settings that must not change during a run."""
-    kept = {key: value for key, value in flat_settings(configuration).items() if not _is_incidental(key)}
+    kept = {
+        key: value for key, value in flat_settings(configuration).items() if not _is_incidental(key)
+    }
     return _without_hosts(kept)
 
 
@@ -271,15 +281,17 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
     no change.
     """
     defaults = essential_settings(Configuration())
-    kept = {k: v for k, v in before.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    kept = {
+        k: v for k, v in before.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
+    }
     before = _without_hosts(kept)
     pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
-    return [SettingChange(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
+    return [
+        SettingChange(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]
+    ]
 
 
-def refuse_changes(
-    found: Sequence[SettingChange], where: str, accepted: bool, advice: str
-) -> None:
+def refuse_changes(found: Sequence[SettingChange], where: str, accepted: bool, advice: str) -> None:
     """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
     `accepted`, only those of fixed settings.
     """

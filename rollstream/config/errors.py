@@ -37,7 +37,9 @@ _KINDS = {
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
     """`groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`."""
     name = key.rsplit(".", 1)[-1]
-    return f"{name} {must}, got {printable_value(key, value)} ({key} in {setting_origin(key, layers)})"
+    return (
+        f"{name} {must}, got {printable_value(key, value)} ({key} in {setting_origin(key, layers)})"
+    )
 
 
 def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseModel]) -> str:
@@ -101,7 +103,9 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
         if key not in setting_types(model) and len(details["loc"]) > len(key.split(".")):
             wanted = "a number, true or false, or text"
             wanted += (
-                ", or a list of these" if "list" in str(setting_types(model).get(_table(key))) else ""
+                ", or a list of these"
+                if "list" in str(setting_types(model).get(_table(key)))
+                else ""
             )
         return error_line(key, f"must be {wanted}", details["input"], layers)
     return error_line(key, f"is refused: {details['msg']}", details["input"], layers)

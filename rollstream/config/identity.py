@@ -15,12 +15,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from rollstream.config.change import ADVICE_ON_CHANGE, changes_since_hash, store_configuration
-from rollstream.config.settings import Configuration
 from rollstream.config.config import fingerprint, refuse_changes
-from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
+from rollstream.config.settings import Configuration
+from rollstream.errors import (
+    ConfigurationError,
+    NewerRelease,
+    ObjectExists,
+    ObjectMissing,
+    RollstreamError,
+    StoreError,
+    SwapLost,
+)
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import ConfigurationError, NewerRelease, ObjectExists, ObjectMissing, RollstreamError, StoreError, SwapLost
-from rollstream.streams.release import NEEDED_FEATURES, RELEASE, upgrade_advice, missing_features
+from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
+from rollstream.streams.release import NEEDED_FEATURES, RELEASE, missing_features, upgrade_advice
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +81,14 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         except SwapLost:
             continue
         return
-    raise StoreError(f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?")
+    raise StoreError(
+        f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?"
+    )
 
 
-def check_configuration(store: ObjectStore, configuration: Configuration, accepted: bool = False) -> bool:
+def check_configuration(
+    store: ObjectStore, configuration: Configuration, accepted: bool = False
+) -> bool:
     """Whether the run's present configuration is recorded; `ConfigurationError` names each setting
     in which this one differs from it.
     """

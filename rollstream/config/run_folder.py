@@ -13,17 +13,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config.config import CODE_REVISION, setting_changes, essential_settings, load, refuse_changes
+from rollstream.config.config import (
+    CODE_REVISION,
+    essential_settings,
+    load,
+    refuse_changes,
+    setting_changes,
+)
 from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
 from rollstream.revision import code_revision
+from rollstream.storage.claim_check import open_log
 from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.conditional_writes import check_conditional_writes
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.log import open_log
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import check_reachable
-from rollstream.errors import ConfigurationError
 from rollstream.streams.topics import catalogue
 
 FOLDER_ADVICE = (
@@ -125,7 +131,10 @@ def write_configuration(
             "choose another with --run DIR"
         ) from None
     if folder.configuration.exists():
-        before, now = essential_settings(load(folder.configuration)), essential_settings(configuration)
+        before, now = (
+            essential_settings(load(folder.configuration)),
+            essential_settings(configuration),
+        )
         found = setting_changes(before, now)
         refuse_changes(found, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
     else:

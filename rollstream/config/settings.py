@@ -8,7 +8,13 @@ from pydantic import Field
 
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
-from rollstream.producers.settings import EvaluationSettings, RolloutSettings, SamplingSettings, ScoringSettings, TaskSettings
+from rollstream.producers.settings import (
+    EvaluationSettings,
+    RolloutSettings,
+    SamplingSettings,
+    ScoringSettings,
+    TaskSettings,
+)
 from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
 

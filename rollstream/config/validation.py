@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollstream.producers.settings import OWN_VARIABLES
 from rollstream.config.settings import Configuration
+from rollstream.producers.settings import OWN_VARIABLES
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 from rollstream.streams.kafka.address import parse_kafka_url as parse_kafka
 
@@ -22,7 +22,16 @@ class SettingProblem:
 
 def setting_problems(configuration: Configuration) -> list[SettingProblem]:
     """Every combination that cannot work, in the order of the settings."""
-    checks = (_check_urls, _check_model, _check_task, _check_sampling, _check_rollouts, _check_paced, _check_admission, _check_training)
+    checks = (
+        _check_urls,
+        _check_model,
+        _check_task,
+        _check_sampling,
+        _check_rollouts,
+        _check_paced,
+        _check_admission,
+        _check_training,
+    )
     return [problem for check in checks for problem in check(configuration)]
 
 
@@ -52,11 +61,15 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
     if t.parts and t.name != "mixture":
         yield SettingProblem("task.parts", f"must be given {mixture} only")
     if t.name == "mixture" and not t.parts:
-        yield SettingProblem("task.parts", f"must have a table for each task {mixture} ([[task.parts]])")
+        yield SettingProblem(
+            "task.parts", f"must have a table for each task {mixture} ([[task.parts]])"
+        )
     if t.name == "mixture" and t.options:
         yield SettingProblem("task.options", f"must be empty {mixture}: each part has its own")
     if t.system and t.template == "plain":
-        yield SettingProblem("task.system", 'must be empty with task.template = "plain": it is a message')
+        yield SettingProblem(
+            "task.system", 'must be empty with task.template = "plain": it is a message'
+        )
     for name in t.environment:
         if name.startswith(OWN_VARIABLES):
             must = f"must not name {name}: roles read it (give the task a variable of its own)"
@@ -66,7 +79,9 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
 def _check_sampling(c: Configuration) -> Iterator[SettingProblem]:
     kept = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
     if c.sampling.temperature == 0:
-        yield SettingProblem("sampling.temperature", "must be > 0 when training (greedy never explores)")
+        yield SettingProblem(
+            "sampling.temperature", "must be > 0 when training (greedy never explores)"
+        )
     if c.sampling.top_k:
         yield SettingProblem("sampling.top_k", f"must be 0 when training {kept}")
     if c.sampling.top_p < 1:
@@ -85,7 +100,9 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
         where = with_url if c.rollouts.has_server else with_paced
         yield SettingProblem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
     if c.rollouts.has_server and c.rollouts.count != 1:
-        yield SettingProblem("rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)")
+        yield SettingProblem(
+            "rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)"
+        )
     longest = _model_context_max(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"

@@ -12,9 +12,9 @@ from typing import TypeVar
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.registry import Collector
 
+from rollstream.metric_values import MetricHistogram, MetricValue
 from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
 from rollstream.metrics.process import ProcessMetrics
-from rollstream.metric_values import MetricValue, MetricHistogram
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,9 @@ def to_metric(family: Family, figure: MetricValue, labels: Mapping[str, str]) ->
     return metric
 
 
-def _add_buckets(metric: Metric, name: str, tally: MetricHistogram, labels: Mapping[str, str]) -> None:
+def _add_buckets(
+    metric: Metric, name: str, tally: MetricHistogram, labels: Mapping[str, str]
+) -> None:
     counts = list(accumulate(tally.counts()))
     for bound, count in zip((*tally.bounds, float("inf")), counts, strict=True):
         le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}

@@ -1,4 +1,15 @@
-"""Brings a `RunState` up to date from the log and the metrics files, without writing.
+"""Reads a topic for monitoring: in order, without void records, and without any write.
+
+A role sends undecodable bytes to `<topic>.dead` (`streams/reader.py`). The monitor only counts
+them; otherwise each refresh would dead-letter them again. Reading may start in the middle of a
+topic, because the whole log of an old run takes too long.
+
+Reads a growing metrics file of JSON lines, starting from a bounded tail.
+
+An incomplete last line (in progress, or truncated by a kill) is read once its newline arrives. A
+line that is not a JSON object is counted and skipped: a monitor must not fail on a foreign file.
+
+Brings a `RunState` up to date from the log and the metrics files, without writing.
 
 Completions are fetched before the admissions and the ledger but applied after them. So a completion
 is never applied to a state that is older than itself, and the counts are correct. Of an old run
@@ -6,18 +17,177 @@ only a tail is read: the last ledger records, the admissions since then, and the
 the admission of the oldest open group.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rollstream.monitor.groups import oldest
-from rollstream.monitor.lines import JsonLinesTail
-from rollstream.monitor.moves import MOVES_FILE
-from rollstream.monitor.state import DeadLetters, RunState, ArchiveBacklog
-from rollstream.monitor.watching import TimedRecord, TopicWatcher, positions_since, tail_positions, time_at
-from rollstream.streams.bus import Bus
-from rollstream.streams.codec import decode
+import msgspec
+
 from rollstream.errors import DecodeError, PositionLost
-from rollstream.streams.records import Dead
+from rollstream.monitor.groups import oldest
+from rollstream.monitor.moves import MOVES_FILE
+from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.codec import decode
+from rollstream.streams.reader import classify_message
+from rollstream.streams.records import Dead, Fence, Opened, Record
 from rollstream.streams.truncation import ARCHIVE_GROUP
+
+
+class TimedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record and its append time in seconds since the epoch."""
+
+    record: Record
+    time_s: float
+
+
+class TopicWatcher:
+    """Reads one topic from `positions` on.
+
+    `newest_s` is the append time of the newest message of any kind, None before the first;
+    `unreadable` counts messages that do not decode to a record.
+    """
+
+    def __init__(self, bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
+        settings = bus.settings(topic)
+        self.positions = dict(positions)
+        self.newest_s: float | None = None
+        self.unreadable = 0
+        self._bus, self._topic = bus, topic
+        self._fences = dict.fromkeys(positions, Fence())
+        self._fenced, self._compacted = bool(settings.writer), settings.cleanup == "compact"
+        self._first = 0  # rotates, so that a full partition does not starve the others
+
+    def poll(self, records_max: int, *, exact: bool = True) -> list[TimedRecord]:
+        """Returns the next records (`exact`: see `Bus.read`). If a position was truncated, reading
+        continues at the topic's begin.
+        """
+        try:
+            messages = self._bus.read(
+                self._topic, self._offsets(), records_max=records_max, exact=exact
+            )
+        except PositionLost:
+            self.positions = dict(self._bus.begin(self._topic))
+            self._fences = dict.fromkeys(self.positions, Fence())
+            return []
+        return self._judge(messages)
+
+    def is_behind(self, ends: Mapping[int, int]) -> bool:
+        """True if a record below these end offsets is unread."""
+        return any(offset < ends.get(p, 0) for p, offset in self.positions.items())
+
+    def _offsets(self) -> dict[int, int]:
+        partitions = list(self.positions)
+        self._first = (self._first + 1) % max(1, len(partitions))
+        turned = partitions[self._first :] + partitions[: self._first]
+        return {partition: self.positions[partition] for partition in turned}
+
+    def _judge(self, messages: Sequence[Message]) -> list[TimedRecord]:
+        seen: list[TimedRecord] = []
+        for message in messages:
+            self.positions[message.partition] = message.offset + 1
+            time_s = message.timestamp_ms / 1000
+            self.newest_s = max(time_s, self.newest_s or time_s)
+            if message.value is None:
+                continue
+            self._fences[message.partition], judged = classify_message(
+                message.value,
+                self._fences[message.partition],
+                topic=self._topic,
+                fenced=self._fenced,
+                compacted=self._compacted,
+            )
+            self.unreadable += bool(judged.reason)
+            record = judged.record
+            if record is not None and not judged.void and not isinstance(record, Opened):
+                seen.append(TimedRecord(record, time_s))
+        return seen
+
+
+def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
+    """Positions before the last `records_max` records, divided evenly among partitions."""
+    begin, end = bus.begin(topic), bus.end(topic)
+    share = max(1, records_max // max(1, len(end)))
+    return {p: max(begin[p], last - share) for p, last in end.items()}
+
+
+def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
+    """Positions of the first records appended at or after `time_s`, by bisection.
+
+    Append times in a partition may be slightly out of order: the position is as inexact as the
+    writers' clocks.
+    """
+    begin, end = bus.begin(topic), bus.end(topic)
+    return {p: _bisect(bus, topic, p, begin[p], end[p], time_s) for p in end}
+
+
+def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
+    """Returns the append time of the first kept record from `offset` on; None without one."""
+    try:
+        messages = bus.read(topic, {partition: offset}, records_max=1)
+    except PositionLost:
+        return None
+    return messages[0].timestamp_ms / 1000 if messages else None
+
+
+def _bisect(bus: Bus, topic: str, partition: int, low: int, high: int, time_s: float) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        at_s = time_at(bus, topic, partition, middle)
+        if at_s is not None and at_s < time_s:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier ones of an old run
+
+
+@dataclass(slots=True)
+class JsonLinesTail:
+    """Follows `path`, which may not exist yet and may be replaced by a shorter file."""
+
+    path: Path
+    at: int = -1
+    broken: int = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the complete lines since the previous call, oldest first."""
+        try:
+            size = self.path.stat().st_size
+            if size == self.at:
+                return []
+            with self.path.open("rb") as file:
+                return self._lines(file.read(TAIL_BYTES) if self._seek(file, size) else b"")
+        except OSError:  # missing or not readable: nothing to show
+            return []
+
+    def _seek(self, file: Any, size: int) -> bool:
+        if size < self.at:
+            self.at = -1
+        start = self.at
+        if start < 0 or size - start > TAIL_BYTES:
+            start = max(0, size - TAIL_BYTES)
+            file.seek(max(0, start - 1))
+            if start:
+                file.readline()  # skip the rest of a partial line
+            self.at = file.tell() if start else 0
+        file.seek(self.at)
+        return size > self.at
+
+    def _lines(self, data: bytes) -> list[dict[str, Any]]:
+        whole = data[: data.rfind(b"\n") + 1]
+        self.at += len(whole)
+        found: list[dict[str, Any]] = []
+        for line in whole.splitlines():
+            try:
+                found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.DecodeError:
+                self.broken += 1
+        return found
+
 
 CONTEXT_TOPICS = ("prompts", "admissions", "ledger", "weights", "status", "applied")
 COMPLETION_TOPICS = ("trajectories", "annotations")

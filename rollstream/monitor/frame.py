@@ -1,7 +1,7 @@
 """The whole view for a terminal of a given size: one column of blocks, or two on wide terminals.
 
-If the view does not fit the height, detail is reduced in the order of `DETAIL_LEVELS`, and only the worst
-rollouts are listed.
+If the view does not fit the height, detail is reduced in the order of `DETAIL_LEVELS`, and only
+the worst rollouts are listed.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollstream.monitor.format import clock, plain_text
 from rollstream.monitor.rows import metric_rows
 from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.table import NOTES_MAX, warning_lines, metric_lines, lag_lines, rollout_lines
-from rollstream.monitor.format import clock, plain_text
+from rollstream.monitor.table import (
+    NOTES_MAX,
+    lag_lines,
+    metric_lines,
+    rollout_lines,
+    warning_lines,
+)
 
 WIDE_COLUMNS = 140  # columns from which metrics and rollouts stand side by side
 BORDER = 4  # columns of frame and padding
@@ -103,7 +109,9 @@ def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameB
     """
     fewest = min(len(at.rollouts), ROWS_MIN)
     high = size.lines
-    fitting = (v for v in DETAIL_LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high))
+    fitting = (
+        v for v in DETAIL_LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high)
+    )
     level = next(fitting, DETAIL_LEVELS[-1])
     rows = len(at.rollouts) if high else ROWS_MAX
     body = _body(at, size, detailed, level, rows)
@@ -113,12 +121,16 @@ def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameB
     return body
 
 
-def _body(at: RunSnapshot, size: TerminalSize, detailed: bool, level: DetailLevel, rows: int) -> FrameBody:
+def _body(
+    at: RunSnapshot, size: TerminalSize, detailed: bool, level: DetailLevel, rows: int
+) -> FrameBody:
     inside = size.columns - BORDER
     is_wide = size.columns >= WIDE_COLUMNS
     left = (inside - GAP) // 2 if is_wide else inside
     right = inside - GAP - left if is_wide else inside
-    figures = metric_lines([row for row in metric_rows(at, detailed) if row.rank <= level.rank], left)
+    figures = metric_lines(
+        [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left
+    )
     if detailed:
         figures += [*([Text()] if level.airy else []), *lag_lines(at, left)]
     below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]

@@ -1,15 +1,53 @@
-"""Tracks which groups are open and how the others ended (invariants 1 and 2).
+"""A set of integers stored as intervals. Groups end nearly in order, so the intervals are few.
+
+Tracks which groups are open and how the others ended (invariants 1 and 2).
 
 In whatever order the topics are read, an ended group is not open and is counted once. Memory is
 bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
 """
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rollstream.monitor.numbers import IntervalSet
 from rollstream.streams.records import Admitted, Annotation, Trajectory
+
+
+@dataclass(slots=True)
+class IntervalSet:
+    """Memory grows with the number of gaps, not with the number of integers."""
+
+    starts: list[int] = field(default_factory=list[int])
+    ends: list[int] = field(default_factory=list[int])
+    """Interval i holds the numbers `starts[i] ≤ n < ends[i]`; no two intervals touch."""
+
+    def add(self, number: int) -> bool:
+        """Add the number; returns True if the set did not hold it."""
+        after = bisect_right(self.starts, number)
+        if after and number < self.ends[after - 1]:
+            return False
+        joins_left = after > 0 and self.ends[after - 1] == number
+        joins_right = after < len(self.starts) and self.starts[after] == number + 1
+        if joins_left and joins_right:
+            self.ends[after - 1] = self.ends[after]
+            del self.starts[after], self.ends[after]
+        elif joins_left:
+            self.ends[after - 1] = number + 1
+        elif joins_right:
+            self.starts[after] = number
+        else:
+            self.starts.insert(after, number)
+            self.ends.insert(after, number + 1)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        after = bisect_right(self.starts, number)
+        return after > 0 and number < self.ends[after - 1]
+
+    def __len__(self) -> int:
+        return sum(self.ends) - sum(self.starts)
+
 
 ENDED_KEPT = 8192  # groups whose end time is kept
 OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample carries no reward

@@ -1,22 +1,38 @@
-"""Observes one run: brings a `RunState` up to date and returns a snapshot of its metrics.
+"""All warnings about a snapshot, the most severe kinds first. Pure.
+
+Observes one run: brings a `RunState` up to date and returns a snapshot of its metrics.
 
 An observer never writes to the run. A read error does not end it: the error appears in
 `Snapshot.trouble` and the metrics keep their previous values.
+
+The warnings of a run at the end of its log, for the report.
+
+The time is that of the newest record: a report written a week later does not call the run silent.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.plan import RunSettings
-from rollstream.monitor.snapshot import RunSnapshot, take_snapshot
-from rollstream.monitor.state import RunState
-from rollstream.supervisor.supervisor import RoleState
-from rollstream.monitor.all import warnings_of
-from rollstream.streams.bus import Bus
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.snapshot import RunSettings, RunSnapshot, RunWarning, take_snapshot
+from rollstream.monitor.state import RunState
+from rollstream.monitor.warnings_flow import PACE_CHECKS, STANDSTILL_CHECKS
+from rollstream.monitor.warnings_learning import LEARNING_CHECKS
+from rollstream.monitor.warnings_log import LOG_CHECKS, MISMATCH_CHECKS
+from rollstream.streams.bus import Bus
+from rollstream.supervisor.supervisor import RoleState
+
+ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
+"""In this order: no progress, wrong data, nothing to learn from, avoidable slowness."""
+
+
+def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
+    """Returns the warnings about a snapshot; an empty tuple for a healthy run."""
+    return tuple(concern for check in ALL_CHECKS for concern in check(at))
+
 
 CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 
@@ -38,7 +54,9 @@ class RunObserver:
     def __post_init__(self) -> None:
         self.state = self.plan.state()
 
-    def observe(self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S) -> RunSnapshot:
+    def observe(
+        self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
+    ) -> RunSnapshot:
         """Read records for up to `catch_up_s` seconds; returns the present metrics and warnings."""
         trouble = ""
         try:
@@ -60,3 +78,14 @@ class RunObserver:
             self.is_behind = self._feed.follow(self.state, self.clock())
             if deadline.passed():
                 return
+
+
+READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unresponsive bus
+
+
+def warnings_at_end(bus: Bus, metrics: Path, plan: RunSettings) -> tuple[RunWarning, ...]:
+    """Returns the warnings that `rollstream top` showed when the newest record was written."""
+    state, feed, deadline = plan.state(), RunFeed(bus, metrics), Deadline(READ_S)
+    while feed.follow(state, 0.0) and not deadline.passed():
+        pass
+    return warnings_of(take_snapshot(state, plan, max(state.newest_s.values(), default=0.0)))

@@ -6,10 +6,19 @@ Rows of the highest `rank` are dropped first if there is little room; rank 0 alw
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollstream.supervisor.process import describe_exit
-from rollstream.monitor.drafts import DraftTotals
+from rollstream.monitor.format import (
+    GAP,
+    age,
+    count,
+    plain_text,
+    plural,
+    share,
+    short_number,
+    sparkline,
+)
+from rollstream.monitor.samples import DraftTotals
 from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.format import GAP, age, short_number, count, plain_text, plural, share, sparkline
+from rollstream.supervisor.process import describe_exit
 
 UNKNOWN = "–"  # stands for an unknown value
 TASKS_MAX = 8

@@ -12,7 +12,20 @@ from typing import Any
 from rollstream.monitor.groups import GroupTracker
 from rollstream.monitor.moves import RequestMove, parse_move
 from rollstream.monitor.samples import RecentSamples
-from rollstream.streams.records import Admitted, Annotation, Applied, GroupClosed, Prompt, Record, RolloutStatus, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    GroupClosed,
+    Prompt,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Superseded,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.values import Version
 
 HEARTBEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rollstream.monitor.rows import MetricRow, evaluation_text, lag_text
+from rollstream.monitor.format import (
+    SPARKS,
+    age,
+    clock,
+    count,
+    meter,
+    plain_text,
+    share,
+    short_number,
+    shortened,
+    wrap_parts,
+)
 from rollstream.monitor.rollouts import RolloutSnapshot, worst_first
-from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.format import SPARKS, age, short_number, clock, count, wrap_parts, meter, plain_text, share, shortened
-from rollstream.monitor.concern import RunWarning
+from rollstream.monitor.rows import MetricRow, evaluation_text, lag_text
+from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 NAME_COLUMNS = 11  # width of the metrics' names
 LAG_COLUMNS = 7  # width of one lag
@@ -79,7 +89,8 @@ def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> 
         return [Text("rollouts   none yet", "dim")]
     shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
     table = next(
-        (table for table in _table_variants(shown) if _width(table) <= columns), _table_variants(shown)[-1]
+        (table for table in _table_variants(shown) if _width(table) <= columns),
+        _table_variants(shown)[-1],
     )
     drawn = [_table_line([c.head for c in table], table, ["dim"] * len(table))]
     for index in range(len(shown)):
@@ -90,7 +101,9 @@ def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> 
     return drawn
 
 
-def warning_lines(concerns: Sequence[RunWarning], columns: int, most: int, advice: bool) -> list[Text]:
+def warning_lines(
+    concerns: Sequence[RunWarning], columns: int, most: int, advice: bool
+) -> list[Text]:
     """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
     lines: list[Text] = []
     for concern in concerns[:most]:
@@ -143,7 +156,9 @@ def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn
     slots = RolloutColumn("", [f"{one.running}/{one.slots}" for one in lines])
     waiting = RolloutColumn("wait", [str(one.waiting) for one in lines])
     kept = RolloutColumn("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
-    kv = RolloutColumn("", [f"{short_number(one.kv_used)}/{short_number(one.kv_capacity)}" for one in lines])
+    kv = RolloutColumn(
+        "", [f"{short_number(one.kv_used)}/{short_number(one.kv_capacity)}" for one in lines]
+    )
     marks = [f"v{one.version}{'✓' if one.verified else '!'}" for one in lines]
     held = ["" if one.verified else "bold red" for one in lines]
     version = RolloutColumn("held", marks, True, held)
@@ -168,7 +183,9 @@ def _column_width(column: RolloutColumn) -> int:
     return max(len(column.head), *(len(cell) for cell in column.cells))
 
 
-def _table_line(cells: Sequence[str], table: Sequence[RolloutColumn], styles: Sequence[str]) -> Text:
+def _table_line(
+    cells: Sequence[str], table: Sequence[RolloutColumn], styles: Sequence[str]
+) -> Text:
     line = Text()
     for index, (cell, column, style) in enumerate(zip(cells, table, styles, strict=True)):
         width = _column_width(column)

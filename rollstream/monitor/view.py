@@ -1,8 +1,17 @@
-"""The live view of `rollstream run`: a redrawn frame on a terminal, printed lines elsewhere."""
+"""The live view of `rollstream run`: a redrawn frame on a terminal, printed lines elsewhere.
 
+Reads single keys from a terminal without Enter, and restores the terminal's mode on exit.
+"""
+
+import os
+import select
+import sys
+import termios
 import time
+import tty
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -63,3 +72,46 @@ class LiveView:
         if self._as_json:
             return shown.step != self._printed_step
         return now - self._printed_s >= LINE_S
+
+
+QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes
+
+
+class TerminalKeys:
+    """Without a terminal as standard input no key is read; `asked_to_quit` only waits."""
+
+    def __init__(self) -> None:
+        self._file = sys.stdin.fileno() if _is_terminal() else -1
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> "TerminalKeys":
+        if self._file >= 0:
+            self._before = termios.tcgetattr(self._file)
+            tty.setcbreak(self._file)  # Ctrl-C stays a signal
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+
+    def asked_to_quit(self, wait_s: float) -> bool:
+        """Wait up to `wait_s` seconds; returns True if a quit key was pressed."""
+        watched = [] if self._file < 0 else [self._file]
+        if not select.select(watched, [], [], wait_s)[0]:
+            return False
+        pressed = os.read(self._file, 64)
+        return not pressed or any(
+            key in pressed for key in QUIT_KEYS
+        )  # no bytes: the terminal closed
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except ValueError:  # closed
+        return False

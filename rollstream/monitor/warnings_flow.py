@@ -6,10 +6,9 @@ Pure, one function per warning; the comment of each threshold holds its arithmet
 from collections.abc import Iterator
 from statistics import fmean
 
-from rollstream.monitor.rollouts import RolloutSnapshot
-from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.monitor.format import age, share, shortened
-from rollstream.monitor.concern import RunWarning
+from rollstream.monitor.rollouts import RolloutSnapshot
+from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 STEP_TIMES, STEP_S = 5.0, 30.0
 """A step is overdue after five medians and at least half a minute: the longest of 60 quickstart

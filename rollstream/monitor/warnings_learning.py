@@ -5,9 +5,8 @@ Pure, one function per warning; the comment of each threshold holds its arithmet
 
 from collections.abc import Iterator
 
-from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.monitor.format import age, count, plain_text, share
-from rollstream.monitor.concern import RunWarning
+from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 GROUPS_MIN = 16
 """Groups before shares are evaluated: over 16, a share of 0.5 has a standard deviation of 0.13."""

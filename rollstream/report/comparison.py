@@ -83,7 +83,10 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
     states = sorted(first.steps.keys() & second.steps.keys())
     apart = (s for s in states if first.steps[s].state_hash != second.steps[s].state_hash)
     curves = [_curve(CURVES[m], first.metric(m), second.metric(m)) for m in CURVES]
-    curves += [_curve(EVALUATION_CURVES[m], first.evaluated(m), second.evaluated(m)) for m in EVALUATION_CURVES]
+    curves += [
+        _curve(EVALUATION_CURVES[m], first.evaluated(m), second.evaluated(m))
+        for m in EVALUATION_CURVES
+    ]
     curves += [
         _curve(f"reward, {task}", first.metric(metric), second.metric(metric))
         for metric, task in tasks_of(first, second)

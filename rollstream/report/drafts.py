@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.monitor.drafts import DraftTotals, PassDrafts, draft_totals_of
+from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.streams.codec import record_hash

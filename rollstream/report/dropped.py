@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollstream.monitor.concern import RunWarning
+from rollstream.monitor.snapshot import RunWarning
 from rollstream.streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 
 DROPPED_MIN = 40

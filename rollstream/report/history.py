@@ -1,20 +1,64 @@
-"""The history of a run, folded from its log and metrics files; input of summaries and charts.
+"""Incremental union of time intervals, e.g. of the times in which a rollout was generating.
+
+The history of a run, folded from its log and metrics files; input of summaries and charts.
 
 Groups are counted by their endings (invariant 1): every admitted group is trained, filtered,
 expired, dead, or open.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollstream.monitor.moves import RequestMove
-from rollstream.report.busy import BusyIntervals
+from rollstream.monitor.snapshot import RunWarning
 from rollstream.report.drafts import DraftHistory
 from rollstream.report.dropped import DroppedSamples
-from rollstream.monitor.concern import RunWarning
-from rollstream.streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Applied,
+    GroupClosed,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Superseded,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
+
+
+@dataclass(slots=True)
+class BusyIntervals:
+    """Disjoint intervals in order; gaps of up to `joined_s` seconds are closed."""
+
+    joined_s: float = 0.0
+    starts: list[float] = field(default_factory=list[float])
+    ends: list[float] = field(default_factory=list[float])
+
+    def add(self, start_s: float, end_s: float) -> None:
+        """Add `[start_s, end_s]`; memory grows with the gaps, not with the added intervals."""
+        first = bisect_left(self.ends, start_s - self.joined_s)
+        last = bisect_right(self.starts, end_s + self.joined_s)
+        if first < last:
+            start_s = min(start_s, self.starts[first])
+            end_s = max(end_s, self.ends[last - 1])
+        self.starts[first:last] = [start_s]
+        self.ends[first:last] = [end_s]
+
+    def within(self, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+        """Yields the intervals' parts inside `[start_s, end_s]`."""
+        for index in range(bisect_right(self.ends, start_s), len(self.starts)):
+            if self.starts[index] >= end_s:
+                return
+            yield max(start_s, self.starts[index]), min(end_s, self.ends[index])
+
+    def total_s(self) -> float:
+        """Returns the covered seconds."""
+        return sum(self.ends) - sum(self.starts)
+
 
 GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
@@ -60,7 +104,9 @@ class RunHistory:
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
     admitted: set[int] = field(default_factory=set[int])
-    ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in GROUP_ENDINGS})
+    ended: dict[str, set[int]] = field(
+        default_factory=lambda: {name: set() for name in GROUP_ENDINGS}
+    )
     reasons: Counter[str] = field(default_factory=Counter[str])
     dropped: DroppedSamples = field(default_factory=DroppedSamples)
     drafted: DraftHistory = field(default_factory=DraftHistory)

@@ -148,6 +148,4 @@ def _chart_card(chart: Chart) -> str:
         )
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    return (
-        f'<section class="card"><h2>{escape(chart.title)}</h2>{note}{legend}{draw_chart(chart)}</section>'
-    )
+    return f'<section class="card"><h2>{escape(chart.title)}</h2>{note}{legend}{draw_chart(chart)}</section>'

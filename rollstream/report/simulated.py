@@ -12,7 +12,7 @@ from rollstream.monitor.format import clock
 from rollstream.report.charts import text, ticks
 from rollstream.report.page import heading, page, table, tiles, wide
 from rollstream.simulator.experiment import PolicyRun
-from rollstream.simulator.result import TimelineArrow, SimulationResult
+from rollstream.simulator.results import SimulationResult, TimelineArrow
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 24.0, 22.0, 14.0, 24.0
 SHADES = 10

@@ -86,7 +86,9 @@ class RunSummary:
         )
         rows += [(name, change.text(form)) for name, change, form in changes if change]
         if self.goal_s is not None:
-            rows.append((f"{ACCURACY_GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}"))
+            rows.append(
+                (f"{ACCURACY_GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}")
+            )
         if self.tokens_per_s is not None:
             tokens, speed = group_digits(self.tokens_trained), group_digits(self.tokens_per_s)
             rows.append(("trained", f"{tokens} tokens, {speed} a second"))

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-from rollstream.supervisor.process import describe_exit
 from rollstream.monitor.format import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
@@ -13,9 +12,12 @@ from rollstream.report.drafts import draft_charts, draft_table
 from rollstream.report.history import GROUP_ENDINGS, RunHistory
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
+from rollstream.supervisor.process import describe_exit
 
 TASKS_MAX = 8  # colours of the page
-MISMATCH_NOTE = "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
+MISMATCH_NOTE = (
+    "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
+)
 
 
 def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
@@ -63,7 +65,9 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.accuracy_greedy:
         figures.append(("held-out accuracy, greedy", summary.accuracy_greedy.text(".2f")))
     if summary.goal_s is not None:
-        figures.append((f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s)))
+        figures.append(
+            (f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s))
+        )
     if summary.tokens_per_s is not None:
         figures.append(("tokens trained per second", group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
@@ -263,7 +267,11 @@ def _restarts(history: RunHistory) -> str:
         return ""
     first = min(float(event["time_s"]) for event in history.events)
     rows = [
-        (clock(float(event["time_s"]) - first), str(event["role"]), describe_exit(int(event["code"])))
+        (
+            clock(float(event["time_s"]) - first),
+            str(event["role"]),
+            describe_exit(int(event["code"])),
+        )
         for event in deaths[-50:]
     ]
     note = "time since the first start of the run"

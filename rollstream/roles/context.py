@@ -1,22 +1,40 @@
 """Where a role runs: the configuration, the run's log and store, opened, and what ends it; and how
 many threads torch takes there.
+
+Whether a model that was given knows the tokens that its task speaks.
+
+The task of a run, as every role builds it: from the settings and the run's tokenizer.
+
+The bounds of a run's trajectories, from its configuration and its starting model. Trainer,
+rollouts, replay and audit apply them with the same function.
 """
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from rollstream.config.run_folder import model_folder, open_run_log_for_writing, store_url
 from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import open_run_log_for_writing, store_url
-from rollstream.metrics.process import ProcessMetrics
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
+from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
+from rollstream.errors import ConfigurationError
 from rollstream.metric_values import ProvidesMetrics
+from rollstream.metrics.process import ProcessMetrics
+from rollstream.producers.prompt_source import PromptOrder
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.base import Task
+from rollstream.producers.tasks.registry import load_task
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.storage.hf_folder import find_hf_folder, hf_vocabulary_size, read_hf_config
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.admissible import TrainingBounds
+from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +92,82 @@ def set_torch_threads(threads: int) -> None:
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
+
+
+def check_vocabulary(configuration: Configuration, task: Task) -> None:
+    """`ConfigurationError` when the model of `model.path` has fewer tokens than the task's
+    tokenizer has words, or than its first prompt and its stop tokens use. Tokens added to a
+    tokenizer without room in the model (padding, images) are nobody's mistake until they are used.
+    """
+    path = configuration.model.path
+    if path is None:
+        return  # the warm-up made it of the tokenizer's size
+    fields = read_hf_config(find_hf_folder(path))
+    text: Mapping[str, Any] = fields.get("text_config") or fields
+    size = text.get("vocab_size")
+    first = task.prompt(configuration.seed, 0).tokens
+    largest = max(_vocabulary_size(task) - 1, *task.stop, *first)
+    if isinstance(size, int) and largest >= size:
+        raise ConfigurationError(
+            f"model.path: {path!r} knows {size} tokens, and the tokenizer of task {task.name!r} "
+            f"writes numbers up to {largest}: it is another model's; a task of text reads the "
+            "model's own where task.tokenizer is not set"
+        )
+
+
+def _vocabulary_size(task: Task) -> int:
+    tokenizer = task.tokenizer()
+    if isinstance(tokenizer, TextTokenizer):
+        return max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+    return tokenizer.size
+
+
+def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
+    """With the folder that a task of text reads its tokenizer from, the model's unless another is
+    named.
+    """
+    task = configuration.task
+    if task.tokenizer is not None:
+        return task
+    return task.model_copy(update={"tokenizer": str(model_folder(configuration, folder))})
+
+
+def prompt_tokens_max(configuration: Configuration) -> int:
+    """A longer prompt would leave less than a whole answer's room in the context."""
+    return configuration.rollouts.context_max - configuration.sampling.tokens_max
+
+
+def load_run_task(configuration: Configuration, folder: Path) -> Task:
+    """The task of a run that has its model."""
+    return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
+
+
+def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
+    """What is asked at each position of the run, and how it is to be sampled; refused when the
+    model does not know the task's tokens.
+    """
+    c = configuration
+    task = load_run_task(c, folder)
+    check_vocabulary(c, task)
+    sampling = Sampling(
+        c.sampling.temperature,
+        c.sampling.top_k,
+        c.sampling.top_p,
+        c.sampling.tokens_max,
+        tuple(task.stop),
+    )
+    samples, limit = c.trainer.samples_per_group, prompt_tokens_max(c)
+    return PromptOrder(c.task.name, task.prompt, sampling, samples, c.seed, limit)
+
+
+def run_rule(c: Configuration, folder: Path) -> TrainingRule:
+    """The rule by which this run's trainer decides which samples of a group it trains."""
+    bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
+    return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
+
+
+def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
+    """The bounds for a model with this vocabulary size; with None any token id passes."""
+    keep_version = c.rollouts.on_update == "keep_version"
+    known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
+    return TrainingBounds(known, c.rollouts.context_max, keep_version)

@@ -12,26 +12,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
+from rollstream.errors import ObjectMissing
+from rollstream.metric_values import MetricValues
+from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.tasks.base import Task
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import RunFolder
+from rollstream.roles.context import RoleContext, load_run_task, set_torch_threads, task_settings
 from rollstream.roles.engine_errors import classify_engine_errors
-from rollstream.roles.context import RoleContext, set_torch_threads
-from rollstream.roles.run_task import load_run_task, task_settings
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version
-from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.errors import ObjectMissing
-from rollstream.metric_values import MetricValues
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Version
 from rollstream.streams.records import WeightsAnnounced
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +159,9 @@ class Evaluator:
                 EngineOptions(slots=c.evaluation.slots, context_max=c.rollouts.context_max),
                 vllm=c.rollouts.vllm,
             )
-        plan = EvaluationPlan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
+        plan = EvaluationPlan(
+            c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed
+        )
         evaluation = evaluate(self.task, plan, self.rewards, engine)
         return evaluation.line(version.number, manifest.created_s - self._started_s())
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollstream.config.run_folder import model_folder
+from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.producers.tasks.base import Task
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import model_folder
 from rollstream.storage.models import load_model
 
 if TYPE_CHECKING:  # seconds, and a paced run has no model

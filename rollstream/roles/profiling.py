@@ -9,11 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile
-from rollstream.config.settings import Configuration
 from rollstream.config.run_folder import model_folder
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.profile import (
+    EngineProfile,
+    model_key,
+    profile_path,
+    read_profile,
+)
 from rollstream.streams.values import Version
 
 if TYPE_CHECKING:
@@ -48,7 +53,12 @@ def measure_profile(
 ) -> EngineProfile:
     """Measure the run's engine on its model, telling each step time as it is known."""
     from rollstream.producers.engines.factory import open_engine
-    from rollstream.producers.engines.profile import CONTEXT_MIN, TimedEngine, fit_profile, measure_points
+    from rollstream.producers.engines.profile import (
+        CONTEXT_MIN,
+        TimedEngine,
+        fit_profile,
+        measure_points,
+    )
     from rollstream.roles.context import set_torch_threads
 
     c = configuration
@@ -85,9 +95,9 @@ def measure_profile(
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
     """The run's own, or one of its shape where the warm-up has not made it yet."""
     from rollstream.producers.tasks.registry import load_task
-    from rollstream.roles.run_task import prompt_tokens_max
-    from rollstream.warmup.warmup import untrained_model
+    from rollstream.roles.context import prompt_tokens_max
     from rollstream.storage.models import load_model
+    from rollstream.warmup.warmup import untrained_model
 
     path = model_folder(configuration, folder)
     if path.exists():

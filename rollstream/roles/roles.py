@@ -15,18 +15,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollstream.config.settings import Configuration
 from rollstream.config.config import truncates_log
+from rollstream.config.identity import read_or_create_identity, watch_configuration
 from rollstream.config.run_folder import RunFolder
-from rollstream.config.identity import watch_configuration, read_or_create_identity
+from rollstream.config.settings import Configuration
+from rollstream.errors import Fenced
 from rollstream.metrics.endpoint import serve_metrics
 from rollstream.metrics.process import ProcessMetrics
 from rollstream.roles.context import RoleContext, RoleLaunch, open_role_context
-from rollstream.storage.stores.conditional_writes import check_conditional_writes
-from rollstream.storage.leases import LeaseCandidate, Lease, acquire_lease
+from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.renewal import LeaseRenewal
-from rollstream.errors import Fenced
+from rollstream.storage.stores.conditional_writes import check_conditional_writes
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
 
 def _prompts(place: RoleContext) -> bool:
     from rollstream.producers.prompt_source import PromptSource
-    from rollstream.roles.run_task import prompt_order
+    from rollstream.roles.context import prompt_order
 
     c = place.configuration
     order = prompt_order(c, place.folder)
@@ -124,7 +123,7 @@ def _prompts(place: RoleContext) -> bool:
 
 
 def _dispatch(place: RoleContext) -> bool:
-    from rollstream.consumers.dispatch.admit import AdmissionPace
+    from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
     from rollstream.monitor.moves import MOVES_FILE, move_line
 
@@ -137,7 +136,10 @@ def _dispatch(place: RoleContext) -> bool:
     )
     keep_version = c.rollouts.on_update == "keep_version"
     path = RunFolder(place.folder).metrics / MOVES_FILE
-    with hold_role_lease(place, "dispatch", c.dispatch.lease_s) as lease, MetricsFile(path) as lines:
+    with (
+        hold_role_lease(place, "dispatch", c.dispatch.lease_s) as lease,
+        MetricsFile(path) as lines,
+    ):
         dispatch = Dispatch(
             place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates_log(c)
         )
@@ -160,8 +162,7 @@ def _rollout(place: RoleContext) -> bool:
 
 def _train(place: RoleContext) -> bool:
     from rollstream.roles.relay_and_scorer import with_relay_push
-    from rollstream.roles.train import follow_rank_0, join_rank_group
-    from rollstream.roles.train_role import train
+    from rollstream.roles.train import follow_rank_0, join_rank_group, train
 
     with join_rank_group(place) as party:
         if party is not None and not party.is_led:
@@ -199,7 +200,7 @@ def _archive(place: RoleContext) -> bool:
 
 
 def _score(place: RoleContext) -> bool:
-    from rollstream.roles.score_role import build_scorer
+    from rollstream.roles.relay_and_scorer import build_scorer
 
     scorer = build_scorer(place)
     place.watch.offer(scorer.figures)

@@ -8,36 +8,40 @@ import os
 import socket
 import time
 
-from rollstream.producers.engines.base import Engine
-from rollstream.producers.engines.factory import open_engine, open_paced
-from rollstream.producers.drafts import DraftSource, AnswerHistory
-from rollstream.producers.drafts.merged import CombinedSource, running_tokens
-from rollstream.producers.drafts.node import NodeHistory
+from rollstream.producers.drafts import AnswerHistory, DraftSource
+from rollstream.producers.drafts.feed import DraftFeed
+from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
+from rollstream.producers.drafts.node import CombinedSource, NodeHistory, running_tokens
 from rollstream.producers.drafts.shared_memory import segment_folder
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.windows import WINDOW_RULES
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.factory import open_engine, open_paced
 from rollstream.producers.engines.roofline import batch_max
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.heartbeat import Heartbeat
-from rollstream.producers.rollout.ended_turns import EndedTurns
-from rollstream.producers.drafts.keeping import DraftFeed
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import BackgroundSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.weights import (
+    FetchedWeights,
+    WeightsFollower,
+    compare_all_tensors,
+)
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.tasks.base import Environment
-from rollstream.roles.bounds import training_bounds
+from rollstream.roles.context import (
+    RoleContext,
+    load_run_task,
+    set_torch_threads,
+    task_settings,
+    training_bounds,
+)
 from rollstream.roles.engine_errors import classify_engine_errors
 from rollstream.roles.profiling import run_profile
-from rollstream.roles.context import RoleContext, set_torch_threads
-from rollstream.roles.run_task import load_run_task, task_settings
-from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.models import config_from_version
 from rollstream.storage.terms import next_term
-from rollstream.storage.weights.fetch_part import fetch_model_file
+from rollstream.storage.weights.fetch import fetch_model_file
+from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
 
 log = logging.getLogger(__name__)
@@ -81,7 +85,9 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
         late=c.task.reward == "late",
         context_max=c.rollouts.context_max,
     )
-    rollout = RolloutLoop(c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed)
+    rollout = RolloutLoop(
+        c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed
+    )
     rollout.in_progress.bounds = training_bounds(
         c, None
     )  # an engine knows no token beyond its vocabulary
@@ -99,7 +105,9 @@ def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
     def earlier() -> Bus:
         if not c.archive.enabled:
             return bus
-        from rollstream.storage.archive.log import LogWithArchive  # pyarrow, which nobody else here needs
+        from rollstream.storage.archive.log import (
+            LogWithArchive,  # pyarrow, which nobody else here needs
+        )
 
         return LogWithArchive(bus, place.store, c.run)
 
@@ -117,12 +125,16 @@ def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
     return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
 
 
-def _open_first_engine(place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None) -> tuple[Engine, int]:
+def _open_first_engine(
+    place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
+) -> tuple[Engine, int]:
     """As `open_rollout_engine`; a refusal says whether it is for good."""
     rollouts = place.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
-        return open_rollout_engine(place, fetched, None if draft_feed is None else _draft_source(place, draft_feed))
+        return open_rollout_engine(
+            place, fetched, None if draft_feed is None else _draft_source(place, draft_feed)
+        )
 
 
 def open_rollout_engine(
@@ -135,7 +147,9 @@ def open_rollout_engine(
     manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
     tensors, slots, context = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
     if c.rollouts.engine == "paced":
-        vocabulary = json.loads(fetch_model_file(place.store, manifest, "config.json"))["vocab_size"]
+        vocabulary = json.loads(fetch_model_file(place.store, manifest, "config.json"))[
+            "vocab_size"
+        ]
         paced = open_paced(
             c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context
         )

@@ -2,27 +2,39 @@
 
 The environment says that there are several (`train_group.py` or `torchrun`); without that there is
 one, and nothing here acts (nor is what it needs imported).
+
+The trainer as a role: its starting model, its settings and its place in one `Trainer`.
 """
 
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from rollstream.consumers.trainer.learn.device import device_of
+from rollstream.config.change import accept_change, store_configuration
+from rollstream.config.config import fingerprint, truncates_log
+from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
+from rollstream.consumers.trainer.learn.forward import device_of
 from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.ledger import missing_lines
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched
-from rollstream.roles.context import RoleContext, set_torch_threads
-from rollstream.roles.initial_model import PACED_LEARNER, starting_model
-from rollstream.supervisor.train_group import threads_per_rank
 from rollstream.errors import ConfigurationError
+from rollstream.revision import code_revision
+from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
+from rollstream.roles.initial_model import PACED_LEARNER, starting_model
+from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
+    from rollstream.consumers.trainer.sharded.commands import RankCommander
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
-    from rollstream.consumers.trainer.sharded.commands import RankCommander
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,8 @@ def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
     if not is_launched():
         yield None
         return
-    from rollstream.consumers.trainer.sharded.ranks import join_ranks
     from rollstream.consumers.trainer.sharded.commands import RankCommander
+    from rollstream.consumers.trainer.sharded.ranks import join_ranks
 
     settings = place.configuration.trainer
     if settings.learner == PACED_LEARNER:
@@ -94,3 +106,57 @@ def _close_ranks(teller: "RankCommander | None") -> None:
 
     if teller is not None:
         teller.close(EndRanks())
+
+
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
+
+
+def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool:
+    """Train to the run's last step, with the other ranks of the `party` where there is one; True
+    when it is complete. Another configuration than the run had is refused, unless
+    `place.accept_config`.
+    """
+    c = place.configuration
+    store_configuration(place.store, c)
+    accept = partial(accept_change, place.store, c, place.accept_config)
+    set_torch_threads(threads_per_rank(c.trainer))
+    start, model = model_folder(c, place.folder), starting_model(c, place.folder)
+    archived = c.archive.topics if c.archive.enabled else ()
+    rule = run_rule(c, place.folder)
+    lines = RunFolder(place.folder).metrics / "trainer.jsonl"
+    with MetricsFile(lines) as metrics:
+        trainer = build_trainer(
+            place.bus,
+            place.store,
+            TrainerPlan(c.trainer, rule, c.weights, c.checkpoints, truncates_log(c), archived),
+            InitialModel(party.share(model) if party else model, config_and_tokenizer_files(start)),
+            Provenance(
+                c.run,
+                term,
+                fingerprint(c),
+                code_revision(),
+                accept,
+                read_or_create_identity(place.store, c.run).id,
+            ),
+            metrics,
+        )
+        record_configuration(place.store, c)
+        for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
+            metrics.append(line)
+        place.watch.offer(trainer.figures, trainer.readers)
+        return trainer.run(place.stop)
+
+
+def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """Configuration and tokenizer of a checkpoint folder: what every version carries beside its
+    weights. Folders from the Hub hold other things too (weights in other formats, pictures).
+    """
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and path.suffix in SMALL_SUFFIXES
+        and not path.name.endswith(".index.json")
+        and path.stat().st_size <= SMALL_BYTES_MAX
+    }

@@ -1,4 +1,7 @@
-"""Makes a fork: a run whose trainer, dispatch and prompt source find what they would have left
+"""What a fork is to begin from: its settings, a kept checkpoint of the parent, and the prompts that
+are left. Nothing of the parent is written, and nothing of the fork is made yet.
+
+Makes a fork: a run whose trainer, dispatch and prompt source find what they would have left
 behind, had they stopped after the checkpoint's step.
 
 1. Its folder and the starting model's files.  2. The trainer's first term: the version of that
@@ -12,9 +15,30 @@ import secrets
 import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
+from rollstream.analysis.locate import REPLAY_FILE
+from rollstream.config.config import (
+    SettingChange,
+    essential_settings,
+    fingerprint,
+    load,
+    setting_changes,
+)
+from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.run_folder import (
+    RunFolder,
+    bus_url,
+    model_folder,
+    open_run_log_for_writing,
+    store_for_writing,
+    store_url,
+    write_configuration,
+)
+from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY as DISPATCH_KEY
 from rollstream.consumers.dispatch.persistence import PersistedState
 from rollstream.consumers.trainer.checkpoint import TrainerState
@@ -22,29 +46,157 @@ from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.producers.prompt_source import PromptOrder
-from rollstream.config.settings import Configuration
-from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import model_folder, open_run_log_for_writing, write_configuration, store_for_writing
-from rollstream.runs.forking import ForkPlan
-from rollstream.config.identity import read_or_create_identity, record_configuration
-from rollstream.runs.parentage import Parentage, PromptsLeft, write_parentage
 from rollstream.revision import code_revision
-from rollstream.roles.context import set_torch_threads
-from rollstream.roles.run_task import prompt_order
+from rollstream.roles.context import prompt_order, set_torch_threads
 from rollstream.roles.initial_model import starting_model
-from rollstream.roles.train_role import config_and_tokenizer_files
-from rollstream.storage.checkpoints import Checkpoint, write_checkpoint
-from rollstream.storage.stores.json_objects import encode_json
+from rollstream.roles.train import config_and_tokenizer_files
+from rollstream.runs.parentage import Parentage, PromptsLeft, prompts_left, write_parentage
+from rollstream.runs.replay_output import check_outside_run
+from rollstream.storage.checkpoints import (
+    Checkpoint,
+    CheckpointId,
+    newest_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.pointer import read_pointer
 from rollstream.streams.bus import Bus
-from rollstream.errors import ConfigurationError
-from rollstream.streams.reader import from_begin
-from rollstream.streams.records import Configured, Position
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, Configured, GroupClosed, Position, Take
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
+
+UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
+"""A checkpoint means nothing without."""
+OWN_SETTINGS = ("run", "bus", "store")
+"""What a fork has of its own, so that it is no change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """The parent, and the fork's folder and settings."""
+
+    parent: RunFolder
+    before: Configuration
+    folder: RunFolder
+    now: Configuration
+
+    def changes(self) -> list[SettingChange]:
+        """What is learnt otherwise than in the parent."""
+        found = setting_changes(essential_settings(self.before), essential_settings(self.now))
+        return [change for change in found if change.key not in OWN_SETTINGS]
+
+
+def plan_fork(parent: RunFolder, out: Path, overrides: list[str], step: int) -> ForkPlan:
+    """All that is wrong with the settings is a `ConfigurationError`."""
+    folder = RunFolder(out.absolute())
+    before = load(parent.configuration)
+    own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
+    wanted = ForkPlan(parent, before, folder, load(parent.configuration, [*own, *overrides]))
+    _check_settings(wanted, step)
+    return wanted
+
+
+def check_folders(parent: RunFolder, out: Path) -> None:
+    """`ConfigurationError` where the one cannot be forked, or the other is not free."""
+    folder = RunFolder(out.absolute())
+    if (parent.path / REPLAY_FILE).exists():
+        raise ConfigurationError(
+            f"{parent.path} holds a replay, whose data are another run's: fork that run"
+        )
+    check_outside_run(folder.path, parent.path)
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise ConfigurationError(
+            f"{folder.path} is not empty; give a new folder with --out (without a config.json in "
+            "it, it is a fork that was not finished, and may be deleted)"
+        )
+
+
+def _check_settings(wanted: ForkPlan, step: int) -> None:
+    before, now = wanted.before, wanted.now
+    if now.run == before.run:
+        raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
+    for change in wanted.changes():
+        if any(
+            change.key == name or change.key.startswith(f"{name}.")
+            for name in UNCHANGEABLE_SETTINGS
+        ):
+            raise ConfigurationError(f"{change}; a checkpoint means nothing under another one")
+    if now.trainer.steps <= step:
+        raise ConfigurationError(
+            f"trainer.steps must be > {step}, where the fork begins, got {now.trainer.steps}; "
+            "say where it ends with --set trainer.steps=N"
+        )
+    for name, url_of in (("bus", bus_url), ("store", store_url)):
+        url = url_of(now, wanted.folder.path)
+        if url == url_of(before, wanted.parent.path):
+            raise ConfigurationError(
+                f"{name}: {url} is the parent's; give the fork one of its own with --set {name}=URL"
+            )
+
+
+def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
+    """The newest that reads whole up to this step (or of all: `latest`). `ObjectMissing` says which
+    are kept, and why one is passed over.
+    """
+    if text != "latest" and not text.isdecimal():
+        raise ConfigurationError(f"--at {text}: give the number of a step, or latest")
+    restored = newest_checkpoint(store, None if text == "latest" else int(text))
+    if restored.checkpoint is not None:
+        return restored.checkpoint
+    kept = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
+    raise ObjectMissing(
+        f"no checkpoint up to step {text} is kept; kept are: {_join_ids(kept)}{why}"
+    )
+
+
+def _join_ids(kept: list[CheckpointId]) -> str:
+    return ", ".join(map(str, kept)) or "none"
+
+
+def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
+    """The prompts that were not trained and not closed up to the checkpoint's step, as admissions
+    and ledger say; `log` reaches back to where the checkpoint needs it.
+    """
+    admitted = _admitted_groups(log)
+    upto = state.intake_positions()["admissions"]
+    read = [group for at, group in admitted.items() if at.offset < upto[at.partition].offset]
+    unread = [group for at, group in admitted.items() if at.offset >= upto[at.partition].offset]
+    following = max(read) + 1 if read else min(unread, default=had.first())
+    opened = {admitted[group.admitted] for group in state.groups}
+    return prompts_left(had, following, opened, state.ended, _ended_later(log, state))
+
+
+def _admitted_groups(log: Bus) -> dict[Address, int]:
+    reader = TopicReader(log, "admissions", from_begin(log, "admissions"))
+    return {
+        received.address: received.record.group
+        for received in reader.read_to(log.end("admissions"))
+        if isinstance(received.record, Admitted)
+    }
+
+
+def _ended_later(log: Bus, state: TrainerState) -> set[int]:
+    """Groups that the ledger ends in a step after the checkpoint's: such takes may be older than
+    it (`TrainerState.ahead`).
+    """
+    found: set[int] = set()
+    for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
+        match received.record:
+            case Take() as take if take.step > state.step:
+                found |= {group.group for group in take.groups}
+            case GroupClosed() as closed if closed.step > state.step:
+                found.add(closed.group)
+            case _:
+                pass
+    return found
 
 
 def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
@@ -138,7 +290,9 @@ def _write_trainer_state(
     return state_hash
 
 
-def _write_dispatch_state(store: ObjectStore, c: Configuration, step: int, left: PromptsLeft) -> None:
+def _write_dispatch_state(
+    store: ObjectStore, c: Configuration, step: int, left: PromptsLeft
+) -> None:
     """Under term 0: the first dispatch of the fork takes it over."""
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}

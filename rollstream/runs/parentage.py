@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
 
 PARENTAGE_KEY = "forked_from.json"
 

@@ -1,29 +1,208 @@
-"""A replay from its checkpoint to its last step: the run's steps up to where it was asked to begin,
+"""Which records a replay keeps: conditions on their fields, as `rollstream tail` knows them, and of
+trajectories also the `step` that trained them and their `lag` then, in steps, by the oldest span.
+
+What a replay is asked to do: which steps, under which settings, on which trajectories.
+
+A replay from its checkpoint to its last step: the run's steps up to where it was asked to begin,
 then the others, under what was asked for.
 """
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from rollstream.consumers.replay.recorded_steps import RecordedSteps
+from rollstream.analysis.fields import (
+    FieldCondition,
+    derived_values,
+    oldest_version,
+    parse_condition,
+    record_values,
+)
+from rollstream.analysis.tail import TailRecord, meets
+from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
+from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
 from rollstream.consumers.trainer.learn.base import Learning, open_learner
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import RunFolder
-from rollstream.runs.replay_output import ReplayProgress, newest_replay_checkpoint, open_replay_output, read_own_ledger
-from rollstream.runs.replaying import ReplayRequest, replay_courses
-from rollstream.roles.context import set_torch_threads
+from rollstream.errors import ConfigurationError
+from rollstream.roles.context import run_rule, set_torch_threads
 from rollstream.roles.initial_model import starting_model
+from rollstream.runs.replay_output import (
+    ReplayProgress,
+    newest_replay_checkpoint,
+    open_replay_output,
+    read_own_ledger,
+)
 from rollstream.storage.checkpoints import newest_checkpoint
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.distributed import local_tensors
-from rollstream.streams.bus import Bus
-from rollstream.streams.records import StepDone
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.reader import classify_message
+from rollstream.streams.records import Fence, StepDone, Trajectory
+from rollstream.streams.values import Address
+
+TRAINING_FIELDS = {"step": "number", "lag": "number"}
+"""What only the ledger, or the step that is being trained, knows of a trajectory."""
+TrainedSteps = Mapping[Address, int]
+
+
+def parse_conditions(where: Sequence[str], topic: str = "trajectories") -> list[FieldCondition]:
+    """All of them, or the `ConfigurationError` of the first that means nothing."""
+    more = TRAINING_FIELDS if topic == "trajectories" else {}
+    return [parse_condition(text, topic, more) for text in where]
+
+
+def needs_steps(conditions: Sequence[FieldCondition]) -> bool:
+    """Whether the ledger must say by which step each trajectory was trained."""
+    return any(one.path[0] in TRAINING_FIELDS for one in conditions)
+
+
+def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajectory, int], bool]:
+    """For trajectories that are trained from a version; their time is when they finished."""
+
+    def keep(record: Trajectory, version: int) -> bool:
+        values = record_values(record) | derived_values(record, round(record.finished_s * 1000))
+        values |= _training_values(record, version + 1)
+        return all(one.holds(values) for one in conditions)
+
+    return keep
+
+
+def message_filter(
+    conditions: Mapping[str, Sequence[FieldCondition]], steps: TrainedSteps
+) -> Callable[[Message], bool]:
+    """For messages of the topics that many write, each by its topic's conditions."""
+
+    def keep(message: Message) -> bool:
+        _, judged = classify_message(
+            message.value or b"", Fence(), topic=message.topic, fenced=False, compacted=False
+        )
+        at = Address(message.partition, message.offset)
+        passing = TailRecord(
+            message.partition,
+            message.offset,
+            message.timestamp_ms,
+            message.key.decode(errors="replace"),
+            judged.record,
+            None,
+            False,
+            judged.reason,
+        )
+        more = _training_values(judged.record, steps.get(at))
+        return meets(passing, conditions[message.topic], more)
+
+    return keep
+
+
+def is_wanted_trajectory(
+    conditions: Sequence[FieldCondition], record: Trajectory, timestamp_ms: int, step: int | None
+) -> bool:
+    """Whether a trajectory is wanted, `step` having trained it, or none."""
+    values = (
+        record_values(record)
+        | derived_values(record, timestamp_ms)
+        | _training_values(record, step)
+    )
+    return all(one.holds(values) for one in conditions)
+
+
+def _training_values(record: object, step: int | None) -> dict[str, Any]:
+    if not isinstance(record, Trajectory):
+        return {}
+    oldest = oldest_version(record)
+    lag = None if step is None or oldest is None else step - 1 - oldest
+    return {"step": step, "lag": lag}
+
+
+CHANGEABLE_SETTINGS = (
+    "trainer.lr", "trainer.lr_final", "trainer.lr_ramp_steps", "trainer.steps", "trainer.betas",
+    "trainer.weight_decay", "trainer.gradient_norm_max", "trainer.advantage", "trainer.loss",
+    "trainer.ratio_max", "trainer.clip_low", "trainer.clip_high", "trainer.ratio",
+    "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
+    "trainer.filter_equal_rewards", "dispatch.max_lag",
+)  # fmt: skip
+"""What changes what is learnt from given takes; everything else made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """`changes` and `where` make an experiment of it, from the step after `first` on."""
+
+    folder: RunFolder
+    before: Configuration
+    now: Configuration
+    changes: Sequence[SettingChange]
+    where: Sequence[str]
+    first: int
+    last: int
+
+    @property
+    def is_experiment(self) -> bool:
+        return bool(self.changes or self.where)
+
+    def wish(self) -> dict[str, Any]:
+        """What must be the same for a replay to go on in the folder of one that was stopped."""
+        return {
+            "run": str(self.folder.path),
+            "from_step": self.first,
+            "to_step": self.last,
+            "changes": {change.key: [change.before, change.now] for change in self.changes},
+            "where": list(self.where),
+        }
+
+    def words(self) -> str:
+        """What is not as it was."""
+        changed = [f"{c.key} {json.dumps(c.before)} → {json.dumps(c.now)}" for c in self.changes]
+        return ", ".join([*changed, *(f"only where {text}" for text in self.where)])
+
+
+def replay_request(
+    folder: RunFolder,
+    overrides: Sequence[str],
+    where: Sequence[str],
+    first: int,
+    last: int | None,
+    recorded: RecordedSteps,
+) -> ReplayRequest:
+    """All that is wrong with the wish is a `ConfigurationError`."""
+    before, now = load(folder.configuration), load(folder.configuration, overrides)
+    changes = setting_changes(essential_settings(before), essential_settings(now))
+    for change in changes:
+        if not any(
+            change.key == name or (name.endswith(".") and change.key.startswith(name))
+            for name in CHANGEABLE_SETTINGS
+        ):
+            raise ConfigurationError(
+                f"{change.key}: it decided which trajectories there are, a replay cannot change it;"
+                f" what can be set: {', '.join(name.rstrip('.') for name in CHANGEABLE_SETTINGS)}"
+            )
+    parse_conditions(where)
+    done = recorded.last()
+    wanted = done if last is None else last
+    if not 0 <= first < wanted <= done:
+        raise ConfigurationError(
+            f"--from-step {first} --to-step {wanted}: the ledger has steps 1 to {done}; "
+            "give 0 ≤ from < to ≤ the last"
+        )
+    return ReplayRequest(folder, before, now, changes, where, first, wanted)
+
+
+def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
+    """The run's own, and the one asked for."""
+    conditions = parse_conditions(asked.where)
+    own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
+    kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
+    return own, (kept if conditions else now)
+
+
+def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
+    return ReplayCourse(c.trainer, run_rule(c, folder.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +241,9 @@ def find_replay_start(
     if found is None:
         return ReplayStart(None, 0, ReplayProgress(0, {}, None)), learner
     learner.load_state(found.tensors)
-    return ReplayStart(str(found.id), found.id.step, ReplayProgress(found.id.step, {}, None)), learner
+    return ReplayStart(
+        str(found.id), found.id.step, ReplayProgress(found.id.step, {}, None)
+    ), learner
 
 
 def run_replay(
@@ -95,7 +276,9 @@ def differing_steps(
 ) -> list[int]:
     """The steps from `first` to `last` whose hash in the folder's ledger is none of the run's."""
     again = read_own_ledger(*out)
-    return [step for step in range(first, last + 1) if not _has_recorded_hash(again, recorded, step)]
+    return [
+        step for step in range(first, last + 1) if not _has_recorded_hash(again, recorded, step)
+    ]
 
 
 def _has_recorded_hash(again: RecordedSteps, recorded: RecordedSteps, step: int) -> bool:

@@ -15,17 +15,21 @@ from typing import Any
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
-from rollstream.consumers.replay.batches import ReplayCourse
-from rollstream.consumers.replay.behaviour import BehaviourModel
-from rollstream.consumers.replay.offline_log import LabelledSource, GatherRules, gather_sources
-from rollstream.consumers.replay.offline_steps import OfflinePlan, groups_used, index_log
-from rollstream.consumers.replay.training import ReplayTrainer
-from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.config.settings import Configuration
 from rollstream.config.run_folder import RunFolder, open_run_log_for_writing
-from rollstream.runs.replay_output import ReplayProgress, newest_replay_checkpoint, open_replay_output, read_own_ledger
+from rollstream.config.settings import Configuration
+from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources
+from rollstream.consumers.replay.offline_steps import OfflinePlan, groups_used, index_log
+from rollstream.consumers.replay.recorded_steps import ReplayCourse
+from rollstream.consumers.replay.training import BehaviourModel, ReplayTrainer
+from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.roles.context import set_torch_threads
+from rollstream.runs.replay_output import (
+    ReplayProgress,
+    newest_replay_checkpoint,
+    open_replay_output,
+    read_own_ledger,
+)
 from rollstream.storage.models import load_model
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.records import StepDone, Trajectory
@@ -43,7 +47,9 @@ class OfflineTraining:
     @property
     def course(self) -> ReplayCourse:
         """Lag means nothing here: no version of this training made any of it."""
-        return ReplayCourse(self.configuration.trainer, training_rule(self.configuration.trainer, None, False))
+        return ReplayCourse(
+            self.configuration.trainer, training_rule(self.configuration.trainer, None, False)
+        )
 
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
         """Everything that is wanted into the folder's own log."""

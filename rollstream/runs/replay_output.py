@@ -4,31 +4,52 @@ folder, under a term of its own.
 1. The store's and the topics' fences.  2. What an earlier process left in the ledger behind the
 newest checkpoint.  3. The version and the checkpoint to begin with.  A process killed anywhere is
 gone on from the newest checkpoint, and what the ledger has already is not written again.
+
+The folder that a replay makes: laid out as a run, with `replay.json`, which says what was asked
+for. Asked for the same again, a replay that was stopped goes on in it.
+
+What a replay reads: a run's folder, its config.json, or an archive (a folder or a store's URL),
+as one log that can only be read.
 """
 
+import fcntl
+import json
+import os
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from rollstream.analysis.base_views import has_topic, open_run_log
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run
+from rollstream.config.config import fingerprint
+from rollstream.config.run_folder import (
+    RunFolder,
+    model_folder,
+    open_run_log_for_writing,
+    store_for_writing,
+    store_url,
+)
+from rollstream.config.settings import Configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, read_recorded
 from rollstream.consumers.replay.training import ReplayOutput, ledger_position
-from rollstream.consumers.trainer.learn.base import Learning
-from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.data.retention import HeldVersions
-from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention
-from rollstream.consumers.trainer.step_lines import missing_lines
+from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.ledger import Ledger, missing_lines
+from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.config.settings import Configuration
-from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import RunFolder, model_folder, open_run_log_for_writing, store_for_writing, store_url
+from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.revision import code_revision
-from rollstream.roles.train_role import config_and_tokenizer_files
+from rollstream.roles.train import config_and_tokenizer_files
+from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.storage.terms import next_term
 from rollstream.streams.records import Configured, Position
 from rollstream.streams.topics import catalogue
@@ -86,7 +107,9 @@ def open_replay_output(
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
             for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
                 metrics.append(line)
-            publisher = StepPublisher(store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep))
+            publisher = StepPublisher(
+                store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep)
+            )
             every = c.checkpoints.every
             out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left)
             if behind.ledger is None:
@@ -100,3 +123,128 @@ def open_replay_output(
 
 def _replay_store(folder: RunFolder, c: Configuration) -> ObjectStore:
     return open_store(store_url(c, folder.path), c.sync)
+
+
+REPLAY_LOCK = "replay.lock"
+IGNORED_FILES = {REPLAY_LOCK}
+"""What may lie in a folder before anything was asked for there."""
+
+
+def check_outside_run(path: Path, run: Path) -> None:
+    """The folder must be none of the run's."""
+    if path.absolute().is_relative_to(run):
+        raise ConfigurationError(f"--out {path.absolute()} lies in the run's own folder")
+
+
+def read_replay_request(path: Path) -> dict[str, Any] | None:
+    """What a replay noted there, None for a new or empty folder; any other is refused."""
+    if not path.exists() or (
+        path.is_dir() and not {p.name for p in path.iterdir()} - IGNORED_FILES
+    ):
+        return None
+    try:
+        return json.loads((path / REPLAY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"{path} is not empty and holds no replay; give a new folder with --out"
+        ) from None
+
+
+def refuse_other_request(path: Path, before: Mapping[str, Any], wish: Mapping[str, Any]) -> None:
+    """`ConfigurationError` with each difference between what was asked for there and now."""
+    found = [
+        f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
+        for key, value in wish.items()
+        if before.get(key) != value
+    ]
+    if found:
+        lines = "\n".join(found)
+        raise ConfigurationError(
+            f"{path} holds another replay:\n{lines}\nask for the same to go on with it, or give a "
+            "new folder with --out"
+        )
+
+
+@contextmanager
+def lock_replay_folder(path: Path) -> Generator[None]:
+    """Make the folder and keep others out of it; `LeaseHeld` if another replay works there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / REPLAY_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {path} cannot be made ({error.strerror}); give another with --out"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise LeaseHeld(f"another replay works in {path}; wait for it, or give --out DIR") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
+    """Say in the folder what it is; it is there whole or not at all."""
+    line: dict[str, Any] = {}
+    for part in parts:
+        line |= part
+    partial = path / f"{REPLAY_FILE}.partial"
+    partial.write_text(json.dumps(line, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path / REPLAY_FILE)
+
+
+def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
+    """The settings that the folder is written with: everything inside it."""
+    changed: dict[str, Any] = {
+        "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,
+        "model": c.model.model_copy(update={"path": str(model)}),
+        "archive": c.archive.model_copy(update={"enabled": False}),
+    }  # fmt: skip
+    return c.model_copy(update=changed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySource:
+    """`store` None where the place has none."""
+
+    place: RunLocation
+    store: ObjectStore | None
+    log: LogWithArchive
+
+    def recorded(self) -> RecordedSteps:
+        """Its ledger; `ConfigurationError` if there is nothing of it."""
+        if not any(self.log.end("ledger").values()):
+            raise ConfigurationError(
+                f"{self.place.name} has no ledger, and only the ledger says what a step trained"
+            )
+        return read_recorded(self.log)
+
+
+@contextmanager
+def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
+    """`name` is the run, where an archive holds several."""
+    place = locate_run(named)
+    place = place if name is None else replace(place, run=name)
+    store = open_store(place.store) if place.has_store else None
+    bus = None if place.bus is None else open_run_log(place)
+    if bus is not None and not has_topic(bus, "ledger"):
+        bus.close()
+        bus = None
+    run = place.run or (_only_run(place, store) if store is not None else "run")
+    with closing(LogWithArchive(bus, store, run)) as log:
+        yield ReplaySource(place, store, log)
+
+
+def _only_run(place: RunLocation, store: ObjectStore) -> str:
+    runs = sorted({file.run for file in archived_files(store)})
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        raise ConfigurationError(
+            f"{place.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
+            "one with --name NAME"
+        )
+    raise ConfigurationError(f"{place.name} holds no archive of a run; is the path right?")

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.config.settings import Configuration
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
+from rollstream.supervisor.process import ProcessSpec
 
 ACCEPT_CONFIG = "--accept-config"
 
@@ -58,7 +58,9 @@ def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessS
     ]
 
 
-def _role_spec(folder: RunFolder, command: str, name: str, threads: int, single: bool = False) -> ProcessSpec:
+def _role_spec(
+    folder: RunFolder, command: str, name: str, threads: int, single: bool = False
+) -> ProcessSpec:
     line = [sys.executable, "-m", "rollstream", command, str(folder.configuration)]
     if command != "warmup":
         line += ["--name", name]

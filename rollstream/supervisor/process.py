@@ -1,19 +1,57 @@
-"""One role as an operating-system process: its command line, environment and log.
+"""A role ends when the supervisor that started it does, also by `kill -9`.
+
+The supervisor cannot do anything about its own `kill -9`, so each role asks the kernel for it as
+its first act: on Linux `prctl(PR_SET_PDEATHSIG, SIGKILL)`. Elsewhere a thread looks at the parent's
+process id twice a second. A role started by hand (no `ROLLSTREAM_PARENT`) is left alone.
+
+One role as an operating-system process: its command line, environment and log.
 
 A child leads its own process group, so that Ctrl-C in a terminal reaches only the supervisor, which
 then stops the roles in order. It inherits the run's lock and dies with its supervisor.
+
+When a role that died is started again. Pure: times of deaths in, a delay or an end out.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rollstream.supervisor.lifeline import PARENT_VARIABLE as PARENT
+PARENT_VARIABLE = "ROLLSTREAM_PARENT"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_S = 0.5
+
+
+def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
+    """From here on this process does not outlive the one named by `ROLLSTREAM_PARENT`."""
+    parent = environment.get(PARENT_VARIABLE)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    else:
+        threading.Thread(target=_poll_parent, args=(int(parent),), daemon=True).start()
+    if os.getppid() != int(parent):  # it died before we asked
+        _kill_self()
+
+
+def _poll_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    _kill_self()
+
+
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 ERROR_PREFIX = "rollstream: "  # prefix of the error message with which `main` ends
 LINE_BYTES_MAX = 400  # of a log line quoted in a message
@@ -54,7 +92,12 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **seat.environment, **environment, PARENT: str(os.getpid())},
+                env={
+                    **os.environ,
+                    **seat.environment,
+                    **environment,
+                    PARENT_VARIABLE: str(os.getpid()),
+                },
                 process_group=0,
                 pass_fds=() if lock is None else (lock,),
             )
@@ -70,7 +113,9 @@ class ChildProcess:
     def words(self) -> str:
         """Its own error message since its start and the lines after it; may be empty."""
         lines = _log_tail(self.log, self._began).splitlines()
-        first = next((n for n, line in enumerate(lines) if line.startswith(ERROR_PREFIX)), len(lines))
+        first = next(
+            (n for n, line in enumerate(lines) if line.startswith(ERROR_PREFIX)), len(lines)
+        )
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
     def ask_to_stop(self) -> None:
@@ -110,3 +155,40 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+EXIT_REFUSED = 2
+"""Exit code of a role whose configuration or command line is wrong: the same again would not help.
+"""
+EXIT_UNSERVED = 3
+"""Exit code of a role that was refused what it opens before it did anything; once more may help."""
+
+
+def is_final_exit(code: int, before: int | None) -> bool:
+    """Whether a role that exits with `code`, and `before` at its last death, is not to be started
+    again: it refused, or was refused twice in a row.
+    """
+    return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Back-off doubles from `first_s` to `longest_s`; more than `deaths_max` deaths within
+    `within_s` end the run.
+    """
+
+    deaths_max: int = 5
+    within_s: float = 60.0
+    first_s: float = 0.25
+    longest_s: float = 8.0
+
+    def recent(self, deaths_s: Sequence[float], now_s: float) -> int:
+        """Deaths that still count."""
+        return sum(1 for death in deaths_s if now_s - death < self.within_s)
+
+    def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:
+        """Seconds to wait before the next start, or None when the role died too often."""
+        recent = self.recent(deaths_s, now_s)
+        if recent > self.deaths_max:
+            return None
+        return min(self.longest_s, self.first_s * 2 ** max(0, recent - 1))

@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollstream.supervisor.process import ChildProcess, ProcessSpec, describe_exit, last_lines
-from rollstream.supervisor.lock import RunLock
-from rollstream.supervisor.restarts import RestartPolicy, is_final_exit
 from rollstream.metric_values import MetricValues
+from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.process import (
+    ChildProcess,
+    ProcessSpec,
+    RestartPolicy,
+    describe_exit,
+    is_final_exit,
+    last_lines,
+)
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
 
@@ -147,7 +153,9 @@ class Supervisor:
             return None
         return self._died(post, child, code, now)
 
-    def _died(self, post: _RoleProcess, child: ChildProcess, code: int, now: float) -> RunOutcome | None:
+    def _died(
+        self, post: _RoleProcess, child: ChildProcess, code: int, now: float
+    ) -> RunOutcome | None:
         """Refused for good, it ends the run in its own words; anything else is started again."""
         name = post.seat.name
         post.deaths_s.append(now)
@@ -209,7 +217,9 @@ class Supervisor:
             posts = [post for post in self._posts if post.seat.stops_last == last]
             self._stop([post.child for post in posts if post.child], hurry, show)
 
-    def _stop(self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates) -> None:
+    def _stop(
+        self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates
+    ) -> None:
         """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
         for child in children:
             child.ask_to_stop()

@@ -1,8 +1,11 @@
 """The trainer's processes on this machine (`trainer.processes`), started, watched and ended as one.
 
 They learn one model together (docs/sharded.md), so none goes on without the others: once one has
-ended the rest have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor after a `kill
--9` of this process (`lifeline.py`). Starting all again is the supervisor's: what died is a trainer.
+ended the rest have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor
+after a `kill -9` of this process (`lifeline.py`). Starting all again is the supervisor's: what
+died is a trainer.
+
+What one of the trainer's processes is called, and with whom it ends.
 """
 
 import logging
@@ -12,13 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
+from rollstream.cli.common import StopSignals
+from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.supervisor.process import describe_exit
-from rollstream.cli.signals import StopSignals
-from rollstream.supervisor.lifeline import PARENT_VARIABLE as PARENT
-from rollstream.supervisor.restarts import EXIT_REFUSED
+from rollstream.consumers.trainer.sharded.rank_environment import is_launched, rank_of
+from rollstream.supervisor.process import EXIT_REFUSED, describe_exit
+from rollstream.supervisor.process import PARENT_VARIABLE as PARENT
 
 RANKS_END_S = 10.0
 """For the other ranks once one has ended: rank 0 asks round who is gone and says so, or, when the
@@ -37,8 +41,8 @@ def threads_per_rank(settings: TrainerSettings) -> int:
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run `line` as so many ranks until all have ended, and return `group_exit_code` them. What asks this
-    process to stop asks each of them; a second signal kills.
+    """Run `line` as so many ranks until all have ended, and return `group_exit_code` them. What
+    asks this process to stop asks each of them; a second signal kills.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -127,3 +131,19 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
+    """Rank 0 has the name, others one of their own, and a free port for their metrics."""
+    rank = rank_of(environment)
+    if not rank:
+        return name
+    environment[METRICS_PORT] = "0"
+    return f"{name}-rank{rank}"
+
+
+def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """A rank that `torchrun` started ends with it; any other process with whom it was told."""
+    if PARENT in environment or not is_launched(environment):
+        return environment
+    return {PARENT: str(os.getppid())}

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollstream.consumers.trainer.learn.allocator import keep_freed_memory
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import PolicyScorer, policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import token_rows
-from rollstream.consumers.trainer.learn.policy_forward import PolicyScorer, policy_scorer
-from rollstream.consumers.trainer.data.sample_part import Sample
-from rollstream.consumers.trainer.learn.workers import OrderedWorkers
+from rollstream.consumers.trainer.learn.workers import OrderedWorkers, keep_freed_memory
 from rollstream.producers.tasks.base import Document
 from rollstream.streams.records import GENERATED, PROMPT
 

@@ -12,10 +12,25 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import fields, replace
 
-from rollstream.streams import judging
+from rollstream.streams import reader
 from rollstream.streams.bus import Message
-from rollstream.streams.codec import Decoded, Envelope, record_hash, encode, is_canonical
-from rollstream.streams.records import Admitted, Annotation, Applied, Configured, Fence, GroupClosed, Opened, Record, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory
+from rollstream.streams.codec import Decoded, Envelope, encode, is_canonical, record_hash
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Configured,
+    Fence,
+    GroupClosed,
+    Opened,
+    Record,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    Trajectory,
+)
 from rollstream.streams.topics import catalogue
 
 ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
@@ -53,7 +68,9 @@ def _float_default(cls: type[Record]) -> tuple[str, float] | None:
     return found[0] if found else None
 
 
-FLOAT_DEFAULTS = {cls: _float_default(cls) for classes in ARCHIVED_CLASSES.values() for cls in classes}
+FLOAT_DEFAULTS = {
+    cls: _float_default(cls) for classes in ARCHIVED_CLASSES.values() for cls in classes
+}
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +112,7 @@ def classify_rows(
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
     """The row of a record that the columns cannot hold: its bytes instead."""
     assert row.message.value is not None
-    return replace(row, record=None, reason=why[: judging.REASON_MAX], original=row.message.value)
+    return replace(row, record=None, reason=why[: reader.REASON_MAX], original=row.message.value)
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
@@ -121,7 +138,7 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     if value is None:
         return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None)
     fence = fences.get(message.partition, Fence())
-    fences[message.partition], judged = judging.classify_message(
+    fences[message.partition], judged = reader.classify_message(
         value, fence, topic=topic, fenced=bool(TOPIC_WRITERS[topic]), compacted=False
     )
     decoded, record, reason = judged.decoded, judged.record, judged.reason or None
@@ -151,6 +168,7 @@ def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
     """Whether the record's columns restore exactly these bytes."""
     envelope = decoded.envelope
     ours = envelope is None or (
-        envelope.role == TOPIC_WRITERS[topic] and _numbers(envelope) == (envelope.term, envelope.sequence)
+        envelope.role == TOPIC_WRITERS[topic]
+        and _numbers(envelope) == (envelope.term, envelope.sequence)
     )
     return ours and is_canonical(value, decoded)

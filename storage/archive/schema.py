@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import fields
 
-from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.errors import ConfigurationError
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.streams.records import Record
 
 SCHEMA_NUMBER = 1
@@ -65,7 +65,9 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
     """Columns of a topic's files. Raises `ConfigurationError` for a topic that is not archived."""
-    return pa.schema([*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
+    return pa.schema(
+        [*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))]
+    )
 
 
 @cache

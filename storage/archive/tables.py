@@ -18,11 +18,26 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from rollstream.storage.archive.rows import ARCHIVED_CLASSES, ClassifiedRows, ArchiveRow, bytes_of, classify_rows, as_original, with_default
-from rollstream.storage.archive.schema import ENVELOPE_COLUMNS, SCALARS, ArchiveColumn, arrow_schema, columns_of, topic_columns
-from rollstream.streams.bus import Message
-from rollstream.streams.codec import record_hash, decode
 from rollstream.errors import CorruptObject, DecodeError, NewerRelease
+from rollstream.storage.archive.rows import (
+    ARCHIVED_CLASSES,
+    ArchiveRow,
+    ClassifiedRows,
+    as_original,
+    bytes_of,
+    classify_rows,
+    with_default,
+)
+from rollstream.storage.archive.schema import (
+    ENVELOPE_COLUMNS,
+    SCALARS,
+    ArchiveColumn,
+    arrow_schema,
+    columns_of,
+    topic_columns,
+)
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import decode, record_hash
 from rollstream.streams.records import SCHEMAS, Record
 from rollstream.streams.release import upgrade_advice
 
@@ -31,7 +46,9 @@ __all__ = ["arrow_schema", "originals_of", "records_of", "table_of"]
 _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError)
 
 
-def table_of(topic: str, messages: Sequence[Message], judged: ClassifiedRows | None = None) -> pa.Table:
+def table_of(
+    topic: str, messages: Sequence[Message], judged: ClassifiedRows | None = None
+) -> pa.Table:
     """One row per message, in order. Without `judged` they are classified from an unknown
     fence on.
 
@@ -106,7 +123,9 @@ def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
         pa.array([m.key.decode(errors="replace") for m in messages], pa.string()),
     ]
     for name in ENVELOPE_COLUMNS.names[4:]:
-        columns.append(pa.array([getattr(row, name) for row in rows], ENVELOPE_COLUMNS.field(name).type))
+        columns.append(
+            pa.array([getattr(row, name) for row in rows], ENVELOPE_COLUMNS.field(name).type)
+        )
     for column in topic_columns(topic):
         owners = {cls for cls in ARCHIVED_CLASSES[topic] if column.name in _names(cls)}
         values = [

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.weights.manifest import manifest_key
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
-from rollstream.storage.relay.names_part import ObjectOffer
-from rollstream.storage.relay.cache import RelayCache
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.names import ObjectOffer
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.manifest import manifest_key
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)

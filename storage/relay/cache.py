@@ -17,14 +17,14 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from rollstream.errors import CorruptObject
+from rollstream.storage.relay.names import MANIFEST, ObjectOffer, file_name_of, version_of
+from rollstream.storage.relay.object import CachedObject
+from rollstream.storage.relay.topology import CachedVersion, versions_to_keep
 from rollstream.storage.stores.json_objects import decode_json
 from rollstream.storage.weights.manifest import FileEntry, Manifest, manifest_key, version_folder
-from rollstream.storage.relay.object import CachedObject
-from rollstream.storage.relay.keeping import CachedVersion, versions_to_keep
-from rollstream.storage.relay.names_part import MANIFEST, ObjectOffer, file_name_of, version_of
-from rollstream.errors import CorruptObject
-from rollstream.streams.values import Version
 from rollstream.streams.records import WeightsAnnounced
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ class RelayCache:
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
             held = self._objects.values()
-            return self.count, [ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held]
+            return self.count, [
+                ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held
+            ]
 
     def manifest(self, version: Version) -> Manifest | None:
         with self._changed:
@@ -213,8 +215,8 @@ class RelayCache:
             self._opened = max(self._opened, term)
 
     def drop_stalled(self, now_s: float) -> None:
-        """Drop objects of unannounced versions that received nothing for `STALLED_OBJECT_S` since an
-        earlier call.
+        """Drop objects of unannounced versions that received nothing for `STALLED_OBJECT_S` since
+        an earlier call.
         """
         with self._changed:
             coming = {k: held.written for k, held in self._objects.items() if not held.verified}

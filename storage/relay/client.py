@@ -1,4 +1,6 @@
-"""One HTTP/1.1 connection to a relay, on the client's side.
+"""Limits how fast a process sends, for links that others use too.
+
+One HTTP/1.1 connection to a relay, on the client's side.
 
 Bytes go straight from the socket into shared memory, and a silence does not break the connection;
 the standard library's client can do neither.
@@ -7,18 +9,47 @@ the standard library's client can do neither.
 import os
 import re
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from urllib.parse import urlsplit
 
 import msgspec
 
-from rollstream.storage.stores.base import Data
-from rollstream.storage.relay.names_part import ObjectOffer
-from rollstream.storage.relay.pace import PIECE_BYTES, BandwidthLimiter
 from rollstream.errors import ConfigurationError, StoreError
+from rollstream.storage.relay.names import ObjectOffer
+from rollstream.storage.stores.base import Data
+
+PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second
+BURST_S = 0.02
+
+
+class BandwidthLimiter:
+    """At most `bytes_per_s` (0: no limit) over all threads that share it."""
+
+    def __init__(
+        self,
+        bytes_per_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s, self._clock, self._sleep = bytes_per_s, clock, sleep
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def take(self, count: int) -> None:
+        """Return when `count` more bytes may be sent."""
+        if not self._bytes_per_s:
+            return
+        with self._lock:
+            now = self._clock()
+            self._free_s = max(self._free_s, now - BURST_S) + count / self._bytes_per_s
+            wait_s = self._free_s - now
+        if wait_s > 0:
+            self._sleep(wait_s)
+
 
 HEAD_BYTES_MAX = 16 << 10
 ANSWER_BYTES_MAX = 8 << 20  # body of a listing
@@ -37,7 +68,9 @@ def shared_token() -> str:
     """The secret from the environment, "" without one. It is never part of an error or a log."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and _TOKEN_PATTERN.fullmatch(token) is None:
-        raise ConfigurationError(f"{TOKEN_VARIABLE} must have 8 to 512 characters of ASCII, without spaces")
+        raise ConfigurationError(
+            f"{TOKEN_VARIABLE} must have 8 to 512 characters of ASCII, without spaces"
+        )
     return token
 
 

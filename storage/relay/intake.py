@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from rollstream.storage.relay.bucket import BucketReader
-from rollstream.storage.relay.chain import ChainMember
-from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.storage.relay.neighbour import NeighbourReader
-from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import RelayRefused, RelayLost
 from rollstream.errors import StoreError
+from rollstream.storage.relay.bucket import BucketReader
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import RelayLost, RelayRefused
+from rollstream.storage.relay.neighbour import NeighbourReader
+from rollstream.storage.relay.topology import ChainMember, RelayDirectory
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rollstream.storage.relay.chain import ChainMember
-from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
-from rollstream.storage.relay.names_part import ObjectOffer, version_of
-from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import RelayListing, RelayLost, RelayConnection
 from rollstream.errors import CorruptObject
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import RelayConnection, RelayListing, RelayLost
+from rollstream.storage.relay.names import ObjectOffer, version_of
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.topology import ChainMember
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,12 @@ class NeighbourReader:
         return True
 
     def _receive(
-        self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, stop: threading.Event, many: bool
+        self,
+        wire: RelayConnection,
+        upstream: ChainMember,
+        held: CachedObject,
+        stop: threading.Event,
+        many: bool,
     ) -> bool:
         """Receive all missing bytes, from where an earlier upstream ended. Returns False when given
         up.
@@ -147,7 +152,9 @@ class NeighbourReader:
             return False
         return not (offer.verified and silences >= SILENCES_MAX)
 
-    def _note_wrong(self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, error: Exception) -> None:
+    def _note_wrong(
+        self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, error: Exception
+    ) -> None:
         """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
         other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
         bytes too; it receives the object again, and this relay from it.

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import xxhash
 
-from rollstream.storage.relay.names_part import ObjectOffer
 from rollstream.errors import CorruptObject, RollstreamError, StoreError
+from rollstream.storage.relay.names import ObjectOffer
 
 CHUNK_BYTES = 1 << 20
 RESERVE_BYTES = (

@@ -16,21 +16,19 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.relay.bucket import BucketReader
-from rollstream.storage.relay.chain import RELAY_TERMS
-from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.storage.relay.intake import RelayIntake
-from rollstream.storage.relay.names_part import URL_FILE
-from rollstream.storage.relay.pace import BandwidthLimiter
-from rollstream.storage.relay.server import RelayServer
-from rollstream.storage.relay.settings import RelaySettings
-from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import TOKEN_VARIABLE, shared_token
-from rollstream.storage.terms import next_term
-from rollstream.streams.bus import Bus
 from rollstream.errors import BusError, ConfigurationError, Fenced
 from rollstream.metric_values import MetricValues
+from rollstream.storage.relay.bucket import BucketReader
+from rollstream.storage.relay.cache import RelayCache
+from rollstream.storage.relay.client import TOKEN_VARIABLE, BandwidthLimiter, shared_token
+from rollstream.storage.relay.intake import RelayIntake
+from rollstream.storage.relay.names import URL_FILE
+from rollstream.storage.relay.server import RelayServer
+from rollstream.storage.relay.settings import RelaySettings
+from rollstream.storage.relay.topology import RELAY_TERMS, RelayDirectory
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import next_term
+from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, RelayStatus, WeightsAnnounced
 from rollstream.streams.values import Version

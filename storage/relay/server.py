@@ -1,4 +1,17 @@
-"""The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
+"""HTTP/1.1 responses of a relay: every response has a length, and every error of a request becomes
+a response or a closed connection.
+
+A client that is refused while it still sends its body can read the reason within `LINGER_S`.
+
+Receives a push: an object from where it ends here, straight into shared memory, kept only if it
+matches the announced hash.
+
+Sends an object of a relay: its bytes as they arrive, straight from shared memory, rate-limited.
+
+A neighbour (`receiving=1`) gets bytes that are not verified yet; all others get verified objects
+only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
+
+The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
 name. A range that is not complete yet is sent as it arrives (`sending.py`). At most
@@ -7,26 +20,221 @@ name. A range that is not complete yet is sent as it arrives (`sending.py`). At 
 
 import hmac
 import logging
+import os
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from http.server import ThreadingHTTPServer
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from rollstream.storage.relay.answers import HttpResponder
-from rollstream.storage.relay.names import parse_integer, parse_key, parse_wait
-from rollstream.storage.relay.names_part import ObjectOffer
-from rollstream.storage.relay.pace import BandwidthLimiter
-from rollstream.storage.relay.receiving import receive_push
-from rollstream.storage.relay.sending import send_object
+import msgspec
+
+from rollstream.errors import CorruptObject, StoreError
 from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import RelayListing
+from rollstream.storage.relay.client import PIECE_BYTES, BandwidthLimiter, RelayListing
+from rollstream.storage.relay.names import (
+    ObjectOffer,
+    parse_integer,
+    parse_key,
+    parse_push_range,
+    parse_range,
+    parse_wait,
+)
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
 
 log = logging.getLogger(__name__)
+
+CLIENT_S = 30.0  # per read from or write to a client
+LINGER_BYTES = 1 << 20  # per read
+LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
+
+
+class HttpResponder(BaseHTTPRequestHandler):
+    """Base class of the relay's request handler."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = CLIENT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    @contextmanager
+    def error_responses(self) -> Generator[None]:
+        """Turn an error of the block into a response: `ValueError` into 400, `OSError` into a
+        closed connection.
+        """
+        try:
+            yield
+        except OSError as error:
+            self._fail(error)
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def json(self, value: Any) -> None:
+        body = msgspec.json.encode(value)
+        self.head(200, len(body), {"Content-Type": "application/json"})
+        self.wfile.write(body)
+
+    def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self.head(status, 0, headers or {})
+
+    def close(self, status: int) -> None:
+        """Respond and end the connection; an unread body is discarded.
+
+        A client that is still sending its body would get a reset and never read the response. The
+        bytes that arrive within `LINGER_S` are therefore read and discarded.
+        """
+        self.close_connection = True
+        self.empty(status, {"Connection": "close"})
+        self.connection.shutdown(socket.SHUT_WR)
+        deadline_s = time.monotonic() + LINGER_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.connection.settimeout(left_s)
+            if not self.connection.recv(LINGER_BYTES):
+                return
+
+    def head(self, status: int, length: int, headers: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in {"Content-Length": str(length), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _refuse(self, message: str) -> None:
+        """Respond 400: the request is not valid."""
+        log.warning("relay: refused %r of %s: %s", self.path[:80], self.client_address[0], message)
+        self.close(400)
+
+    def _fail(self, error: OSError) -> None:
+        """The connection broke, or there is no room: the client sees the closed connection."""
+        if isinstance(error, StoreError):
+            log.warning("relay: %s", error)
+        self.close_connection = True
+
+
+def receive_push(
+    sender: HttpResponder, shelf: RelayCache, key: str, on_bytes: Callable[[], None]
+) -> None:
+    """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
+    is called whenever bytes arrive.
+    """
+    headers = sender.headers
+    start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
+    offer = ObjectOffer(key, size, headers.get("X-Content-Hash", ""))
+    if not offer.is_sound:
+        raise ValueError("a push needs X-Content-Hash, 32 hex digits")
+    held = shelf.accept(offer) if shelf.wants_push(offer) else None
+    if held is None:
+        return sender.close(409)
+    try:
+        with held.writing():
+            if held.written != start or (held.verified and size):
+                raise ObjectBusy(f"object {key}: it is here up to byte {held.written}")
+            if headers.get("Expect", "").lower() == "100-continue":
+                sender.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            _write(sender, shelf, held, on_bytes)
+    except (ObjectBusy, ObjectDropped):
+        return sender.close(409)
+    except CorruptObject as error:
+        log.error("%s", error)
+        shelf.add("relay_wrong_total", 1)
+        return sender.close(422)
+    shelf.completed(held)
+    return sender.empty(201)
+
+
+def _write(
+    sender: HttpResponder, shelf: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
+) -> None:
+    while not held.verified:
+        count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            raise ConnectionError("the push ended in the middle")
+        on_bytes()
+        held.advance(count)
+        shelf.add("relay_pushed_bytes_total", count)
+
+
+STALL_S = 60.0  # without a new byte, the transfer ends
+SILENCE_S = 1.0  # between two checks whether a waiting client is still there
+
+
+def send_object(
+    to: HttpResponder,
+    shelf: RelayCache,
+    pace: BandwidthLimiter,
+    path: str,
+    query: Mapping[str, str],
+) -> None:
+    """Send the object or a range of it; 404 if it is not here, 416 if the range is outside it."""
+    key = parse_key(path)
+    if query.get("receiving") == "1":
+        held = shelf.find(key)
+    else:
+        held = shelf.wait_offered(key, parse_wait(query))
+    if held is None:
+        coming = {"X-Coming": str(shelf.bytes_received())} if shelf.is_expected(key) else {}
+        return to.empty(404, coming)
+    start, end = parse_range(to.headers.get("Range"), held.offer.bytes)
+    restarts = held.restarts
+    if start is None:
+        to.head(200, held.offer.bytes, {})
+    elif start >= end:
+        return to.empty(416, {"Content-Range": f"bytes */{held.offer.bytes}"})
+    else:
+        said = f"bytes {start}-{end - 1}/{held.offer.bytes}"
+        to.head(206, end - start, {"Content-Range": said})
+    began = start or 0
+    try:
+        _send(to.connection, pace, held, began, end, restarts)
+    except (ObjectDropped, OSError):  # the client knows from the length that bytes are missing
+        to.close_connection = True
+    else:
+        shelf.add("relay_sent_bytes_total", end - began)
+    return None
+
+
+def _send(
+    to: socket.socket, pace: BandwidthLimiter, held: CachedObject, at: int, end: int, restarts: int
+) -> None:
+    moved_s = time.monotonic()
+    while at < end:
+        received = held.wait(at, restarts, SILENCE_S)
+        if received > at:
+            count = min(PIECE_BYTES, min(received, end) - at)
+            pace.take(count)
+            at += _sendfile(to.fileno(), held.descriptor, at, count)
+            moved_s = time.monotonic()
+        elif time.monotonic() - moved_s > STALL_S or _is_gone(to):
+            raise ObjectDropped(f"object {held.key}: the client left, or no bytes arrive")
+
+
+def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
+    """Copy from the shared memory to the socket inside the kernel."""
+    while True:
+        try:
+            return os.sendfile(to, descriptor, at, count)
+        except BlockingIOError:
+            if not select.select([], [to], [], CLIENT_S)[1]:
+                raise TimeoutError("the client does not read") from None
+
+
+def _is_gone(client: socket.socket) -> bool:
+    """Whether the client closed the connection while the relay waits for bytes."""
+    if not select.select([client], [], [], 0)[0]:
+        return False
+    with suppress(BlockingIOError):
+        return not client.recv(1, socket.MSG_PEEK)
+    return False
+
 
 SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -140,7 +348,9 @@ class _RequestHandler(HttpResponder):
             return self.head(200, held.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
-        """Do not respond here: `receive_push` responds once it is known whether the body is wanted."""
+        """Do not respond here: `receive_push` responds once it is known whether the body is
+        wanted.
+        """
         return True
 
     def do_PUT(self) -> None:

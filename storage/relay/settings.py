@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rollstream.storage.stores.hashing import content_hash
 from rollstream.storage.settings import Settings
+from rollstream.storage.stores.base import content_hash
 
 
 class RelaySettings(Settings):

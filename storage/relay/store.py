@@ -11,10 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
-from rollstream.storage.stores.own_files import ForeignFile, open_own
-from rollstream.storage.relay.names_part import URL_FILE, version_of
-from rollstream.storage.relay.client import CONNECT_S, RelayRefused, RelayLost, RelayConnection, body_length
+from rollstream.storage.relay.client import (
+    CONNECT_S,
+    RelayConnection,
+    RelayLost,
+    RelayRefused,
+    body_length,
+)
+from rollstream.storage.relay.names import URL_FILE, version_of
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
+from rollstream.storage.stores.file import ForeignFile, open_own
 
 log = logging.getLogger(__name__)
 

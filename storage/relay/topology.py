@@ -1,18 +1,92 @@
-"""The other relays, from the `status` topic and from this process's own failures to reach them.
+"""The order in which relays read from each other. Pure: the known relays in, the upstream out
+(invariant 9).
+
+Relays are ordered by their terms. One counter of the store issues the terms of all relays, so no
+two are equal and a later start comes later. Each relay reads from the nearest living one before it;
+the head receives the trainer's push and reads the bucket. A dead relay is left out, so its
+successor reads from its predecessor or becomes head; a new relay is appended.
+
+No cycle of waiting can form, whatever each relay believes about the others, because every relay
+reads from lower terms only. Two relays with different views (A has noticed that C is dead, B has
+not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
+
+The other relays, from the `status` topic and from this process's own failures to reach them.
 
 A relay that fails is suspected for a while and left out of the chain at once; heartbeats decide the
 rest.
+
+Decides which versions a relay keeps within its bounds. Pure.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from rollstream.storage.relay.chain import ChainMember, living_chain, unexpired_suspects, upstream_of
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RelayStatus
+from rollstream.streams.values import Version
+
+RELAY_TERMS = "chain"
+"""The single name under which the terms of all relays are counted, so that terms order them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMember:
+    """One start of a relay. `heartbeat_s` is the time of its last heartbeat on the
+    reader's clock.
+    """
+
+    name: str
+    term: int
+    url: str
+    heartbeat_s: float
+
+
+def living_chain(
+    members: Iterable[ChainMember],
+    now_s: float,
+    timeout_s: float,
+    suspected: Collection[int] = (),
+) -> list[ChainMember]:
+    """The living relays in order: with a heartbeat within the time-out, not suspected (by term),
+    not leaving (no URL), and only the newest start of each name.
+    """
+    newest: dict[str, ChainMember] = {}
+    for member in members:
+        known = newest.get(member.name)
+        if known is None or member.term > known.term:
+            newest[member.name] = member
+    living = (
+        member
+        for member in newest.values()
+        if member.url and now_s - member.heartbeat_s <= timeout_s and member.term not in suspected
+    )
+    return sorted(living, key=lambda member: member.term)
+
+
+def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
+    """The nearest relay before `term`; None for the head."""
+    before = [member for member in ordered if member.term < term]
+    return max(before, key=lambda member: member.term, default=None)
+
+
+def unexpired_suspects(
+    suspects: Mapping[int, float], now_s: float, forgive_s: float
+) -> dict[int, float]:
+    """Suspects by the time of their last failure, without those that are to be tried again."""
+    return {term: at for term, at in suspects.items() if now_s - at < forgive_s}
+
+
+def transfer_s(relays: int, size: int, chunk: int, bytes_per_s: float, hop_s: float = 0.0) -> float:
+    """Seconds until the last of `relays` has `size` bytes that are forwarded chunk by chunk: a
+    pipeline of (relays − 1 + chunks) turns of one chunk each.
+    """
+    turns = relays - 1 + -(-size // chunk)
+    return turns * (chunk / bytes_per_s + hop_s)
+
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +133,9 @@ class RelayDirectory:
         """
         with self._lock:
             self._suspects = unexpired_suspects(self._suspects, self._clock(), SUSPICION_S)
-            return living_chain(self._members.values(), self._polled_s, self._timeout_s, self._suspects)
+            return living_chain(
+                self._members.values(), self._polled_s, self._timeout_s, self._suspects
+            )
 
     def upstream(self, term: int) -> ChainMember | None:
         """The relay from which the relay of this term reads."""
@@ -90,3 +166,49 @@ class RelayDirectory:
             oldest = min(self._members.values(), key=lambda member: member.heartbeat_s)
             del self._members[oldest.name]
         self._members[status.relay] = ChainMember(status.relay, status.term, status.url, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedVersion:
+    """A version with objects that are here or arriving, and the bytes that it takes. A delta
+    applies to `base`.
+    """
+
+    version: Version
+    bytes: int
+    base: Version | None = None
+
+
+def versions_to_keep(
+    holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int
+) -> frozenset[Version]:
+    """The versions to keep: the newest `versions_max` that fit, newest first; then the bases that
+    kept deltas need, as far as they fit, each chain from its top.
+
+    A base that does not fit ends its chain: readers get the rest from the bucket.
+    """
+    known = {holding.version: holding for holding in holdings}
+    kept: set[Version] = set()
+    room = bytes_max
+    newest = sorted(known, reverse=True)[:versions_max]
+    for version in newest:
+        if known[version].bytes <= room:
+            kept.add(version)
+            room -= known[version].bytes
+    for version in [version for version in newest if version in kept]:
+        for base in _bases(version, known):
+            if base not in kept:
+                if known[base].bytes > room:
+                    break
+                kept.add(base)
+                room -= known[base].bytes
+    return frozenset(kept)
+
+
+def _bases(version: Version, known: Mapping[Version, CachedVersion]) -> list[Version]:
+    found: list[Version] = []
+    base = known[version].base
+    while base is not None and base in known and base not in found:
+        found.append(base)
+        base = known[base].base
+    return found

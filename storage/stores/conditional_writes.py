@@ -8,8 +8,8 @@ error. Three requests at the start of a process detect this.
 
 import logging
 
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
+from rollstream.storage.stores.base import ObjectStore
 
 log = logging.getLogger(__name__)
 

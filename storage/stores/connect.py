@@ -2,11 +2,11 @@
 
 from typing import Literal
 
+from rollstream.errors import ConfigurationError
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.s3.address import parse_s3_url
-from rollstream.errors import ConfigurationError
 
 
 def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:

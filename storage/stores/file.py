@@ -1,12 +1,25 @@
-"""Object store over a folder of one machine (`file:PATH`).
+"""Locks between processes on one machine, by `flock` on small files that are never removed.
+
+The kernel frees a lock when its holder dies, so a killed process leaves none behind.
+
+Errors of the operating system about a folder, as the errors of `rollstream/errors.py`.
+
+Object store over a folder of one machine (`file:PATH`).
 
 Every object is written to a temporary file first and then takes its name in one system call, so a
 reader sees the complete object or none: `create` by hard link (the kernel picks the one winner),
 `put` and `swap` by rename under the key's lock. The store's own files are in folders whose names no
 key can have.
+
+Opens files in folders that every user of a machine may write to (`/dev/shm`): only files of this
+user are read. Otherwise another user could create the folder first and supply weights, drafts or a
+KV cache.
 """
 
+import errno
+import fcntl
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -14,12 +27,89 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from rollstream.storage.stores.file_errors import translate_os_errors
-from rollstream.storage.stores.file_locks import FileLocks
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.keys import check_key, check_prefix, is_key
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStat
-from rollstream.errors import ObjectExists, ObjectMissing, SwapLost
+import xxhash
+
+from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
+from rollstream.storage.stores.base import (
+    Data,
+    ListedObject,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    content_hash,
+    is_key,
+)
+
+STRIPES = 256  # lock files per store: keys share them by hash, so their number is bounded
+WAIT_S_MAX = 30.0  # a holder only compares and renames one object: after this long it is stopped
+
+
+class FileLocks:
+    """Mutual exclusion per key for all threads and processes that use the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def hold(self, key: str) -> Generator[None]:
+        """Hold the lock of `key` inside the block. Raises `StoreError` if its holder does not
+        release it in time.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
+        # Read-only is enough for flock and lets several users share a store.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            _wait_for(descriptor, path)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _wait_for(descriptor: int, path: Path) -> None:
+    give_up = time.monotonic() + WAIT_S_MAX
+    pause_s = 0.0001
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise StoreError(
+                    f"lock {path} was held for {WAIT_S_MAX:.0f} s: a process that writes to this "
+                    "store is suspended; continue or end it"
+                ) from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.01)
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+_NO_OBJECT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
+_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
+
+
+@contextmanager
+def translate_os_errors(action: str, path: Path) -> Generator[None]:
+    """Raise an `OSError` of the block as a `StoreError` with advice."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        if action == "read" and error.errno in _NO_OBJECT:
+            raise ObjectMissing(f"no object {path}") from error
+        raise StoreError(f"cannot {action} {path}: {error.strerror}; {_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "the disk, quota or file size limit is reached: free space and start again"
+    if error.errno in _REFUSED:
+        return "the folder is read-only or belongs to another user: choose a writable one"
+    if error.errno in _IN_THE_WAY:
+        return "a file or folder is in the way: a key cannot be the folder of another key"
+    return "nothing acknowledged was lost"
+
 
 LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
 PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete removed the folder at that very moment
@@ -181,3 +271,26 @@ def _remove_leftovers(folder: Path, before_s: float) -> None:
             with suppress(FileNotFoundError, PermissionError):
                 if path.stat().st_mtime < before_s:
                     path.unlink()
+
+
+class ForeignFile(OSError):
+    """Not an ordinary file of this user."""
+
+
+def is_own_file(there: os.stat_result) -> bool:
+    """Whether it is an ordinary file of this user."""
+    return stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
+
+
+def open_own(path: Path) -> int:
+    """A descriptor for reading. Never waits, and follows no link in the last part of the path.
+    Raises `ForeignFile` unless it is an ordinary file of this user in a folder of this user,
+    another `OSError` if it cannot be opened.
+    """
+    if path.parent.stat().st_uid != os.getuid():
+        raise ForeignFile(f"{path.parent} belongs to another user")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not is_own_file(os.fstat(descriptor)):
+        os.close(descriptor)
+        raise ForeignFile(f"{path} is not an ordinary file of this user")
+    return descriptor

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.base import Data, ObjectStore
 from rollstream.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
+from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
 FORMAT = 1

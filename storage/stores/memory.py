@@ -3,10 +3,15 @@
 import threading
 from collections.abc import Iterator
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.keys import check_key, check_prefix
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStat
 from rollstream.errors import ObjectExists, ObjectMissing, SwapLost
+from rollstream.storage.stores.base import (
+    Data,
+    ListedObject,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    content_hash,
+)
 
 
 class MemoryStore:

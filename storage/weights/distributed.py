@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 
-from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
 
 _V = TypeVar("_V")

@@ -10,13 +10,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.storage.weights.manifest import TensorEntry, TensorFiles
+from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.manifest import TensorEntry, TensorFiles
+from rollstream.storage.weights.publish import SHARD_INDEX, shard_index
 from rollstream.storage.weights.shards import pack_tensors, plan_shards, shard_name
 from rollstream.storage.weights.tensors import untie
-from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
-from rollstream.storage.weights.publish import SHARD_INDEX, shard_index
-from rollstream.errors import ConfigurationError
 from rollstream.streams.values import Version
 
 
@@ -30,7 +30,9 @@ class ExportedVersion:
     bytes: int
 
 
-def export_version(store: ObjectStore, version: Version, folder: Path, shard_bytes: int) -> ExportedVersion:
+def export_version(
+    store: ObjectStore, version: Version, folder: Path, shard_bytes: int
+) -> ExportedVersion:
     """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does.
 
     Raises `ConfigurationError` if the folder is not empty. After any failure it is as it was

@@ -1,23 +1,26 @@
 """Fetches rows of one tensor straight from the store, for a tensor-parallel rank that needs a
 slice.
+
+Fetches any tensors of a weight version, each verified before it is returned (invariant 6).
 """
 
 # pyright: reportUnknownMemberType=false
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.anchors import find_fetch_paths
 from rollstream.storage.weights.delta import apply_tensor
 from rollstream.storage.weights.delta.coding import element_of
 from rollstream.storage.weights.delta.sparse import decode_sparse
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.weights.manifest import TensorEntry, read_manifest, version_folder
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.tensors import DTYPES, tensor_hash, tensor_of
-from rollstream.storage.weights.anchors import find_fetch_paths
 from rollstream.storage.weights.fetch_plan import FetchStep
-from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest, version_folder
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.tensors import DTYPES, tensor_hash, tensor_of
 from rollstream.streams.values import Version
 
 
@@ -105,4 +108,37 @@ def _payload(store: ObjectStore, step: FetchStep) -> bytes:
     data = store.get(key, step.start, step.end)
     if content_hash(data) != step.delta.payload:
         raise CorruptObject(f"tensor {step.name} in object {key} differs from its hash")
+    return data
+
+
+def fetch_tensors(
+    store: ObjectStore,
+    version: Version,
+    manifest_hash: str | None = None,
+    tensors: Iterable[str] | None = None,
+) -> tuple[Manifest, dict[str, torch.Tensor]]:
+    """The version's manifest and these of its tensors (all by default), read by ranges. For a delta
+    they are made from the anchor and all changes since.
+
+    Give the announced hash of the manifest to be sure of exactly the announced version. The caller
+    owns the memory; tied names share it. Raises `ObjectMissing` if the version, its base or such a
+    tensor does not (or no longer) exist, and `CorruptObject`, which names the tensor and the file;
+    then nothing is returned.
+    """
+    held = ResidentWeights(tensors)
+    manifest = held.move(store, version, manifest_hash).manifest
+    return manifest, held.tensors
+
+
+def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
+    """One of the model's files (`config.json`, the tokenizer's), verified. They are stored with the
+    anchor.
+    """
+    entry = next((entry for entry in manifest.model_files if entry.name == name), None)
+    if entry is None:
+        raise ObjectMissing(f"version {manifest.version} has no file {name}")
+    key = f"{version_folder(manifest.anchor)}/{name}"
+    data = store.get(key)
+    if content_hash(data) != entry.hash:
+        raise CorruptObject(f"object {key} differs from the hash in its manifest")
     return data

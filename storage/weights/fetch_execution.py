@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.delta import Changes, apply_tensor
-from rollstream.storage.stores.hashing import content_hash
+from rollstream.storage.weights.fetch_plan import FetchPath, FetchStep
 from rollstream.storage.weights.manifest import version_folder
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.shards import FetchRange, plan_ranges
 from rollstream.storage.weights.tensors import tensor_bytes, tensor_hash
-from rollstream.storage.weights.fetch_plan import FetchStep, FetchPath
-from rollstream.errors import CorruptObject
 from rollstream.streams.values import Version
 
 
@@ -113,7 +112,9 @@ def _fetched(
             yield before[0], memoryview(before[1].result())
 
 
-def _apply(way: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor) -> Changes | None:
+def _apply(
+    way: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
+) -> Changes | None:
     """Execute one step; returns the elements that it changed, None for all of the tensor."""
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"

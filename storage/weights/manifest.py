@@ -13,11 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from rollstream.storage.weights.delta.coding import Coding, ValueCoding, element_of
-from rollstream.storage.stores.json_objects import decode_json, encode_json
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.weights.delta.coding import Coding, ValueCoding, element_of
 from rollstream.streams.values import Version
 
 _VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")

@@ -8,10 +8,10 @@ already in flight.
 
 from dataclasses import dataclass, replace
 
+from rollstream.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
 from rollstream.streams.values import Version
 
 POINTER_KEY = "weights/latest.json"

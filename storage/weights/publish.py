@@ -1,24 +1,162 @@
-"""Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
+"""The delta files of a version: every tensor as its difference from the parent's, in shards.
+
+A file is a valid safetensors file whose tensors are the payloads, as U8. An unchanged tensor has no
+payload. Equal inputs give equal bytes.
+
+Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
 folder, or a delta, which holds the differences of its tensors from the parent's.
 
 Objects under the version's folder are only ever created, the manifest last. A writer that was
-killed half-way calls `publish_version` again and finds its own objects there. No reader uses the version
-before `believe` (`pointer.py`).
+killed half-way calls `publish_version` again and finds its own objects there. No reader uses the
+version before `believe` (`pointer.py`).
+
+The record on the `weights` topic that announces a version.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rollstream.storage.stores.json_objects import FORMAT, create_idempotent, decode_json, encode_json
-from rollstream.storage.weights.manifest import Delta, FileEntry, Manifest, TensorFiles, manifest_key, version_folder
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.shards import write_shards
-from rollstream.storage.weights.distributed import DistributedTensors, DistributedDifferences, Tensors, local_tensors
-from rollstream.storage.weights.anchoring import is_kept_beside
-from rollstream.storage.weights.differences import EncodedDifferences, ParentVersion, encode_version, write_delta
+import torch
+
 from rollstream.errors import ObjectExists, StoreError
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import (
+    FORMAT,
+    create_idempotent,
+    decode_json,
+    encode_json,
+)
+from rollstream.storage.weights.anchors import is_kept_beside
+from rollstream.storage.weights.delta import CodedTensor, encode_tensor, encode_whole
+from rollstream.storage.weights.distributed import (
+    DistributedDifferences,
+    DistributedTensors,
+    Tensors,
+    local_tensors,
+)
+from rollstream.storage.weights.manifest import (
+    Delta,
+    DeltaEntry,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    TensorFiles,
+    manifest_key,
+    version_folder,
+)
+from rollstream.storage.weights.shards import (
+    ShardPart,
+    join_shard,
+    plan_shards,
+    shard_name,
+    write_shards,
+)
+from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
+from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.values import Version
+
+DELTA_STEM = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class ParentVersion:
+    """A version and its tensors, by all of their names."""
+
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDifferences:
+    """A version's encoded tensors: what the manifest states about each, and the payloads. All
+    payloads are in memory, at most about one full version.
+    """
+
+    weights: TensorFiles
+    coded: Mapping[str, CodedTensor]
+    bases: Mapping[str, str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(coded.payload) for coded in self.coded.values())
+
+
+def encode_version(
+    tensors: Mapping[str, torch.Tensor], parent: ParentVersion
+) -> EncodedDifferences:
+    """Encode every tensor against the parent's of the same name; new and reshaped ones
+    completely.
+    """
+    kept, tied = untie(tensors)
+    entries: dict[str, TensorEntry] = {}
+    coded: dict[str, CodedTensor] = {}
+    bases: dict[str, str] = {}
+    for name, tensor in kept.items():
+        base = _base(name, tensor, parent)
+        dtype, shape, data = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
+        if base is None:
+            coded[name] = encode_whole(data, dtype)
+        else:
+            coded[name] = encode_tensor(tensor_bytes(parent.tensors[name]), data, dtype)
+        same = base is not None and coded[name].coding == "same"
+        digest = base.hash if base and same else tensor_hash(dtype, shape, data)
+        bases[name] = base.hash if base else ""
+        entries[name] = TensorEntry("", 0, data.nbytes, dtype, shape, digest)
+    return EncodedDifferences(TensorFiles((), entries, tied), coded, bases)
+
+
+def _base(name: str, tensor: torch.Tensor, parent: ParentVersion) -> TensorEntry | None:
+    """The parent's tensor if this one can be encoded as its difference, else None."""
+    if name not in parent.tensors or name not in parent.manifest.weights.names:
+        return None
+    entry = parent.manifest.weights.entry(name)
+    alike = (DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) == (entry.dtype, entry.shape)
+    return entry if alike else None
+
+
+def write_delta(
+    store: ObjectStore,
+    folder: str,
+    differences: EncodedDifferences,
+    parent: Manifest,
+    shard_bytes: int,
+    stem: str = DELTA_STEM,
+) -> Delta:
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
+    payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
+    sizes = {name: len(payload) for name, payload in payloads.items()}
+    shards = plan_shards(sizes, shard_bytes)
+    files: list[FileEntry] = []
+    entries: dict[str, DeltaEntry] = {}
+    for number, names in enumerate(shards, start=1):
+        file = shard_name(stem, number, len(shards))
+        parts = [ShardPart(name, "U8", (sizes[name],), payloads[name]) for name in names]
+        data, places = join_shard(parts)
+        files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
+        for name in names:
+            entries[name] = _entry(differences, name, file, *places[name])
+    for name in differences.coded.keys() - payloads.keys():
+        entries[name] = _entry(differences, name, "", 0, 0)
+    return Delta(parent.hash, tuple(files), entries)
+
+
+def _entry(
+    differences: EncodedDifferences, name: str, file: str, start: int, end: int
+) -> DeltaEntry:
+    coded = differences.coded[name]
+    digest = content_hash(coded.payload) if coded.payload else ""
+    return DeltaEntry(
+        differences.bases[name],
+        coded.coding,
+        coded.values,
+        coded.changed,
+        file,
+        start,
+        end,
+        digest,
+    )
+
 
 SHARD_INDEX = "model.safetensors.index.json"
 
@@ -143,3 +281,17 @@ def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
             ) from None
         return present
     return manifest
+
+
+def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
+    """The announcement of this manifest: the same from every caller, except for the time."""
+    return WeightsAnnounced(
+        run=manifest.run,
+        version=manifest.version,
+        manifest=manifest_key(manifest.version),
+        manifest_hash=manifest.hash,
+        kind=manifest.kind,
+        parent=manifest.parent,
+        bytes=manifest.bytes,
+        time_s=time_s,
+    )

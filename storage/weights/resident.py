@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rollstream.storage.weights.delta import Changes, squash
-from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
-from rollstream.storage.weights.anchors import find_fetch_paths
-from rollstream.storage.weights.fetch_plan import HeldTensors, FetchPrices, FetchPath
-from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
 from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.anchors import find_fetch_paths
+from rollstream.storage.weights.delta import Changes, squash
+from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
+from rollstream.storage.weights.fetch_plan import FetchPath, FetchPrices, HeldTensors
+from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest
+from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,9 @@ class ResidentWeights:
         tied = self._last.weights.tied
         return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
 
-    def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> ResidentUpdate:
+    def move(
+        self, store: ObjectStore, target: Version, manifest_hash: str | None = None
+    ) -> ResidentUpdate:
         """Make the tensors those of `target`, every one verified, reading as few bytes as
         possible.
 
@@ -86,7 +88,9 @@ class ResidentWeights:
         owners = self._owners(manifest)
         base, before = self.version, self.manifest
         memory, hashes = self._prepare_memory(manifest, owners)
-        ways = find_fetch_paths(store, manifest, owners, HeldTensors(hashes, base.number if base else 0))
+        ways = find_fetch_paths(
+            store, manifest, owners, HeldTensors(hashes, base.number if base else 0)
+        )
         self._memory, self._last = memory, manifest
         self.version = self.manifest = None
         done = self._update_until_verified(store, manifest, ways)
@@ -160,12 +164,16 @@ class ResidentWeights:
             raise error
         return done
 
-    def _retry_paths(self, store: ObjectStore, manifest: Manifest, done: FetchOutcome) -> dict[str, FetchPath]:
+    def _retry_paths(
+        self, store: ObjectStore, manifest: Manifest, done: FetchOutcome
+    ) -> dict[str, FetchPath]:
         """Other ways to the failed tensors, only from the store; raises the first failure if there
         are none.
         """
         try:
-            return find_fetch_paths(store, manifest, tuple(done.failed), None, FetchPrices(broken=done.broken))
+            return find_fetch_paths(
+                store, manifest, tuple(done.failed), None, FetchPrices(broken=done.broken)
+            )
         except (ObjectMissing, CorruptObject) as error:
             raise next(iter(done.failed.values())) from error
 

@@ -8,10 +8,15 @@ deleted version is never taken for a complete one.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rollstream.storage.weights.manifest import manifest_key, parse_version, read_manifest, version_folder
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.pointer import Pointer, read_pointer
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import (
+    manifest_key,
+    parse_version,
+    read_manifest,
+    version_folder,
+)
+from rollstream.storage.weights.pointer import Pointer, read_pointer
 from rollstream.streams.values import Version
 
 

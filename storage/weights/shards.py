@@ -16,12 +16,19 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from rollstream.storage.stores.json_objects import create_idempotent
-from rollstream.storage.weights.manifest import FileEntry, TensorEntry, TensorFiles
-from rollstream.storage.stores.base import Data, ObjectStore
-from rollstream.storage.weights.distributed import DistributedTensors, Tensors
-from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
 from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.distributed import DistributedTensors, Tensors
+from rollstream.storage.weights.manifest import FileEntry, TensorEntry, TensorFiles
+from rollstream.storage.weights.tensors import (
+    DTYPE_NAMES,
+    DTYPES,
+    tensor_bytes,
+    tensor_hash,
+    tensor_of,
+    untie,
+)
 
 METADATA = {"format": "pt"}
 """transformers refuses files without it; more than one key has no fixed order."""
@@ -91,7 +98,9 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
     return data, places
 
 
-def pack_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+def pack_tensors(
+    tensors: Mapping[str, torch.Tensor], file: str
+) -> tuple[bytes, dict[str, TensorEntry]]:
     """One safetensors file and the place of each tensor in it; equal tensors give equal bytes."""
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())

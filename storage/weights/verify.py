@@ -1,19 +1,24 @@
-"""Compares two versions of a run, tensor by tensor, as bits."""
+"""Compares two versions of a run, tensor by tensor, as bits.
+
+Verifies a stored version against its manifest: every hash is computed again.
+"""
 
 # pyright: reportUnknownMemberType=false
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.delta.coding import element_of
-from rollstream.storage.weights.manifest import Manifest
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.storage.weights.manifest import FileEntry, Manifest, read_manifest, version_folder
+from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.shards import plan_shards
-from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes
-from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
+from rollstream.streams.values import Version
 
 BATCH_BYTES = 256 << 20  # of tensors in memory at a time, in both versions
 
@@ -30,7 +35,9 @@ class TensorDifference:
     largest: float | None
 
 
-def compare_versions(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[TensorDifference]:
+def compare_versions(
+    store: ObjectStore, first: Manifest, second: Manifest
+) -> Iterator[TensorDifference]:
     """Tensors that differ, in the order of the second version; then those that only the first
     has.
     """
@@ -69,3 +76,44 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
     if not after.is_floating_point() or not after.numel():
         return None
     return float((after.double() - before.double()).abs().max())
+
+
+def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
+    """The manifest and "", or the first problem, which names the tensor and the object.
+
+    (1) every file and, if one differs, the tensor in it; (2) every tensor, made from the stored
+    objects as a reader without any tensors would make it.
+    """
+    manifest = None
+    try:
+        manifest = read_manifest(store, version)
+        for problem in _files(store, manifest):  # 1
+            return manifest, problem
+        ResidentWeights().move(store, version)  # 2
+    except (ObjectMissing, CorruptObject) as error:
+        return manifest, str(error)
+    return manifest, ""
+
+
+def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
+    """Problems of the version's own objects, with one file in memory at a time."""
+    folder = version_folder(manifest.version)
+    for file in manifest.files:
+        try:
+            data = store.get(f"{folder}/{file.name}")
+        except ObjectMissing as error:
+            yield str(error)
+            continue
+        if len(data) != file.bytes or content_hash(data) != file.hash:
+            names = ", ".join(_damaged(manifest, file, data)) or "its header"
+            yield f"object {folder}/{file.name} differs from its hash: {names}"
+
+
+def _damaged(manifest: Manifest, file: FileEntry, data: bytes) -> Iterator[str]:
+    for name, entry in manifest.weights.tensors.items():
+        part = data[entry.start : entry.end]
+        if entry.file == file.name and tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
+            yield f"tensor {name}"
+    for name, step in manifest.delta.tensors.items() if manifest.delta else ():
+        if step.file == file.name and content_hash(data[step.start : step.end]) != step.payload:
+            yield f"tensor {name}"

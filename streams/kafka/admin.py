@@ -61,7 +61,9 @@ class RetryingAdmin:
         """The result of `request`, retried as in `call_with_retries`."""
         with self._lock:
             what = f"{what} at {self._where}"
-            return call_with_retries(what, self._answer_s, lambda: request(self._client()), self._drop)
+            return call_with_retries(
+                what, self._answer_s, lambda: request(self._client()), self._drop
+            )
 
     def close(self) -> None:
         with self._lock:

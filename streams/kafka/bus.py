@@ -12,22 +12,42 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rollstream.streams.bus import AppendEntry, GroupReader, Message
-from rollstream.streams.claims import LEASE_S
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
+from rollstream.streams.bus import (
+    AppendEntry,
+    GroupReader,
+    Message,
+    check_entries,
+    check_same_settings,
+    missing_topic,
+)
+from rollstream.streams.consumer_groups import LEASE_S
 from rollstream.streams.kafka.address import KafkaAddress, Secrets
-from rollstream.streams.kafka.producer import Appender
-from rollstream.streams.kafka.bound import ByteSemaphore
-from rollstream.streams.kafka.client import FETCH_WAIT_MS, Admin, Consumer, OffsetOutOfRange, Producer, base_settings
 from rollstream.streams.kafka.admin import ANSWER_S, RetryingAdmin, call_with_retries
-from rollstream.streams.kafka.cursors import Cursor, check_kept
-from rollstream.streams.kafka.cursors_part import CursorPool
-from rollstream.streams.kafka.prefetch import PrefetchConsumer
+from rollstream.streams.kafka.client import (
+    FETCH_WAIT_MS,
+    Admin,
+    Consumer,
+    OffsetOutOfRange,
+    Producer,
+    base_settings,
+)
+from rollstream.streams.kafka.cursors import Cursor, CursorPool, check_kept
 from rollstream.streams.kafka.group import KafkaGroupReader
-from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, BrokerTopic, check_unbounded, configs_of, with_recorded_partitions, unreplicated_topics, topic_of, with_writer
+from rollstream.streams.kafka.prefetch import PrefetchConsumer
+from rollstream.streams.kafka.producer import Appender, ByteSemaphore
+from rollstream.streams.kafka.topic_settings import (
+    BATCH_ROOM_BYTES,
+    BrokerTopic,
+    check_unbounded,
+    configs_of,
+    topic_of,
+    unreplicated_topics,
+    with_recorded_partitions,
+    with_writer,
+)
 from rollstream.streams.records import Fence, Position
-from rollstream.streams.refusals import check_entries, check_same_settings, missing_topic
 from rollstream.streams.topics import Topic, partition_of
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from rollstream.streams.bus import Message
 from rollstream.deadline import Deadline
+from rollstream.streams.bus import Message
 from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
 from rollstream.streams.kafka.log_filter import limit_kafka_log
 from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT

@@ -11,12 +11,17 @@ import threading
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from rollstream.streams.bus import Bus, Message
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
-from rollstream.streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError, OffsetOutOfRange, NoCommittedPosition
+from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.admin import call_with_retries
-from rollstream.streams.refusals import check_position
+from rollstream.streams.kafka.client import (
+    LOST_MEMBERSHIP,
+    Consumer,
+    KafkaError,
+    NoCommittedPosition,
+    OffsetOutOfRange,
+)
 
 JOIN_S = 0.02  # joining a group happens within polls, so each poll takes at least this long
 COMMIT_S = 10.0  # how long a commit is retried through rebalances
@@ -110,7 +115,9 @@ class KafkaGroupReader:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
     def _retry(self, once: Callable[[], T]) -> T:
-        return call_with_retries(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)
+        return call_with_retries(
+            f"read {self._topic!r} as a group", self._answer_s, once, self._replace
+        )
 
     def _poll_once(self, deadline: Deadline, records_max: int) -> list[Message]:
         consumer = self._joined_consumer()

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rollstream.streams.bus import Message
 from rollstream.deadline import Deadline
+from rollstream.streams.bus import Message
 from rollstream.streams.kafka.client import Consumer, KafkaError, OffsetOutOfRange
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,9 @@ class PrefetchConsumer:
         time.sleep(RESTART_PAUSE_S)
 
 
-def _assign(consumer: Consumer, feeds: Mapping[str, _TopicBuffer], reading: Mapping[str, _TopicBuffer]) -> None:
+def _assign(
+    consumer: Consumer, feeds: Mapping[str, _TopicBuffer], reading: Mapping[str, _TopicBuffer]
+) -> None:
     """Assign these feeds to the consumer; feeds that it did not read before start at their ends."""
     consumer.assign([(topic, p) for topic, feed in feeds.items() for p in feed.at])
     for topic, feed in feeds.items():

@@ -1,4 +1,6 @@
-"""Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
+"""A bound of bytes in flight that threads share; kafka-python's producer has none.
+
+Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
 
 Of one append to one partition, the stored records are always a prefix: the first failing record
 ends the whole producer before it sends anything later, and the next append creates a new one.
@@ -14,9 +16,37 @@ from collections.abc import Callable, Iterator, Sequence
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, BusTimeout
 from rollstream.streams.kafka.address import WhenFull
-from rollstream.streams.kafka.bound import ByteSemaphore
-from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
 from rollstream.streams.kafka.admin import call_with_retries
+from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
+
+
+class ByteSemaphore:
+    """At most `limit` bytes are taken at any time. A request above `limit` is a programmer
+    error.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, amount: int, wait_s: float) -> bool:
+        """Take `amount` bytes; returns False if they were not available within `wait_s`."""
+        assert amount <= self.limit, f"{amount} bytes can never be taken of {self.limit}"
+        deadline = Deadline(wait_s)
+        with self._changed:
+            while self.taken + amount > self.limit:
+                if deadline.passed():
+                    return False
+                self._changed.wait(deadline.remaining_s())
+            self.taken += amount
+            return True
+
+    def give_back(self, amount: int) -> None:
+        with self._changed:
+            self.taken -= amount
+            self._changed.notify_all()
+
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +158,9 @@ class Appender:
                 f"acknowledge them; {state}"
             )
 
-    def _send(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int, amount: int) -> _BatchInFlight:
+    def _send(
+        self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int, amount: int
+    ) -> _BatchInFlight:
         wave = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
@@ -150,7 +182,9 @@ class Appender:
             self._failed(producer, wave, error, len(records) - sent)
         return wave
 
-    def _failed(self, producer: Producer, wave: _BatchInFlight, error: Exception, count: int = 1) -> None:
+    def _failed(
+        self, producer: Producer, wave: _BatchInFlight, error: Exception, count: int = 1
+    ) -> None:
         """Stop this producer, so that it sends nothing after a failed record."""
         producer.abort()
         with self._lock:

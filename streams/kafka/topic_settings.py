@@ -104,7 +104,9 @@ def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Top
     refuses it.
     """
     if partitions is None:
-        partitions = CATALOGUE[found.name].partitions if found.name in CATALOGUE else found.partitions
+        partitions = (
+            CATALOGUE[found.name].partitions if found.name in CATALOGUE else found.partitions
+        )
     return dataclasses.replace(found, partitions=min(partitions, found.partitions))
 
 

@@ -13,16 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rollstream.streams.bus import AppendEntry, GroupReader, Message
-from rollstream.streams.claims import LEASE_S
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
-from rollstream.streams.consumer_groups import LeasedGroupReader
+from rollstream.streams.bus import AppendEntry, GroupReader, Message, missing_topic
+from rollstream.streams.consumer_groups import LEASE_S, LeasedGroupReader
 from rollstream.streams.records import Position
-from rollstream.streams.refusals import missing_topic
-from rollstream.streams.sqlite.database import Database, Sync
+from rollstream.streams.sqlite.database import Database, Sync, network_file_system, read_mounts
 from rollstream.streams.sqlite.groups import SqliteGroups
-from rollstream.streams.sqlite.mounts import network_file_system, read_mounts
 from rollstream.streams.sqlite.topic_log import TopicLog
 from rollstream.streams.topics import Topic
 

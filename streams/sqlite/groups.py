@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollstream.streams.claims import PartitionLease, claim_partitions
+from rollstream.streams.consumer_groups import PartitionLease, claim_partitions
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.database import Database, Sync
 
@@ -72,7 +72,9 @@ class SqliteGroups:
         with self._database.writing("commit to") as connection:
             leases = _leases(connection, group, topic)
             held = {p for p, at in leases.items() if at.owner == member and at.expires_s > now_s}
-            _store_commits(connection, group, topic, {p: at for p, at in positions.items() if p in held})
+            _store_commits(
+                connection, group, topic, {p: at for p, at in positions.items() if p in held}
+            )
 
     def leave(self, group: str, topic: str, member: str) -> None:
         with self._database.writing("leave a group in") as connection:

@@ -11,12 +11,11 @@ from pathlib import Path
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.judging import classify_message
-from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.reader import TopicReader, classify_message, from_begin
 from rollstream.streams.records import Dead, Fence, Take
-from rollstream.streams.values import GroupMembers
 from rollstream.streams.topics import partition_of
+from rollstream.streams.values import GroupMembers
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.kills.final_counts import audited
 from testbed.run_process import random_model, read, started, steps_done

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rollstream.storage.claim_check import ClaimCheck
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.memory import MemoryBus
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.stepped.baton import Baton, Process

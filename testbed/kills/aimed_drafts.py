@@ -5,8 +5,7 @@ the time: none of it may change a token.
 
 import sys
 
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.windows import MARGINAL, WindowRule
+from rollstream.producers.drafts.gate import MARGINAL, DraftGate, WindowRule
 from testbed.kills import aimed_role
 from testbed.kills.aimed_moves import AimedMoves
 from testbed.kills.aimed_role import aim_at_history

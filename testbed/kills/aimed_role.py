@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import rollstream.storage.stores.connect
 import rollstream.storage.metrics_file
+import rollstream.storage.stores.connect
 import rollstream.streams.connect
-from rollstream.streams.bus import Bus, AppendEntry, GroupReader
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 from testbed.kills.aims import FOLDER, AimedGate
@@ -59,15 +59,22 @@ class AimedBus:
 
 def aim_at_writes(gate: AimedGate) -> None:
     """Before anything else of the product is imported: who opens, opens an aimed one."""
-    open_bus, open_store = streams.connect.open_bus, storage.connect.open_store
-    line = storage.metrics.MetricsFile.append
-    streams.connect.open_bus = lambda *a, **k: AimedBus(open_bus(*a, **k), gate)  # type: ignore[assignment]
-    storage.connect.open_store = lambda *a, **k: CrashingStore(open_store(*a, **k), gate)  # type: ignore[arg-type,assignment]
+    open_bus, open_store = (
+        rollstream.streams.connect.open_bus,
+        rollstream.storage.stores.connect.open_store,
+    )
+    line = rollstream.storage.metrics_file.MetricsFile.append
+    rollstream.streams.connect.open_bus = lambda *a, **k: AimedBus(open_bus(*a, **k), gate)  # type: ignore[assignment]
+    rollstream.storage.stores.connect.open_store = lambda *a, **k: CrashingStore(
+        open_store(*a, **k), gate
+    )  # type: ignore[arg-type,assignment]
 
-    def append(self: storage.metrics.MetricsFile, values: Mapping[str, Any]) -> None:
+    def append(
+        self: rollstream.storage.metrics_file.MetricsFile, values: Mapping[str, Any]
+    ) -> None:
         gate.write(f"line {self._path.name}", lambda: line(self, values))
 
-    storage.metrics.MetricsFile.append = append  # type: ignore[method-assign]
+    rollstream.storage.metrics_file.MetricsFile.append = append  # type: ignore[method-assign]
 
 
 def aim_at_supervisor(gate: AimedGate) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 from testbed.stepped.crashes import Gate

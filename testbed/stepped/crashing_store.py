@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
 from testbed.stepped.crashes import Gate
 
 

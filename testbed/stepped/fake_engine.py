@@ -8,7 +8,14 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from rollstream.producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from rollstream.producers.engines.base import (
+    Emission,
+    EngineStats,
+    GenerationRequest,
+    UpdateMode,
+    WeightComparison,
+    WeightUpdate,
+)
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.tasks.base import Turns
 from rollstream.streams.values import Tokens, Version
@@ -56,7 +63,9 @@ class FakeEngine:
         assert mode != "keep_version" or not self._running
         self.version = update.version
 
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+    def read_back(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
         return WeightComparison(len(list(names)), ())
 
     def running(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take

@@ -14,22 +14,22 @@ from msgspec.structs import replace
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
-from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.prepare import UNBOUNDED, TrainingRule, training_rule
-from rollstream.consumers.trainer.build import InitialModel, TrainerPlan, Provenance, build_trainer
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.loop import Trainer
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.records import Admitted, Applied, Record, Trajectory, WeightsAnnounced
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 Kind = TypeVar("Kind", bound=Record)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.keeping import DraftFeed
 from rollstream.streams.bus import Bus
 
 TOKENS = 1024

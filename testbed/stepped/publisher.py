@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.consumers.trainer.publisher import QUEUE_MAX, StepPublisher, StepSnapshot
 from testbed.stepped.baton import Baton
 

@@ -6,9 +6,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from rollstream.consumers.dispatch.assignments import is_serving, release_record
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlan, RepackPlanner, is_generating
-from rollstream.consumers.dispatch.assignments import is_serving, release_record
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.records import Assignment
 

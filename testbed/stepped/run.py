@@ -14,19 +14,19 @@ from functools import cache
 from pathlib import Path
 
 from rollstream.consumers.archive.service import ArchiveService
-from rollstream.consumers.dispatch.admit import AdmissionPace
+from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.consumers.trainer.build import InitialModel, Provenance, build_trainer
-from rollstream.consumers.trainer.build import TrainerPlan
+from rollstream.errors import Fenced, RollstreamError
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import SynchronousSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -36,13 +36,12 @@ from rollstream.storage.archive.log import LogWithArchive
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, model_files
+from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import next_term
-from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.streams.bus import Bus
-from rollstream.errors import Fenced, RollstreamError
-from rollstream.streams.values import Sampling
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling
 from testbed.stepped.baton import Baton, Crashed, Process, Stop
 from testbed.stepped.crashes import Gate, Plan
 from testbed.stepped.crashing_bus import CrashingBus
@@ -270,7 +269,10 @@ class SteppedRun:
         )
         clock, pause = self.baton.clock, self.baton.wait
         term = next_term(store, "rollouts", name, self.baton.random.uniform, pause)
-        orders, follower = AssignmentQueue(bus, name, term), AtOnceFollower(bus, store, clock, pause)
+        orders, follower = (
+            AssignmentQueue(bus, name, term),
+            AtOnceFollower(bus, store, clock, pause),
+        )
         fetched = None
         while fetched is None and not stop.wait(0.05):
             follower.read()
@@ -280,11 +282,21 @@ class SteppedRun:
             return
         version, slots = fetched.announced.version, settings.slots
         engine = FakeEngine(version, slots, clock, is_slow=is_slow)
-        voice = RolloutPublisher(bus, SynchronousSender(bus), name, term, settings, StatusSchedule(settings.status_s), clock)
+        voice = RolloutPublisher(
+            bus,
+            SynchronousSender(bus),
+            name,
+            term,
+            settings,
+            StatusSchedule(settings.status_s),
+            clock,
+        )
         voice.applied(compare_all_tensors(fetched, engine.read_back, clock(), clock))
         rewards = FakeRewards()
         judging = EndedTurns(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
-        rollout = RolloutLoop(settings, engine, follower, orders, judging, voice, clock, clock, pause)  # type: ignore[arg-type]
+        rollout = RolloutLoop(
+            settings, engine, follower, orders, judging, voice, clock, clock, pause
+        )  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return

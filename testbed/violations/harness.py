@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.folds import InvariantResult
 from testbed.violations.healthy_run import AuditedRun, audited, open_run
 from testbed.violations.planted import PLANTED
 from testbed.violations.planted_fields import OF_FIELDS, UNSEEN, Found

@@ -17,25 +17,48 @@ import numpy as np
 import torch
 
 from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.tally import InvariantResult
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.storage.checkpoints import write_checkpoint
 from rollstream.storage.claim_check import ClaimCheck
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest, manifest_key
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
-from rollstream.storage.weights.publish import NewVersion
-from rollstream.storage.weights.publish import publish_version
+from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.bus import Bus
-from rollstream.streams.codec import record_hash, encode
+from rollstream.streams.codec import encode, record_hash
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Sampling, Span, Version
-from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, Position, Prompt, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Configured,
+    GroupClosed,
+    Partial,
+    Position,
+    Prompt,
+    StepDone,
+    Superseded,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import (
+    Address,
+    AnnotationUsed,
+    GroupMembers,
+    Member,
+    ReadTo,
+    Sampling,
+    Span,
+    Version,
+)
 from rollstream.streams.writer import FencedWriter, publish
 
 RUN = "audited"

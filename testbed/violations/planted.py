@@ -11,8 +11,8 @@ from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
 from rollstream.streams.records import Annotation, Applied, GroupClosed, Record, Take, Trajectory
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import RUN, AuditedRun, admitted, announced, completion, done
 

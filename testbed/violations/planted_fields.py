@@ -9,8 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.storage.weights.manifest import read_manifest
-from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
 from rollstream.streams.records import Annotation, Applied, GroupClosed, Opened, Superseded, Take
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import (
     PROMPT,

@@ -12,9 +12,9 @@ from xxhash import xxh3_64_intdigest
 from rollstream.storage.claim_check import ClaimCheck
 from rollstream.storage.weights.pointer import POINTER_KEY
 from rollstream.streams.bus import AppendEntry
-from rollstream.streams.codec import Envelope, record_hash, encode
-from rollstream.streams.values import Address, Member
+from rollstream.streams.codec import Envelope, encode, record_hash
 from rollstream.streams.records import Dead, GroupClosed, Opened
+from rollstream.streams.values import Address, Member
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import PROMPT, AuditedRun, completion, order, partial
 from testbed.violations.planted_fields import Found, both, go_on, train

@@ -13,15 +13,26 @@ import numpy as np
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.producers.tasks.remainder import CHARACTERS
 from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
-from rollstream.storage.stores.connect import open_store
+from rollstream.producers.tasks.remainder import CHARACTERS
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
-from rollstream.streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, StepDone, Take, Trajectory
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Configured,
+    GroupClosed,
+    Partial,
+    StepDone,
+    Take,
+    Trajectory,
+)
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 TOKENIZER = CharacterTokenizer(CHARACTERS)

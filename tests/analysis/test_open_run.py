@@ -3,8 +3,8 @@
 import pytest
 
 import rollstream
-from rollstream.streams.codec import decode, encode
 from rollstream.errors import ConfigurationError, DecodeError
+from rollstream.streams.codec import decode, encode
 from tests.analysis.asked_run import RUN, open_log
 
 

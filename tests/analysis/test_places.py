@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.fetched import ArchiveCache
+from rollstream.analysis.archive_files import ArchiveCache
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
-from rollstream.storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.errors import ConfigurationError
+from rollstream.storage.archive.files import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.errors import ConfigurationError
 from testbed.repository import ROOT
 from testbed.servers import moto_s3
 
@@ -76,7 +76,11 @@ def test_asking_makes_no_folder(folders, tmp_path):
 
 def test_files_of_other_stores_are_fetched_once_and_forgotten_in_turn(folders, tmp_path):
     local, remote, told = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
-    files = [f for e in local.list(ARCHIVE_PREFIX) if (f := parse_archive_key(e.key, e.bytes)) is not None]
+    files = [
+        f
+        for e in local.list(ARCHIVE_PREFIX)
+        if (f := parse_archive_key(e.key, e.bytes)) is not None
+    ]
     for file in files:
         remote.put(file.key, local.get(file.key))
     size = sum(file.bytes for file in files)

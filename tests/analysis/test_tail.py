@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
 from rollstream.analysis.describe import describe
+from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
 from rollstream.cli.main import main
-from rollstream.streams.codec import decode
 from rollstream.errors import ConfigurationError
+from rollstream.streams.codec import decode
 from rollstream.streams.writer import publish
 from testbed.repository import ROOT
 from testbed.sample_records import SAMPLES

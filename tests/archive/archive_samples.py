@@ -16,10 +16,10 @@ from xxhash import xxh3_64_intdigest
 
 from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
-from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import Envelope, encode
-from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.records import Admitted, Fence, Opened, Record, Trajectory
+from rollstream.streams.values import Address, Span, Version
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),

@@ -39,7 +39,9 @@ def documented(name: str) -> list[tuple[str, str]]:
 
 
 def test_the_columns_of_every_topic_are_documented() -> None:
-    assert documented("envelope") == [(field.name, written(field.type)) for field in ENVELOPE_COLUMNS]
+    assert documented("envelope") == [
+        (field.name, written(field.type)) for field in ENVELOPE_COLUMNS
+    ]
 
 
 @pytest.mark.parametrize("topic", ARCHIVED_CLASSES)

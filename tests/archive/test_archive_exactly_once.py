@@ -21,13 +21,13 @@ from hypothesis.stateful import (
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage.archive.tables import originals_of
-from rollstream.storage.archive.names import message_bytes
+from rollstream.errors import BusError, PositionLost
+from rollstream.storage.archive.files import message_bytes
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
 from rollstream.storage.archive.rows import classify_rows
+from rollstream.storage.archive.tables import originals_of
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Message
-from rollstream.errors import BusError, PositionLost
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence
 from rollstream.streams.topics import catalogue

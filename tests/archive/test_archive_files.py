@@ -13,15 +13,27 @@ from numpy.testing import assert_array_equal
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage.archive.tables import records_of
-from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.names import ArchiveFile, utc_day, archive_key, parse_archive_key
-from rollstream.storage.archive.reading import archived_files, archived_to, file_end, partition_ends, local_path, table_from
+from rollstream.errors import CorruptObject
+from rollstream.storage.archive.files import (
+    ArchiveFile,
+    archive_key,
+    encode_file,
+    parse_archive_key,
+    utc_day,
+)
+from rollstream.storage.archive.reading import (
+    archived_files,
+    archived_to,
+    file_end,
+    local_path,
+    partition_ends,
+    table_from,
+)
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.storage.archive.schema import arrow_schema
-from rollstream.storage.stores.connect import open_store
+from rollstream.storage.archive.tables import records_of
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import CorruptObject
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence, Trajectory
 from rollstream.streams.topics import catalogue
@@ -64,7 +76,9 @@ def test_names_hold_topic_run_day_partition_and_first_offset_never_the_last() ->
         "archive/topic=trajectories/run=run-1/date=2025-11-21/"
         "trajectories-00003-00000000000000001234.parquet"
     )
-    assert parse_archive_key(key, 7) == ArchiveFile(key, 7, "trajectories", "run-1", "2025-11-21", 3, 1234)
+    assert parse_archive_key(key, 7) == ArchiveFile(
+        key, 7, "trajectories", "run-1", "2025-11-21", 3, 1234
+    )
     assert parse_archive_key(key.replace(".parquet", ".json"), 7) is None
     assert parse_archive_key(key.replace("/trajectories-", "/ledger-"), 7) is None
     assert utc_day(-5) == 0  # a record that a broker stamped with nonsense still has a day
@@ -91,7 +105,7 @@ def test_a_record_of_a_later_day_begins_a_new_file(folder: Path) -> None:
 
 
 def test_a_clock_that_goes_back_over_midnight_makes_no_more_files() -> None:
-    from rollstream.consumers.archive.pending import PendingRecords
+    from rollstream.consumers.archive.topic import PendingRecords
     from rollstream.streams.bus import Message
 
     held = PendingRecords(0.0)

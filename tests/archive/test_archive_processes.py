@@ -12,15 +12,15 @@ from pathlib import Path
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.supervisor.process import ProcessSpec, last_lines
-from rollstream.supervisor.supervisor import SupervisorLimits, Supervisor
-from rollstream.storage.archive.tables import originals_of
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
-from rollstream.storage.stores.connect import open_store
+from rollstream.storage.archive.tables import originals_of
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
+from rollstream.supervisor.process import ProcessSpec, last_lines
+from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 from tests.archive.archive_samples import append, append_of_term, trajectory

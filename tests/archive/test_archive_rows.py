@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollstream.errors import (
+    ConfigurationError,
+    CorruptObject,
+    DecodeError,
+    NewerRelease,
+    SequenceGap,
+)
+from rollstream.storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
 from rollstream.storage.archive.schema import arrow_schema
 from rollstream.storage.archive.tables import originals_of, records_of, table_of
-from rollstream.storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
 from rollstream.streams.bus import Message
-from rollstream.streams.codec import Envelope, record_hash, decode, encode, is_canonical
-from rollstream.errors import ConfigurationError, CorruptObject, DecodeError, NewerRelease, SequenceGap
+from rollstream.streams.codec import Envelope, decode, encode, is_canonical, record_hash
 from rollstream.streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
 from tests.archive.archive_samples import (
     admission,

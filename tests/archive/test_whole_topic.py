@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.names import archive_key
-from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.archive.files import archive_key, encode_file
+from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.records import Fence, GroupClosed
 from rollstream.streams.sqlite.bus import SqliteBus

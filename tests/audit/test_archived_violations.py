@@ -11,7 +11,7 @@ import pytest
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.audit.audit import Audit
-from rollstream.consumers.audit.tally import InvariantResult
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus

@@ -6,11 +6,11 @@ import pytest
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.audit import source as messages
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.source import AuditSource
-from rollstream.consumers.audit.tally import InvariantResult
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.streams.values import Address
 from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.values import Address
 from testbed.violations.healthy_run import RUN, open_run
 
 
@@ -24,7 +24,9 @@ def test_what_was_read_before_is_no_second_copy(
         run.admit(group)
         archive.finish()
     monkeypatch.setattr(messages, "RECORDS_MAX", 1)
-    source = AuditSource(run.bus, run.store, RUN, InvariantResult(0, "the records that were read are complete"))
+    source = AuditSource(
+        run.bus, run.store, RUN, InvariantResult(0, "the records that were read are complete")
+    )
     source.fix_end("admissions")
     reading = source.messages("admissions")
     begun = [next(reading) for _ in range(4)]

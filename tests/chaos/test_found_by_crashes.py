@@ -9,26 +9,25 @@ import torch
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
-from rollstream.consumers.trainer.data.forgetting import LogTruncation
 from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.data.retention import LogTruncation
 from rollstream.consumers.trainer.ledger import Ledger
-from rollstream.consumers.trainer.publisher import StepPublisher, CheckpointRetention
+from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.errors import Fenced
 from rollstream.storage.checkpoints import stored_checkpoints, write_checkpoint
-from rollstream.storage.weights.manifest import version_folder
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
-from rollstream.storage.weights.publish import NewVersion
-from rollstream.storage.weights.publish import publish_version
-from rollstream.errors import Fenced
+from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import from_begin, from_end
-from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.truncation import DISPATCH_GROUP
+from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 

@@ -5,7 +5,7 @@
 import pytest
 
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
-from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import GroupClosed

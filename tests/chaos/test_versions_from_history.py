@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.tally import InvariantResult
-from rollstream.storage.archive.whole import whole_topic
+from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Assignment, Trajectory

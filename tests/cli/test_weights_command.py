@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollstream.cli.main import main
+from rollstream.storage.models import build_model, model_files, published_tensors
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.manifest import read_manifest, version_folder
-from rollstream.storage.models import build_model, model_files, published_tensors
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version

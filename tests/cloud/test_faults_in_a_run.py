@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.metrics_file import read_metrics
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
 from testbed.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
 from testbed.servers import versity

@@ -11,8 +11,8 @@ from types import TracebackType
 import pytest
 from kafka import KafkaAdminClient
 
-from rollstream.streams.connect import open_bus
 from rollstream.errors import BusError
+from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import GroupClosed
 from rollstream.streams.topics import catalogue

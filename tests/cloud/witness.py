@@ -5,9 +5,9 @@ was told is there must be there afterwards.
 import threading
 from types import TracebackType
 
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus, AppendEntry
 from rollstream.errors import BusError, StoreError
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.topics import Topic
 from testbed.waiting import WAIT_S
 

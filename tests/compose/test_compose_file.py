@@ -8,9 +8,9 @@ import subprocess
 import pytest
 import yaml
 
+from rollstream.cli.main import parser
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder
-from rollstream.cli.main import parser
 from rollstream.supervisor.plan import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.config.config import essential_settings, fingerprint, flat_settings, load
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 

@@ -7,21 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.consumers.trainer.build import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
-from rollstream.config.change import accept_change, configuration_key
 from rollstream.cli.common import load_and_settle
-from rollstream.config.settings import Configuration
-from rollstream.config.config import setting_changes, essential_settings, fingerprint, load, load_for_viewing
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.identity import IDENTITY_KEY, watch_configuration, check_configuration, read_or_create_identity, record_configuration
 from rollstream.cli.main import main, parser
+from rollstream.config.change import accept_change, configuration_key
+from rollstream.config.config import (
+    essential_settings,
+    fingerprint,
+    load,
+    load_for_viewing,
+    setting_changes,
+)
+from rollstream.config.identity import (
+    IDENTITY_KEY,
+    check_configuration,
+    read_or_create_identity,
+    record_configuration,
+    watch_configuration,
+)
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.build import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
+from rollstream.errors import BusError, ConfigurationError, NewerRelease
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import BusError, ConfigurationError, NewerRelease
 from rollstream.streams.records import Configured
 from rollstream.streams.release import RELEASE
 

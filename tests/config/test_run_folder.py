@@ -5,11 +5,18 @@ import sys
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder, bus_url, folder_of_run, model_folder, write_configuration, store_url
-from rollstream.supervisor.lock import RunLock
+from rollstream.config.run_folder import (
+    RunFolder,
+    bus_url,
+    folder_of_run,
+    model_folder,
+    store_url,
+    write_configuration,
+)
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, LeaseHeld
+from rollstream.supervisor.lock import RunLock
 
 
 def configured(path, **settings) -> Configuration:

@@ -5,7 +5,12 @@ it.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups, version_needed, wave_of
+from rollstream.consumers.dispatch.admission import (
+    AdmissionPace,
+    admissible_groups,
+    version_needed,
+    wave_of,
+)
 
 ETA = AdmissionPace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
 FREE = AdmissionPace(groups_per_step=4, max_lag=None, ready_groups_max=10, waves_max=100)

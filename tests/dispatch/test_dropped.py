@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.report.dropped import DROPPED_MIN, DropComparison, DroppedSamples, drop_bias_warnings
+from rollstream.report.dropped import (
+    DROPPED_MIN,
+    DropComparison,
+    DroppedSamples,
+    drop_bias_warnings,
+)
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.streams.values import Address, GroupMembers, Member, Version
 from rollstream.streams.records import GroupClosed, StepDone, Take, Trajectory
+from rollstream.streams.values import Address, GroupMembers, Member, Version
 
 V0 = Version(0, 1)
 

@@ -9,20 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rollstream.consumers.dispatch.inbox import DispatchInbox
-from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.memory import DispatchPersistence
-from rollstream.consumers.dispatch.moves import RepackPlanner
-from rollstream.consumers.dispatch.planner import AssignmentPlanner
-from rollstream.consumers.dispatch.plausible import LOOKUP_S, RoleTerms
-from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.consumers.dispatch.inbox import LOOKUP_S, DispatchInbox, RoleTerms
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.moves import RepackPlanner
+from rollstream.consumers.dispatch.persistence import DispatchPersistence
+from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import next_term
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.values import Address, Drafts, Sampling, Span, Version
-from rollstream.streams.records import Admitted, Applied, Partial, Prompt, Record, RelayStatus, RolloutStatus, Trajectory
+from rollstream.streams.records import (
+    Admitted,
+    Applied,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    Trajectory,
+)
 from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.values import Address, Drafts, Sampling, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import PACE, V3, partial, status
 
@@ -81,9 +89,13 @@ class Scene:
         self.memory = DispatchPersistence(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
         self.memory.recall()
         taken = RoleTerms(self.store, lambda: self.now_s).has_taken
-        self.inbox = DispatchInbox(self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken)
+        self.inbox = DispatchInbox(
+            self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken
+        )
         self.inbox.rebuild(own, {})
-        self.ordering = AssignmentPlanner(PACE, self.keep_version, 1.0, WaveLayouts(self.keep_version, 2))
+        self.ordering = AssignmentPlanner(
+            PACE, self.keep_version, 1.0, WaveLayouts(self.keep_version, 2)
+        )
         self.repacking = RepackPlanner(0.0, 2, 2)
         for name in NAMES:
             next_term(self.store, "rollouts", name)

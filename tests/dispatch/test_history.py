@@ -8,25 +8,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.consumers.dispatch.history import UnheldTrajectory, IdleRollout, reload_cost, trajectories_to_reload
+from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.consumers.dispatch.assignments import free_room
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
-from rollstream.consumers.dispatch.assignments import free_room
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.dispatch.version_reload import IDLE_WAIT_S, VersionReload
-from rollstream.consumers.dispatch.admission import WaveLayouts
-from rollstream.streams.values import Address, Version
+from rollstream.consumers.dispatch.version_reload import (
+    IDLE_WAIT_S,
+    IdleRollout,
+    UnheldTrajectory,
+    VersionReload,
+    reload_cost,
+    trajectories_to_reload,
+)
 from rollstream.streams.records import Assignment
+from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status
 
 V4, V6 = Version(4, 1), Version(6, 1)
 FAST = IdleRollout(slots=8, load_s=1.0, speed=50.0, is_wanted=True, refills=False)
 
 behinds = st.lists(st.tuples(st.integers(1, 500), st.floats(1, 500)), min_size=1, max_size=6).map(
-    lambda pairs: [UnheldTrajectory(f"0.{i}", gained, left) for i, (gained, left) in enumerate(pairs)]
+    lambda pairs: [
+        UnheldTrajectory(f"0.{i}", gained, left) for i, (gained, left) in enumerate(pairs)
+    ]
 )
 emptied = st.builds(
-    IdleRollout, st.integers(1, 8), st.floats(0, 10), st.floats(1, 100), st.booleans(), st.booleans()
+    IdleRollout,
+    st.integers(1, 8),
+    st.floats(0, 10),
+    st.floats(1, 100),
+    st.booleans(),
+    st.booleans(),
 )
 
 
@@ -64,7 +77,9 @@ def test_never_more_than_there_are_slots_and_never_dearer_than_all_or_nothing(
 
 
 @given(behind=behinds, one=emptied)
-def test_without_a_limit_of_slots_no_other_choice_is_cheaper(behind: list[UnheldTrajectory], one: IdleRollout):
+def test_without_a_limit_of_slots_no_other_choice_is_cheaper(
+    behind: list[UnheldTrajectory], one: IdleRollout
+):
     if len(behind) > one.slots or one.refills:
         return
     chosen = trajectories_to_reload(behind, one)

@@ -9,11 +9,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.consumers.dispatch.placement import WaveLayout, RolloutSpeed, lay_out_wave
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
 from rollstream.consumers.dispatch.outliers import RunningRequest, plan_outliers
-from rollstream.consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
-from rollstream.consumers.dispatch.ramp import end_times, share_out
+from rollstream.consumers.dispatch.placement import (
+    PlacementWork,
+    RolloutRoom,
+    RolloutSpeed,
+    WaveLayout,
+    end_times,
+    lay_out_wave,
+    place_samples,
+    share_out,
+)
 from rollstream.consumers.dispatch.repack import RolloutLoad
 from rollstream.streams.records import Prompt
 from rollstream.streams.values import Sampling, Version
@@ -129,7 +136,12 @@ def test_consecutive_waves_are_laid_out_in_opposite_directions():
 
 
 def test_preemptible_rollouts_keep_the_short_end_in_every_wave():
-    workers = [RolloutSpeed("a"), RolloutSpeed("b"), RolloutSpeed("c", preemptible=True), RolloutSpeed("d")]
+    workers = [
+        RolloutSpeed("a"),
+        RolloutSpeed("b"),
+        RolloutSpeed("c", preemptible=True),
+        RolloutSpeed("d"),
+    ]
     for ascending in (True, False):
         layout = lay_out_wave([10, 20, 30, 4000], workers, ascending, 8, 16)
         assert layout is not None
@@ -138,7 +150,10 @@ def test_preemptible_rollouts_keep_the_short_end_in_every_wave():
 
 def test_a_ranked_wave_goes_where_its_lengths_belong_and_elsewhere_before_it_waits():
     layout = WaveLayout((10.0, 20.0, 100.0, 200.0), (("a",), ("b",)))
-    works = [PlacementWork(("short",), 10.0, layout=layout), PlacementWork(("x", "y"), 200.0, layout=layout)]
+    works = [
+        PlacementWork(("short",), 10.0, layout=layout),
+        PlacementWork(("x", "y"), 200.0, layout=layout),
+    ]
     plan = place_samples(works, [RolloutRoom("a", 2), RolloutRoom("b", 1)])
     assert plan == {"short": "a", "x": "b", "y": "a"}
 
@@ -156,7 +171,9 @@ def test_long_and_unknown_work_keeps_off_preemptible_rollouts():
 
 
 def running(name: str, rollout: str, generated: int, **changed: object) -> RunningRequest:
-    one = RunningRequest(name, rollout, V3, generated, generated + 10, ExpectedLength(100, 10, 8), 0.05, 2)
+    one = RunningRequest(
+        name, rollout, V3, generated, generated + 10, ExpectedLength(100, 10, 8), 0.05, 2
+    )
     return replace(one, **changed)  # type: ignore[arg-type]
 
 

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
 from rollstream.consumers.dispatch.inbox import DispatchInbox
-from rollstream.consumers.dispatch.memory import DispatchPersistence
-from rollstream.consumers.dispatch.state import DispatchState, CurrentAssignment
+from rollstream.consumers.dispatch.persistence import DispatchPersistence
+from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Admitted
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import partial
 
@@ -32,7 +32,9 @@ def admit_all(state: DispatchState, pace: AdmissionPace, version: int) -> None:
 
 
 @given(events=events, pace=st.sampled_from([PACE, FREE]))
-def test_only_open_trajectories_have_a_place_in_it(events: list[tuple[str, int]], pace: AdmissionPace):
+def test_only_open_trajectories_have_a_place_in_it(
+    events: list[tuple[str, int]], pace: AdmissionPace
+):
     """Partials, completions, takes and closings in any order, of groups that are open or not."""
     state = DispatchState()
     most = pace.ready_groups_max if pace.max_lag is None else (pace.max_lag + 1) * 2

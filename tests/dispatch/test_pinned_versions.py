@@ -6,16 +6,21 @@ import pytest
 
 from rollstream.consumers.dispatch.persistence import StateFile, state_to_persist
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.trainer.data.retention import LIVE_S, OVERLAP_S, HeldVersions, PinnedVersions
-from rollstream.storage.stores.memory import MemoryStore
+from rollstream.consumers.trainer.data.retention import (
+    LIVE_S,
+    OVERLAP_S,
+    HeldVersions,
+    PinnedVersions,
+)
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.pointer import Pointer
 from rollstream.storage.weights.retention import StoredVersion, plan_retention
 from rollstream.streams.bus import Bus
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.values import Address, Version
 from rollstream.streams.records import Position, RolloutStatus
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import publish
 from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
 from tests.support.hand_clock import HandClock

@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
-from rollstream.consumers.dispatch.outliers import RunningRequest, is_outlier, plan_outliers
+from rollstream.consumers.dispatch.outliers import (
+    LagBudget,
+    RunningRequest,
+    StepDuration,
+    is_outlier,
+    lag_budget,
+    plan_outliers,
+)
 from rollstream.consumers.dispatch.repack import RolloutLoad
-from rollstream.consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
 from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import V3, order_all, partial, state_with_group, status
 
 ROOMY = RolloutLoad("a", V3, 4, 0, 500, 501, 100_000, 64)
-OLD = RunningRequest("0.0", "a", V3, 300, 310, ExpectedLength(100, 10, 8), 0.05, lag_left=-1, longest=16_000)
+OLD = RunningRequest(
+    "0.0", "a", V3, 300, 310, ExpectedLength(100, 10, 8), 0.05, lag_left=-1, longest=16_000
+)
 FAST = LagBudget(max_lag=4, step_s=10.0, token_s=0.05)
 """30 s until it is too late: 600 tokens, which is twice what `OLD` has."""
 
@@ -68,7 +76,8 @@ runs = st.builds(
     version=st.just(V3),
     generated=st.integers(1, 5_000),
     kv=st.integers(1, 5_000),
-    expected=st.none() | st.builds(ExpectedLength, st.floats(1, 500), st.floats(0, 200), st.just(8)),
+    expected=st.none()
+    | st.builds(ExpectedLength, st.floats(1, 500), st.floats(0, 200), st.just(8)),
     unfinished=st.floats(0, 0.2),
     lag_left=st.none() | st.integers(-3, 3),
     longest=st.none() | st.integers(5_000, 9_000),

@@ -4,12 +4,17 @@
 
 import numpy as np
 
-from rollstream.consumers.dispatch.admit import AdmissionPace
-from rollstream.consumers.dispatch.assignments import assignment_record, continuations, eligible_rollouts, free_room
+from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.consumers.dispatch.assignments import (
+    assignment_record,
+    continuations,
+    eligible_rollouts,
+    free_room,
+)
 from rollstream.consumers.dispatch.recovery import unassigned_trajectories
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.streams.values import Address, Sampling, Span, Version
 from rollstream.streams.records import Admitted, Partial, Prompt, RolloutStatus
+from rollstream.streams.values import Address, Sampling, Span, Version
 
 PACE = AdmissionPace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
 V3 = Version(3, 1)

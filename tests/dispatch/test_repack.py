@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.consumers.dispatch.repack import RolloutLoad, RepackMove, is_candidate, plan_repack
+from rollstream.consumers.dispatch.repack import RepackMove, RolloutLoad, is_candidate, plan_repack
 from rollstream.streams.values import Version
 
 loads = st.lists(
@@ -129,7 +129,9 @@ def test_the_batch_binds_where_kv_is_loose():
 
 
 def test_ties_go_by_name():
-    assert plan_repack([load("c", 50), load("a", 50), load("b", 50)]) == (RepackMove("b", "a", 2, 50),)
+    assert plan_repack([load("c", 50), load("a", 50), load("b", 50)]) == (
+        RepackMove("b", "a", 2, 50),
+    )
 
 
 def test_the_fullest_that_takes_it_is_chosen():

@@ -12,8 +12,8 @@ from rollstream.producers.drafts.source import HistoryView, look_up_draft
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, PROMPT, Annotation, Partial, Prompt, Trajectory
-from rollstream.streams.values import Sampling, Span, Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling, Span, Version
 from rollstream.streams.writer import FencedWriter, publish_all
 
 V = Version(0, 1)

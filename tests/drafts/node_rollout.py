@@ -12,9 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.keeping import DraftFeed
+from rollstream.producers.engines.base import DraftStats
 from rollstream.streams.connect import open_bus
 from tests.drafts.drafts_log import guessed
 

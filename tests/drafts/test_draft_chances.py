@@ -4,9 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.drafts.acceptance import CURVE_EDGES, KNOWN_TOKENS_MAX, REFRESH_TRIALS, KNOWN_AFTER_MISTAKE, HistoryAgreement, AcceptanceCurve
-from rollstream.producers.drafts.planner import DraftOdds, DraftRow, StepCost, draft_lengths, tokens_per_s
-from rollstream.producers.drafts.source_part import NO_DRAFT, Draft
+from rollstream.producers.drafts.acceptance import (
+    CURVE_EDGES,
+    KNOWN_AFTER_MISTAKE,
+    KNOWN_TOKENS_MAX,
+    REFRESH_TRIALS,
+    AcceptanceCurve,
+    HistoryAgreement,
+)
+from rollstream.producers.drafts.planner import (
+    DraftOdds,
+    DraftRow,
+    StepCost,
+    draft_lengths,
+    tokens_per_s,
+)
+from rollstream.producers.drafts.source import NO_DRAFT, Draft
 
 CHANCES = st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32)
 

@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 
 from rollstream.producers.drafts import AnswerHistory
-from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
+from rollstream.producers.drafts.gate import ADDITIVE, DECIDE_STEPS, DraftGate
 from rollstream.producers.drafts.planner import StepCost
-from rollstream.producers.drafts.source_part import Draft
-from rollstream.producers.drafts.gate import DECIDE_STEPS, DraftGate
-from rollstream.producers.drafts.windows import ADDITIVE
+from rollstream.producers.drafts.source import Draft
+from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
 from rollstream.streams.values import Drafts
 
 PROMPT, VOCABULARY = 7, 1000
 
 
 def guessing(switch: DraftGate | None = None) -> Speculation:
-    return Speculation(AnswerHistory(1 << 12), switch or DraftGate(ADDITIVE, forced=True), VOCABULARY)
+    return Speculation(
+        AnswerHistory(1 << 12), switch or DraftGate(ADDITIVE, forced=True), VOCABULARY
+    )
 
 
 def row(window: int = 8, told: int = 0) -> DraftedSequence:

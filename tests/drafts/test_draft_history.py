@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.producers.drafts import HistoryAnswer, AnswerHistory, prompt_key
-from rollstream.producers.drafts.history import history_bytes
-from rollstream.producers.drafts.ranks import reward_priority
-from rollstream.producers.drafts.memory import PROBES, HistoryLayout, allocate_memory
-from rollstream.producers.drafts.ngrams import ngram_key, ngram_keys, ngram_sums
-from rollstream.producers.drafts.index import NgramTable
+from rollstream.producers.drafts import AnswerHistory, HistoryAnswer, prompt_key
+from rollstream.producers.drafts.history import history_bytes, reward_priority
+from rollstream.producers.drafts.index import NgramTable, ngram_key, ngram_keys, ngram_sums
+from rollstream.producers.drafts.shared_memory import PROBES, HistoryLayout, allocate_memory
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Tokens
 
@@ -255,7 +253,9 @@ def test_a_prompt_ends_where_something_else_begins() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_priority_rises_with_the_reward(a: float, b: float) -> None:
     assert 0 <= reward_priority(a) <= 1
-    assert (reward_priority(a) <= reward_priority(b)) == (a <= b) or reward_priority(a) == reward_priority(b)
+    assert (reward_priority(a) <= reward_priority(b)) == (a <= b) or reward_priority(
+        a
+    ) == reward_priority(b)
 
 
 @settings(max_examples=40, deadline=None)

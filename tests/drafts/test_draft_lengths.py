@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.drafts.planner import DraftRow, StepCost, StepTimes, best_draft_speed, draft_lengths, expected_gain, level_lengths, tokens_per_s
-from rollstream.producers.drafts.gate import SuccessRate
-from rollstream.producers.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
+from rollstream.producers.drafts.gate import ADDITIVE, MARGINAL, MULTIPLICATIVE, SuccessRate
+from rollstream.producers.drafts.planner import (
+    DraftRow,
+    StepCost,
+    StepTimes,
+    best_draft_speed,
+    draft_lengths,
+    expected_gain,
+    level_lengths,
+    tokens_per_s,
+)
 
 ROWS = st.lists(
     st.builds(DraftRow, st.integers(0, 32), st.floats(0, 1)),

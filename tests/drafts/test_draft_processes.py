@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.producers.drafts.memory import HistoryLayout
+from rollstream.producers.drafts.shared_memory import HistoryLayout
 from rollstream.streams.bus import Bus
 from testbed.waiting import WAIT_S, wait_for
 from tests.drafts.drafts_log import answer, ask, asked, log_in, partial, tell

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.drafts import feed
+from rollstream.producers.drafts.feed import IDLE_POLL_FACTOR, DraftFeed, HistoryFeed
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts import siblings
-from rollstream.producers.drafts.keeping import IDLE_POLL_FACTOR, DraftFeed
-from rollstream.producers.drafts.feed import HistoryFeed
+from rollstream.producers.engines.base import DraftStats
 from rollstream.streams.bus import Bus
 from tests.drafts.drafts_log import answer, ask, asked, guessed, log_in, partial, reward, tell
 
@@ -94,7 +93,7 @@ def test_partials_that_come_faster_than_they_are_read_are_passed_over(bus: Bus) 
     """What they would say is of the past by then."""
     ask(bus, 8)
     memory = remembering(bus)
-    many = 2 * siblings.BEHIND_MAX
+    many = 2 * feed.BEHIND_MAX
     tell(bus, *[partial(7, 3 + i, [5], f"t{i % 50}") for i in range(many)])
     memory.poll()
     tell(bus, partial(6, 3, [4, 5, 6], "new"))

@@ -14,15 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.producers.drafts.speculation import DraftedSequence, Speculation
-from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.drafts.memory import HEAD_WORD, WRITER_WORD, HistoryLayout
-from rollstream.producers.drafts.merged import CombinedSource, running_tokens
-from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.shared_memory import lock_folder, make_segment, map_segment, segment_folder
-from rollstream.producers.drafts.shared import SharedHistory
-from rollstream.producers.drafts.gate import DraftGate
 from rollstream.errors import StoreError
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.node import (
+    CombinedSource,
+    NodeHistory,
+    SharedHistory,
+    running_tokens,
+)
+from rollstream.producers.drafts.shared_memory import (
+    HEAD_WORD,
+    WRITER_WORD,
+    HistoryLayout,
+    lock_folder,
+    make_segment,
+    map_segment,
+    segment_folder,
+)
+from rollstream.producers.drafts.speculation import DraftedSequence, Speculation
 from tests.drafts.test_draft_history import SEQUENCES, tokens
 
 ANSWER = tokens(1, 2, 3, 4, 5, 6, 7, 8)
@@ -65,7 +75,13 @@ def test_only_one_writes_and_the_others_see_what_it_writes(folder: Path) -> None
     history.insert(1, 0, ANSWER, 7)
     for other in others:
         assert not other.writes
-        assert CombinedSource(other, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
+        assert CombinedSource(other, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [
+            4,
+            5,
+            6,
+            7,
+            8,
+        ]
     assert [path.name for path in folder.iterdir()] == ["history"]
     for each in (node, *others):
         each.leave()
@@ -273,7 +289,9 @@ def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
 ) -> None:
     node, _ = scribbled
     reader, drawn = SharedHistory(node.path), np.random.default_rng(2)
-    engines = [Speculation(s, DraftGate(), 50) for s in (reader, CombinedSource(node, AnswerHistory(64)))]
+    engines = [
+        Speculation(s, DraftGate(), 50) for s in (reader, CombinedSource(node, AnswerHistory(64)))
+    ]
     for _ in range(5000):
         newest = drawn.integers(0, 50, drawn.integers(0, 12)).tolist()
         prompt, most = int(drawn.integers(0, 20)), int(drawn.integers(1, 33))

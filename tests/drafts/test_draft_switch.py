@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rollstream.producers.drafts.planner import StepCost
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.planner import StepCost
 
 MEASURED_EACH = 4  # plain steps, of which the torch engine measures one
 Load = Callable[[float], tuple[float, float]]

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from rollstream.producers.drafts import AnswerHistory
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.windows import ADDITIVE
+from rollstream.producers.drafts.gate import ADDITIVE, DraftGate
 from rollstream.producers.engines.vllm.proposer import draft_config
-from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
+from rollstream.producers.engines.vllm.proposer_speculation import (
+    ProposerSpeculation,
+    SteppedRequest,
+)
 
 PROMPT, VOCABULARY = 7, 1000
 ANSWER = list(range(100, 180))
@@ -94,7 +96,10 @@ def history_of(*answers: list[int]) -> AnswerHistory:
 
 
 def decoding(
-    history: AnswerHistory, answers: dict[str, list[int]], switch: DraftGate, machine: Machine | None = None
+    history: AnswerHistory,
+    answers: dict[str, list[int]],
+    switch: DraftGate,
+    machine: Machine | None = None,
 ) -> Decoding:
     machine = machine or Machine()
     return Decoding(ProposerSpeculation(history, switch, VOCABULARY, machine), machine, answers)
@@ -198,7 +203,10 @@ def test_a_step_that_took_prompts_is_not_measured() -> None:
     assert guesses.switch.plain.count == 0
     machine.step(1)
     guesses.after(
-        [SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9), SteppedRequest("c", PROMPT, 0, [], [], tokens, 9)]
+        [
+            SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9),
+            SteppedRequest("c", PROMPT, 0, [], [], tokens, 9),
+        ]
     )
     assert guesses.switch.plain.count == 0
     machine.step(1)

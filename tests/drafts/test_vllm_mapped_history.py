@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from rollstream.producers.drafts import AnswerHistory
-from rollstream.producers.drafts.merged import CombinedSource
-from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.shared import REFRESH_EVERY_LOOKUPS, SharedHistory
+from rollstream.producers.drafts.node import (
+    REFRESH_EVERY_LOOKUPS,
+    CombinedSource,
+    NodeHistory,
+    SharedHistory,
+)
 
 PROMPT = 7
 FIRST, SECOND = list(range(10, 40)), list(range(50, 80))

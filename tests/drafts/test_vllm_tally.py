@@ -7,11 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
-from rollstream.producers.engines.vllm.tally import StayDrafts, DraftCounters, open_draft_counters
-from rollstream.streams.draft_runs import join_drafts, accepted_mask, accepted_tokens
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.vllm.proposer_speculation import (
+    DraftCounters,
+    ProposerSpeculation,
+    StayDrafts,
+    SteppedRequest,
+    open_draft_counters,
+)
+from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, join_drafts
 from rollstream.streams.values import Drafts
 from testbed.waiting import WAIT_S
 from tests.drafts.test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
@@ -30,7 +35,7 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
     program = (
         "import sys\n"
         "from rollstream.producers.engines.base import DraftStats\n"
-        "from rollstream.producers.engines.vllm.tally import Tally\n"
+        "from rollstream.producers.engines.vllm.proposer_speculation import Tally\n"
         "from rollstream.streams.records import Drafts\n"
         "tally = Tally(sys.argv[1])\n"
         "tally.write(DraftStats(passes=3, accepted=7, lookup_s=0.25))\n"
@@ -42,7 +47,9 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
     assert mine.of(2, 9) == [3, 5, 2, 1, 0.5]
 
 
-def test_a_place_is_its_newest_stay_and_adds_up_for_that(both: tuple[DraftCounters, DraftCounters]) -> None:
+def test_a_place_is_its_newest_stay_and_adds_up_for_that(
+    both: tuple[DraftCounters, DraftCounters],
+) -> None:
     worker, rollout = both
     for _ in range(2):
         worker.add(1, 4, SOME)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rollstream.producers.engines.base import WeightUpdate
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightUpdate
 from rollstream.streams.values import Sampling
 from tests.support.contract_engines import KINDS, Kind
 from tests.support.engine_samples import (

@@ -11,17 +11,20 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
-from rollstream.producers.engines.base import WeightUpdate
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.vllm import environment_part
-from rollstream.producers.engines.vllm.chunks import check_update, patch_chunks, whole_chunks
-from rollstream.producers.engines.vllm.messages import stage_patches, stage_tensors, read_staged_patches
+from rollstream.producers.engines.vllm import environment
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
 from rollstream.producers.engines.vllm.sequence import VllmSequence
-from rollstream.producers.engines.vllm.staging import staged_tensors
+from rollstream.producers.engines.vllm.staging import (
+    read_staged_patches,
+    stage_patches,
+    stage_tensors,
+    staged_tensors,
+)
+from rollstream.producers.engines.vllm.weights import check_update, patch_chunks, whole_chunks
 from rollstream.storage.weights.resident import TensorPatch
-from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
@@ -35,7 +38,9 @@ print(name, tensor.dtype, tensor.tolist())
 
 def changed(name: str, tensor: torch.Tensor, at: list[int]) -> TensorPatch:
     indices = torch.tensor(at)
-    return TensorPatch(name, tuple(tensor.shape), tensor.dtype, indices, tensor.reshape(-1)[indices])
+    return TensorPatch(
+        name, tuple(tensor.shape), tensor.dtype, indices, tensor.reshape(-1)[indices]
+    )
 
 
 def missing(name: str) -> str:
@@ -46,7 +51,7 @@ def missing(name: str) -> str:
 def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
     found: object, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_part, "version", found)
+    monkeypatch.setattr(environment, "version", found)
     model = tiny_model("llama")
     with pytest.raises(ConfigurationError, match=said):
         open_engine(
@@ -69,7 +74,9 @@ def test_patches_count_only_where_they_can_be_written_in_place_on_their_base() -
     model = tiny_model("qwen2")
     needed, state = expected_tensors(model.config), dict(model.state_dict())
     name = "model.layers.0.mlp.up_proj.weight"
-    update = WeightUpdate(V2, state, V1, (changed(name, state[name], [0, 5]),), ("model.norm.weight",))
+    update = WeightUpdate(
+        V2, state, V1, (changed(name, state[name], [0, 5]),), ("model.norm.weight",)
+    )
     patches = check_update(update, needed, V1, in_place=True).patches
     assert patches is not None
     assert [patch.name for patch in patches] == [name, "model.norm.weight"]

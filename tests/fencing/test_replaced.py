@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollstream.errors import Fenced
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.settings import RelaySettings
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Bus
-from rollstream.errors import Fenced
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Assignment, RelayStatus
-from rollstream.streams.values import Sampling, Version
 from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.values import Sampling, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 

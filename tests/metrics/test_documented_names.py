@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
 from rollstream.metrics.collector import MetricsCollector
 from rollstream.metrics.process import ProcessMetrics
-from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from testbed.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.settings import Configuration
+from rollstream.config.settings import Configuration, MetricsSettings
+from rollstream.metric_values import MetricHistogram
 from rollstream.metrics.endpoint import endpoint_file, metrics_port, serve_metrics
 from rollstream.metrics.process import ProcessMetrics
-from rollstream.config.settings import MetricsSettings
-from rollstream.metric_values import MetricHistogram
 from testbed.scraping import endpoint, get, scrape, value
 
 PLAIN = Configuration(run="tiny")
@@ -65,7 +64,9 @@ def test_a_port_in_use_is_a_warning_and_the_role_goes_on(tmp_path: Path, caplog)
         stale = endpoint_file(tmp_path, "p")
         stale.parent.mkdir(parents=True)
         stale.write_text("{}")
-        with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
+        with serve_metrics(
+            configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}
+        ):
             assert not stale.exists()
     assert f"127.0.0.1 port {port}" in caplog.text
     assert "metrics.port" in caplog.text
@@ -74,7 +75,9 @@ def test_a_port_in_use_is_a_warning_and_the_role_goes_on(tmp_path: Path, caplog)
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours_is_a_warning(tmp_path: Path, caplog, host):
     configuration = Configuration(run="tiny", metrics=MetricsSettings(host=host))
-    with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
+    with serve_metrics(
+        configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}
+    ):
         pass
     assert f"no metrics: {host}" in caplog.text
 
@@ -90,7 +93,9 @@ def test_a_folder_that_cannot_be_written_leaves_the_endpoint(tmp_path: Path, cap
 
 def test_metrics_can_be_switched_off(tmp_path: Path):
     configuration = Configuration(run="tiny", metrics=MetricsSettings(enabled=False))
-    with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
+    with serve_metrics(
+        configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}
+    ):
         assert not (tmp_path / "metrics").exists()
 
 
@@ -104,7 +109,9 @@ def test_the_endpoint_file_goes_with_its_process_but_not_a_successors(tmp_path: 
 
 
 def test_a_name_with_slashes_stays_in_the_folder(tmp_path: Path):
-    with serve_metrics(PLAIN, tmp_path, "prompts", "../../p", ProcessMetrics(threading.Event()), {}):
+    with serve_metrics(
+        PLAIN, tmp_path, "prompts", "../../p", ProcessMetrics(threading.Event()), {}
+    ):
         assert [f.name for f in (tmp_path / "metrics" / "endpoints").iterdir()] == [
             "..%2F..%2Fp.json"
         ]

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.cli.main import parser
-from rollstream.metrics.forwarder import Forwarder
-from rollstream.metrics.lines import READ_BYTES_MAX, FilePosition, read_lines
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
+from rollstream.errors import CorruptObject
+from rollstream.metrics.forwarder import READ_BYTES_MAX, FilePosition, Forwarder, read_lines
 from rollstream.metrics.sinks import TensorBoardSink
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.errors import CorruptObject
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from rollstream.consumers.trainer.step_lines import missing_lines, step_line
+from rollstream.consumers.trainer.ledger import missing_lines, step_line
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import StepDone
-from rollstream.streams.values import Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 

@@ -14,8 +14,8 @@ from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.streams.values import Drafts, Sampling
 from rollstream.streams.records import Prompt, Trajectory
+from rollstream.streams.values import Drafts, Sampling
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 

@@ -11,13 +11,12 @@ from rich.console import Console
 from rollstream.config.config import load
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.plan import RunSettings, run_settings_of
-from rollstream.monitor.snapshot import RunSnapshot, take_snapshot
+from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.view import LiveView
-from rollstream.supervisor.supervisor import RoleState
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Superseded
+from rollstream.supervisor.supervisor import RoleState
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 from tests.support.synthetic_run import (
@@ -37,7 +36,9 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 @pytest.fixture
 def plan(run_folder) -> RunSettings:
-    return replace(run_settings_of(load(run_folder.configuration)), steps=90, groups_per_step=GROUPS)
+    return replace(
+        run_settings_of(load(run_folder.configuration)), steps=90, groups_per_step=GROUPS
+    )
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import pytest
 
+from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.monitor.all import warnings_of
 from tests.support import planted_states as planted
 from tests.support.planted_states import STEPS, drawn, healthy, kinds, moment
 

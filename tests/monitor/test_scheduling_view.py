@@ -10,8 +10,8 @@ import pytest
 
 from rollstream.monitor.moves import MOVES_FILE, RequestMove, parse_move, parse_moves
 from rollstream.monitor.state import MOVES_KEPT
-from rollstream.report.history import RunHistory, RolloutHistory, ServedVersion
-from rollstream.report.opening import open_history
+from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
+from rollstream.report.reading import open_history
 from rollstream.report.timeline import draw_timeline
 from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted
@@ -94,7 +94,11 @@ def timeline_of(moves: list[RequestMove]) -> RunHistory:
 
 
 def test_the_timeline_draws_moves_as_arrows_and_marks_pulls():
-    moves = [RequestMove(120.0, "a", "b", 9), RequestMove(125.0, "b", "<c>", 1), RequestMove(126.0, "gone", "a", 1)]
+    moves = [
+        RequestMove(120.0, "a", "b", 9),
+        RequestMove(125.0, "b", "<c>", 1),
+        RequestMove(126.0, "gone", "a", 1),
+    ]
     drawing = draw_timeline(timeline_of(moves))
     ElementTree.fromstring(drawing)
     assert "a handed 9 requests to b" in drawing

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollstream.monitor.state import DeadLetters, RunState, ArchiveBacklog
+from rollstream.monitor import warnings_flow
+from rollstream.monitor.observer import ALL_CHECKS, warnings_of
+from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.monitor import warnings_flow
-from rollstream.monitor.all import ALL_CHECKS, warnings_of
 from rollstream.streams.records import GroupClosed, Prompt
 from rollstream.streams.values import Sampling, Version
 from tests.support import planted_states as planted

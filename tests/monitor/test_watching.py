@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.lines import TAIL_BYTES, JsonLinesTail
-from rollstream.monitor.numbers import IntervalSet
-from rollstream.monitor.watching import TopicWatcher, positions_since, tail_positions
+from rollstream.errors import SequenceGap
+from rollstream.monitor.feed import (
+    TAIL_BYTES,
+    JsonLinesTail,
+    RunFeed,
+    TopicWatcher,
+    positions_since,
+    tail_positions,
+)
+from rollstream.monitor.groups import IntervalSet
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
-from rollstream.errors import SequenceGap
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import GroupClosed, Position, WeightsAnnounced
 from rollstream.streams.topics import catalogue
@@ -55,7 +60,8 @@ def test_a_reader_that_begins_in_the_middle_begins_at_the_asked_time(bus):
     assert positions_since(timed, "partials", 9e9) == timed.end("partials")
     assert positions_since(timed, "partials", 0) == timed.begin("partials")
     assert (
-        sum(timed.end("partials")[p] - at for p, at in tail_positions(timed, "partials", 8).items()) == 8
+        sum(timed.end("partials")[p] - at for p, at in tail_positions(timed, "partials", 8).items())
+        == 8
     )
 
 

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.storage.relay.chain import ChainMember, living_chain, unexpired_suspects, transfer_s, upstream_of
-from rollstream.storage.relay.keeping import CachedVersion, versions_to_keep
+from rollstream.storage.relay.topology import (
+    CachedVersion,
+    ChainMember,
+    living_chain,
+    transfer_s,
+    unexpired_suspects,
+    upstream_of,
+    versions_to_keep,
+)
 from rollstream.streams.values import Version
 
 TIMEOUT_S = 5.0

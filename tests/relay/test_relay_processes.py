@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.storage.relay.client import RelayConnection
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.manifest import manifest_key, version_folder
-from rollstream.storage.relay.client import RelayConnection
 from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
@@ -142,7 +142,9 @@ def test_a_push_that_never_ends_does_not_hold_up_what_is_whole(net: RelayNet) ->
     content = files()
     version = net.publish(1, content)
     wait_for(lambda: first.has(version))
-    with RelayConnection(first.url) as dying:  # a trainer that was killed in the middle of its next version
+    with RelayConnection(
+        first.url
+    ) as dying:  # a trainer that was killed in the middle of its next version
         size = {"Content-Length": str(MIB), "X-Content-Hash": "0" * 32, "Expect": "100-continue"}
         assert dying.request("PUT", f"/{version_folder(Version(2, 1))}/model", size)[0] == 100
         (late,) = net.start("late")

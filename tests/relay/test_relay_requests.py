@@ -10,22 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.memory import MemoryStore
+from rollstream.errors import ConfigurationError
+from rollstream.storage.relay.cache import STALLED_OBJECT_S, RelayCache
+from rollstream.storage.relay.client import (
+    TOKEN_VARIABLE,
+    BandwidthLimiter,
+    RelayConnection,
+    RelayRefused,
+)
+from rollstream.storage.relay.names import ObjectOffer
 from rollstream.storage.relay.object import CHUNK_BYTES
-from rollstream.storage.relay.names_part import ObjectOffer
-from rollstream.storage.relay.pace import BandwidthLimiter
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.server import RelayServer
 from rollstream.storage.relay.settings import RelaySettings
-from rollstream.storage.relay.cache import STALLED_OBJECT_S, RelayCache
-from rollstream.storage.relay.client import TOKEN_VARIABLE, RelayRefused, RelayConnection
-from rollstream.errors import ConfigurationError
+from rollstream.storage.stores.base import content_hash
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.values import Version
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from testbed.relay_network import manifest_of
 
 V1, V2 = Version(1, 1), Version(2, 1)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.weights.manifest import manifest_key, read_manifest, version_folder
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.stores.base import Data
-from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.storage.relay.pushing import PushingStore
-from rollstream.storage.relay.store import RelayStore
 from rollstream.errors import ObjectMissing, StoreError
+from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.store import RelayStore
+from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.stores.base import Data
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.manifest import manifest_key, read_manifest, version_folder
 from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish

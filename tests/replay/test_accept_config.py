@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.change import accept_change, store_configuration, configuration_key
-from rollstream.config.settings import Configuration
+from rollstream.cli.main import main
+from rollstream.config.change import accept_change, configuration_key, store_configuration
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.cli.main import main
-from rollstream.storage.stores.memory import MemoryStore
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.records import Configured, StepDone
 from tests.support.tiny_run import TinyRun, tiny_run
 
@@ -108,7 +108,9 @@ def test_the_command_line_accepts_it_and_the_folder_follows(tmp_path: Path, caps
     write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
     with pytest.raises(ConfigurationError, match=r"--accept-config"):
         write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5))
-    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5), accepted=True)
+    write_configuration(
+        RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5), accepted=True
+    )
     assert '"seed": 5' in (tmp_path / "config.json").read_text()
     words = ["train", str(tmp_path / "config.json"), "--set", "trainer.updates_per_step=2"]
     assert main([*words, "--accept-config"]) == 2

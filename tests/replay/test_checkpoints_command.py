@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollstream.consumers.trainer.checkpoint import CheckpointGroup, TrainerState
 from rollstream.cli.main import main
+from rollstream.consumers.trainer.checkpoint import CheckpointGroup, TrainerState
 from rollstream.storage.checkpoints import write_checkpoint
 from rollstream.storage.stores.file import FileStore
-from rollstream.streams.values import Address
 from rollstream.streams.records import Fence, Position
+from rollstream.streams.values import Address
 
 TENSORS = {"masters.a": torch.ones(3, 5), "optimiser.counters": torch.tensor([4, 4])}
 

@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.consumers.replay.offline_log import RecordedSource, LabelledSource, GatherRules, check_tokens, gather_sources
-from rollstream.streams.admissible import TrainingBounds
+from rollstream.consumers.replay.offline_log import (
+    GatherRules,
+    LabelledSource,
+    RecordedSource,
+    check_tokens,
+    gather_sources,
+)
 from rollstream.errors import ConfigurationError
+from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish
 
 VOCABULARY = 10

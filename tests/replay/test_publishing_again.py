@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.consumers.replay.continued import TopicHash
-from rollstream.consumers.replay.topic_copy import HISTORY, hash_topic
 from rollstream.cli.main import main
-from rollstream.storage.log import open_log
+from rollstream.consumers.replay.topic_copy import HISTORY, TopicHash, hash_topic
+from rollstream.storage.claim_check import open_log
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.config.settings import Configuration
-from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.cli.main import main
-from rollstream.report.busy import BusyIntervals
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
 from rollstream.report.charts import Chart, Series, draw_chart, ticks
-from rollstream.report.history import RunHistory, RolloutHistory
-from rollstream.report.opening import open_history
+from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory
+from rollstream.report.reading import open_history
 from rollstream.report.summary import summarise
-from rollstream.report.timeline import time_axis, version_bars, draw_timeline, timeline_rows
+from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
 from rollstream.report.write import report_page
 from rollstream.streams.records import GroupClosed, Superseded
 from tests.support.synthetic_run import (

@@ -9,25 +9,25 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import SynchronousSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.models import model_files
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Record
-from rollstream.streams.values import Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 CONFIG = Qwen3Config(
@@ -90,7 +90,9 @@ class Followed:
 
     def rollout(self, engine: TorchEngine, on_update: str = "in_flight") -> RolloutLoop:
         settings = RolloutSettings(slots=4, context_max=64, status_s=0.1, on_update=on_update)
-        voice = RolloutPublisher(self.bus, SynchronousSender(self.bus), "a", 1, settings, StatusSchedule(0.1))
+        voice = RolloutPublisher(
+            self.bus, SynchronousSender(self.bus), "a", 1, settings, StatusSchedule(0.1)
+        )
         judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: engine.version)
         orders = AssignmentQueue(self.bus, "a", 1)
         return RolloutLoop(settings, engine, self.follower, orders, judging, voice)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.sampled import TensorRotation
-from rollstream.producers.rollout.weights import compare_all_tensors
-from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.errors import EngineRefused, ObjectMissing
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.weights import TensorRotation, compare_all_tensors
+from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.streams.records import Applied, Assignment, RolloutStatus
 from rollstream.streams.values import Sampling, Version
 from testbed.waiting import wait_for
@@ -194,7 +193,9 @@ def test_the_first_version_is_compared_whole_before_anything_is_served(run: Foll
     fetched = run.fetched(None)
     run.publish()
     engine = run.engine()
-    compared = compare_all_tensors(run.fetched(None), engine.read_back, time.perf_counter()).compared
+    compared = compare_all_tensors(
+        run.fetched(None), engine.read_back, time.perf_counter()
+    ).compared
     assert compared.count == len(run.tensors) - 1
     damage(engine)
     with pytest.raises(EngineRefused, match="down_proj"):

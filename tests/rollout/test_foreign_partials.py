@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.producers.rollout import chain
-from rollstream.producers.rollout.chain import ChainRequest, ChainContent, read_chains
-from rollstream.streams.bus import AppendEntry
 from rollstream.errors import DecodeError
+from rollstream.producers.rollout import chain
+from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
+from rollstream.streams.bus import AppendEntry
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.values import Address, Drafts, Span, Version
 from rollstream.streams.records import Partial, Trajectory
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Drafts, Span, Version
 from rollstream.streams.writer import publish
 from tests.rollout.test_giving_up import Scene, order, whole
 

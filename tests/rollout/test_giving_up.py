@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
+from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.chain import read_chain
 from rollstream.producers.rollout.ended_turns import EndedTurns
-from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import SynchronousSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings
@@ -21,8 +21,8 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Assignment, Partial, Record, Trajectory
-from rollstream.streams.values import Sampling, Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling, Version
 from rollstream.streams.writer import FencedWriter
 from testbed.stepped.fake_engine import FakeEngine, FakeRewards
 
@@ -68,7 +68,9 @@ class Scene:
 
         engine = FakeEngine(version, SETTINGS.slots, clock, is_slow=True)
         judging = EndedTurns(FakeRewards(), False, 1, lambda: engine.version, clock)  # type: ignore[arg-type]
-        voice = RolloutPublisher(self.bus, SynchronousSender(self.bus), name, 1, SETTINGS, StatusSchedule(0.5), clock)
+        voice = RolloutPublisher(
+            self.bus, SynchronousSender(self.bus), name, 1, SETTINGS, StatusSchedule(0.5), clock
+        )
         follower = WeightsFollower(self.bus, MemoryStore())
         orders = AssignmentQueue(self.bus, name, 1)
         return RolloutLoop(SETTINGS, engine, follower, orders, judging, voice, clock), turns

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rollstream.errors import DecodeError
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.chain import read_chain
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.connect import open_bus
 from rollstream.streams.draft_runs import accepted_mask
-from rollstream.errors import DecodeError
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
-from rollstream.streams.values import Address, Drafts, Sampling, Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, Drafts, Sampling, Version
 from rollstream.streams.writer import publish
 
 ORDER = Assignment(

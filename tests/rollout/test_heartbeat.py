@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.producers.rollout.heartbeat import Heartbeat
-from rollstream.producers.rollout.pulse import StatusRepeats
-from rollstream.streams.bus import AppendEntry
 from rollstream.errors import BusError
+from rollstream.producers.rollout.heartbeat import Heartbeat, StatusRepeats
+from rollstream.streams.bus import AppendEntry
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RolloutStatus

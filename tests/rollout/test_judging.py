@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
+from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.settings import TaskSettings
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Version

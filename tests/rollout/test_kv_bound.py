@@ -28,7 +28,9 @@ class Still:
 
 def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
     rollout, _ = scene.rollout("a")
-    shape = PacedShape(SETTINGS.slots, 64, kv_capacity, 19, SLOW, LengthSampler(LogNormal(30, 40), 0.0))
+    shape = PacedShape(
+        SETTINGS.slots, 64, kv_capacity, 19, SLOW, LengthSampler(LogNormal(30, 40), 0.0)
+    )
     engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
     return RolloutLoop(
         SETTINGS,

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollstream.errors import RecordTooLarge
 from rollstream.producers.rollout.sender import RECORDS_MAX, BackgroundSender
 from rollstream.streams.connect import open_bus
-from rollstream.errors import RecordTooLarge
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Address
 from rollstream.streams.records import Annotation
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address
 from rollstream.streams.writer import KeyedRecord
 from testbed.waiting import WAIT_S
 

@@ -14,8 +14,8 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
-from rollstream.streams.values import Span, Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish_all
 
 

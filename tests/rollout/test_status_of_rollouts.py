@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.streams.records import RolloutStatus
 from tests.rollout.following import Followed
 

@@ -4,7 +4,13 @@ new weights").
 
 import pytest
 
-from rollstream.producers.rollout.update_policy import UpdateInputs, is_draining, may_draw, quota_left, wants_update
+from rollstream.producers.rollout.update_policy import (
+    UpdateInputs,
+    is_draining,
+    may_draw,
+    quota_left,
+    wants_update,
+)
 
 IN_FLIGHT = ("in_flight", "in_flight_recompute")
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny_run import TinyRun
 
+from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
-from rollstream.cli.main import main
-from rollstream.runs.parentage import PromptsLeft, read_parentage, prompts_left
+from rollstream.runs.parentage import PromptsLeft, prompts_left, read_parentage
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
-from tests.support.kept_run import STEPS, TASK, made
 from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for
+from tests.support.kept_run import STEPS, TASK, made
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,11 @@ def running(folder: Path) -> Generator[TinyRun]:
     """The fork's log and store as a tiny run."""
     c = load(folder / "config.json")
     run = TinyRun(
-        open_run_log_for_writing(c, folder), open_store(store_url(c, folder)), folder, c.trainer, task=TASK
+        open_run_log_for_writing(c, folder),
+        open_store(store_url(c, folder)),
+        folder,
+        c.trainer,
+        task=TASK,
     )
     try:
         yield run

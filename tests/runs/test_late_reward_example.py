@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
+from testbed.repository import ROOT
 from testbed.run_process import read, role, role_restarted, run_line, running
 from testbed.waiting import WAIT_S, wait_for
-from testbed.repository import ROOT
 
 EXAMPLE = ROOT / "examples" / "late-reward.toml"
 STEPS, GROUPS = 10, 4  # as the example says

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.runs.test_resume import hashes, train_until, used
-from tests.runs.test_whole_run import assert_every_group_has_one_ending
-from tests.support.tiny_run import TinyRun, tiny_run
 
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.scoring.annotate import AnnotationPlan
-from rollstream.producers.scoring.scorer import Scorer
+from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
 from rollstream.producers.settings import TaskSettings
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Annotation, GroupClosed, Prompt, StepDone, Take, Trajectory
 from rollstream.streams.writer import publish
 from testbed.waiting import WAIT_S, wait_for
+from tests.runs.test_resume import hashes, train_until, used
+from tests.runs.test_whole_run import assert_every_group_has_one_ending
+from tests.support.tiny_run import TinyRun, tiny_run
 
 LATE = TaskSettings(reward="late")
 

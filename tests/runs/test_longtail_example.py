@@ -7,9 +7,9 @@ import pytest
 
 from rollstream.cli.main import main
 from rollstream.streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
+from testbed.repository import ROOT
 from testbed.run_process import read, role, role_restarted, run_line, running
 from testbed.waiting import WAIT_S, wait_for
-from testbed.repository import ROOT
 
 EXAMPLE = ROOT / "examples" / "longtail.toml"
 SMALL = (

@@ -4,14 +4,12 @@ held to.
 
 from pathlib import Path
 
-from tests.support.tiny_run import tiny_run
-
-from rollstream.consumers.settings import DispatchSettings
 from rollstream.config.settings import Configuration
-from rollstream.monitor.plan import run_settings_of
-from rollstream.monitor.snapshot import take_snapshot
-from rollstream.monitor.all import warnings_of
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.streams.records import StepDone
+from tests.support.tiny_run import tiny_run
 
 
 def test_engine_and_trainer_agree_in_a_run_and_nobody_is_warned(tmp_path: Path) -> None:

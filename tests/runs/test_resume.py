@@ -6,11 +6,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from tests.support.tiny_run import TinyRun, tiny_run
-
 from rollstream.producers.settings import TaskSettings
 from rollstream.streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
 from testbed.waiting import WAIT_S, wait_for
+from tests.support.tiny_run import TinyRun, tiny_run
 
 UNEVEN = TaskSettings(name="tests.support.uneven_task:Uneven")
 """Every step has a gradient: with the rewards of a model that knows nothing, all zero, a step that

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.runs.test_resume import UNEVEN, hashes, train_until, used
-from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 from rollstream.consumers.archive.service import ArchiveService
-from rollstream.consumers.dispatch.admit import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.consumers.trainer.loop import Trainer
+from rollstream.errors import PositionLost
 from rollstream.storage.checkpoints import delete_checkpoints, stored_checkpoints
 from rollstream.storage.weights.pointer import believed_pointer
-from rollstream.errors import PositionLost
 from rollstream.streams.reader import from_end
 from rollstream.streams.records import Admitted, GroupClosed, Prompt, Take
 from rollstream.streams.truncation import truncate
 from testbed.waiting import WAIT_S, wait_for
+from tests.runs.test_resume import UNEVEN, hashes, train_until, used
+from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 TOPICS = ArchiveSettings().topics
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})
@@ -51,7 +51,9 @@ def test_no_burst_of_admissions_follows_a_restart(tmp_path: Path, keep) -> None:
         pointer = believed_pointer(run.store)
         assert pointer is not None
         assert pointer.version is not None
-        pace = AdmissionPace(run.trainer.groups_per_step, run.dispatch.max_lag, 64, run.trainer.steps)
+        pace = AdmissionPace(
+            run.trainer.groups_per_step, run.dispatch.max_lag, 64, run.trainer.steps
+        )
         closed = len(run.records("ledger", GroupClosed))
         window = admissible_groups(pace, pointer.version.number, 0, closed, 0)
         wait_for(lambda: len(admitted(run)) >= window)

@@ -7,8 +7,6 @@ The other machine is a learning rate that differs in its last digits, which move
 from pathlib import Path
 
 import pytest
-from tests.runs.test_resume import UNEVEN, hashes, train_until, used
-from tests.support.tiny_run import TinyRun, tiny_run
 
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -17,6 +15,8 @@ from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.records import StepDone, Trajectory
 from rollstream.streams.values import Version
 from testbed.waiting import wait_for
+from tests.runs.test_resume import UNEVEN, hashes, train_until, used
+from tests.support.tiny_run import TinyRun, tiny_run
 
 STEPS = 8
 

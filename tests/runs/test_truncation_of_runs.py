@@ -4,15 +4,21 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.runs.test_resume import hashes, train_until, used
-from tests.support.tiny_run import DISPATCH, tiny_run
 
-from rollstream.consumers.dispatch.persistence import STATE_KEY, StateFile, PersistedState, state_to_persist, restore_state
+from rollstream.consumers.dispatch.persistence import (
+    STATE_KEY,
+    PersistedState,
+    StateFile,
+    restore_state,
+    state_to_persist,
+)
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.errors import Fenced
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.records import Position, StepDone
 from testbed.waiting import wait_for
+from tests.runs.test_resume import hashes, train_until, used
+from tests.support.tiny_run import DISPATCH, tiny_run
 
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})
 TOPICS = ("admissions", "trajectories", "ledger", "prompts", "assignments")

@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny_run import TinyRun, tiny_run
 
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.streams.records import Admitted, Applied, Assignment, GroupClosed, StepDone, Take, Trajectory
+from rollstream.streams.records import (
+    Admitted,
+    Applied,
+    Assignment,
+    GroupClosed,
+    StepDone,
+    Take,
+    Trajectory,
+)
+from tests.support.tiny_run import TinyRun, tiny_run
 
 DISPATCH_S = 1.0
 POLICIES = ("in_flight", "in_flight_recompute", "keep_version")

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.scoring.annotate import AnnotationPlan
-from rollstream.producers.scoring.scorer import Scorer
+from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
 from rollstream.producers.settings import TaskSettings
-from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.character_tokenizer import BOS, EOS
+from rollstream.producers.tasks.registry import load_task
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Annotation, Trajectory

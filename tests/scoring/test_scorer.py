@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
 from testbed.servers import kafka_broker

@@ -10,8 +10,8 @@ import pytest
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder
-from rollstream.supervisor.plan import process_specs
 from rollstream.errors import ConfigurationError
+from rollstream.supervisor.plan import process_specs
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "late-reward.toml"

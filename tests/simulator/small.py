@@ -6,7 +6,7 @@ from rollstream.producers.engines.paced.lengths import LengthDistribution, LogNo
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.policies import SchedulingPolicy, policy_of
-from rollstream.simulator.result import SimulationResult
+from rollstream.simulator.results import SimulationResult
 from rollstream.simulator.simulation import simulate
 from rollstream.simulator.workload import AnswerLengths, Workload
 

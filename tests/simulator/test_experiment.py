@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.cli.main import main
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.cli.main import main
 from rollstream.simulator.cluster import cluster_of, constant_values
 from rollstream.simulator.constants import CONSTANTS, MODELS
 from rollstream.simulator.policies import SYNCHRONOUS, policy_of
 from rollstream.simulator.predict import RealRunSettings, predict
-from rollstream.simulator.traces import read_lengths
-from rollstream.errors import ConfigurationError
+from rollstream.simulator.workload import read_lengths
 from testbed.repository import EXAMPLES
 
 QUICK = ("--set", "scale=64", "--set", "constants.steps=4", "--set", "constants.steps_skipped=1")

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollstream.consumers.dispatch.lengths as service
-import rollstream.simulator.foresight as simulated
+import rollstream.simulator.placement as simulated
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.simulator.foresight import LengthForecast
+from rollstream.simulator.placement import LengthForecast
 from rollstream.simulator.replica import Replica
-from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.streams.records import Prompt
 from rollstream.streams.values import Sampling
 from tests.simulator.small import TAILED, workload

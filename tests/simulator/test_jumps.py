@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.simulator.jumps import scaled_roofline, seconds_of_steps, steps_lasting
+from rollstream.simulator.replica import scaled_roofline, seconds_of_steps, steps_lasting
 
 seconds = st.floats(1e-6, 1.0)
 rooflines = st.builds(
@@ -42,4 +42,6 @@ def test_a_faster_rollout_takes_less_by_its_speed(
     roofline: Roofline, batch: tuple[int, int], speed: float
 ):
     slow = seconds_of_steps(roofline, *batch, 100)
-    assert seconds_of_steps(scaled_roofline(roofline, speed), *batch, 100) == pytest.approx(slow / speed)
+    assert seconds_of_steps(scaled_roofline(roofline, speed), *batch, 100) == pytest.approx(
+        slow / speed
+    )

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.policies import POLICIES, ablation, policy_of
 from rollstream.simulator.replica import Replica
 from rollstream.simulator.simulation import Simulation
-from rollstream.simulator.work import SimulatedTrajectory
+from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
-from rollstream.errors import ConfigurationError
 from tests.simulator.small import JOB, SMALL, TAILED, run, workload
 
 GROWING = Roofline(weights_s=0.004, kv_token_s=1e-6, row_s=2e-4, prefill_token_s=1e-5)

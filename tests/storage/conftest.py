@@ -4,9 +4,9 @@ this folder.
 
 import pytest
 
+from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.models import build_model
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import TINY
 

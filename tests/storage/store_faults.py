@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStore, ObjectStat
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
 
 
 class Killed(Exception):

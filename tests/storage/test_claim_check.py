@@ -7,21 +7,27 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from rollstream.storage.blobs import MARGIN_S, collect_blobs, upload_hour, blob_key
-from rollstream.storage.claim_check import ClaimCheck, is_claim
+from rollstream.errors import CorruptObject, RecordTooLarge, StoreTimeout
+from rollstream.storage.claim_check import (
+    MARGIN_S,
+    ClaimCheck,
+    blob_key,
+    collect_blobs,
+    is_claim,
+    upload_hour,
+)
+from rollstream.storage.stores.base import content_hash
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.hashing import content_hash
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import CLAIM_START, Envelope, encode
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.errors import CorruptObject, RecordTooLarge, StoreTimeout
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Address
 from rollstream.streams.records import Admitted, Annotation, Claim
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter, publish
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.errors import CorruptObject
+from rollstream.storage.metrics_file import MetricsFile, read_metrics
 
 
 def test_lines_come_back_in_order_with_null_for_nan(tmp_path):

@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from rollstream.storage.stores.file import FileStore
-from rollstream.storage.weights.manifest import version_folder
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.models import build_model, load_model, model_files, model_from_version, published_tensors
-from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.storage.models import (
+    build_model,
+    load_model,
+    model_files,
+    model_from_version,
+    published_tensors,
+)
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.manifest import version_folder
+from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
 from tests.storage.storage_samples import TINY
 

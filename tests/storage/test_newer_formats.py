@@ -5,21 +5,25 @@ import json
 import pytest
 import torch
 
-from rollstream.consumers.dispatch.persistence import StateFile, PersistedState, read_persisted_state
+from rollstream.consumers.dispatch.persistence import (
+    PersistedState,
+    StateFile,
+    read_persisted_state,
+)
+from rollstream.errors import NewerRelease
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
-from rollstream.storage.stores.json_objects import decode_json, encode_json, seal
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
-from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import decode_json, encode_json, seal
+from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import next_term, read_role, role_key
+from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, read_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.errors import NewerRelease
 from rollstream.streams.records import Position
-from rollstream.streams.values import Version
 from rollstream.streams.release import RELEASE
+from rollstream.streams.values import Version
 
 V0 = Version(0, 1)
 
@@ -96,7 +100,9 @@ def test_an_object_without_a_number_has_the_first_form(store: ObjectStore) -> No
     version(store)
     renumbered(store, manifest_key(V0), None)
     assert read_manifest(store, V0, read_manifest(store, V0).hash).version == V0
-    store.create("dispatch/state.json", encode_json(PersistedState(1, {"ledger": {"0": Position(3)}})))
+    store.create(
+        "dispatch/state.json", encode_json(PersistedState(1, {"ledger": {"0": Position(3)}}))
+    )
     renumbered(store, "dispatch/state.json", None)
     assert StateFile(store, 2).take_over() is not None
 

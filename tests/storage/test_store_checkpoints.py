@@ -3,10 +3,19 @@
 import pytest
 import torch
 
-from rollstream.storage.checkpoints import CheckpointId, StoredCheckpoint, delete_checkpoints, newest_checkpoint, plan_checkpoints, read_checkpoint, stored_checkpoints, write_checkpoint
+from rollstream.errors import Fenced, ObjectMissing
+from rollstream.storage.checkpoints import (
+    CheckpointId,
+    StoredCheckpoint,
+    delete_checkpoints,
+    newest_checkpoint,
+    plan_checkpoints,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.pointer import take_pointer
-from rollstream.errors import Fenced, ObjectMissing
 from tests.storage.store_faults import FaultyStore, Killed
 
 

@@ -9,11 +9,17 @@ import threading
 
 import pytest
 
-from rollstream.storage.leases import LeaseCandidate, LeaseClaim, acquire_lease, may_take
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.renewal import LeaseRenewal, renew_once
-from rollstream.storage.terms import RoleRecord, next_term, read_role, role_key
 from rollstream.errors import CorruptObject, Fenced, LeaseHeld, StoreError
+from rollstream.storage.leases import (
+    LeaseCandidate,
+    LeaseClaim,
+    LeaseRenewal,
+    acquire_lease,
+    may_take,
+    renew_once,
+)
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.terms import RoleRecord, next_term, read_role, role_key
 from testbed.waiting import WAIT_S
 from tests.storage.storage_samples import in_threads
 
@@ -209,7 +215,7 @@ def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog)
 def test_leases_and_the_pointer_do_not_cost_their_users_torch():
     script = """
 import sys
-import rollstream.storage.stores.connect, rollstream.storage.metrics_file, rollstream.storage.renewal
+import rollstream.storage.stores.connect, rollstream.storage.metrics_file, rollstream.storage.leases
 import rollstream.storage.weights.pointer, rollstream.storage.weights.retention
 print("torch" in sys.modules)
 """

@@ -2,8 +2,8 @@
 
 import os
 
-from rollstream.streams.bus import Bus
 from rollstream.errors import BusError
+from rollstream.streams.bus import Bus
 from rollstream.streams.topics import Topic
 
 

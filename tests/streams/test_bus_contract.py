@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
 from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
 from testbed.waiting import WAIT_S
@@ -93,7 +93,15 @@ def test_a_record_above_the_topics_limit_is_refused_whole_batch(bus: Bus) -> Non
 
 def test_a_tombstone_lies_between_the_records_of_its_append(bus: Bus) -> None:
     bus.create([Topic("t")])
-    bus.append("t", [AppendEntry(b"a", b"1"), AppendEntry(b"", None), AppendEntry(b"", b""), AppendEntry(b"b", b"2")])
+    bus.append(
+        "t",
+        [
+            AppendEntry(b"a", b"1"),
+            AppendEntry(b"", None),
+            AppendEntry(b"", b""),
+            AppendEntry(b"b", b"2"),
+        ],
+    )
     read = [(m.offset, m.key, m.value) for m in bus.read("t", {0: 0})]
     assert read == [(0, b"a", b"1"), (1, b"", None), (2, b"", b""), (3, b"b", b"2")]
 
@@ -168,7 +176,9 @@ def test_a_position_beyond_the_end_is_refused(bus: Bus) -> None:
 def test_compaction_keeps_the_newest_record_of_each_key(bus: Bus) -> None:
     bus.create([Topic("t", cleanup="compact")])
     for number in range(200):
-        bus.append("t", [AppendEntry(b"a", b"%d" % number), AppendEntry(b"b%d" % (number % 3), b"x")])
+        bus.append(
+            "t", [AppendEntry(b"a", b"%d" % number), AppendEntry(b"b%d" % (number % 3), b"x")]
+        )
     kept = bus.read("t", {0: 0})
     newest = {m.key: m.value for m in kept}
     assert newest == {b"a": b"199", b"b0": b"x", b"b1": b"x", b"b2": b"x"}
@@ -185,7 +195,9 @@ def test_a_hole_of_compaction_is_no_lost_position(bus: Bus) -> None:
 def test_a_tombstone_removes_its_key_and_later_itself(embedded_bus: Bus, clock: HandClock) -> None:
     bus = embedded_bus
     bus.create([Topic("t", cleanup="compact")])
-    bus.append("t", [AppendEntry(b"gone", b"x"), AppendEntry(b"gone", None), AppendEntry(b"other", b"1")])
+    bus.append(
+        "t", [AppendEntry(b"gone", b"x"), AppendEntry(b"gone", None), AppendEntry(b"other", b"1")]
+    )
     assert {m.key: m.value for m in bus.read("t", {0: 0})} == {b"gone": None, b"other": b"1"}
     clock.now_s += TOMBSTONE_S + 1
     bus.append("t", entries("2", key="other"))

@@ -4,9 +4,9 @@ Kafka's own groups: `test_kafka_groups.py`.
 
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.claims import LEASE_S, PartitionLease, claim_partitions
 from rollstream.errors import PositionLost
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.consumer_groups import LEASE_S, PartitionLease, claim_partitions
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 from tests.support.hand_clock import HandClock
@@ -107,7 +107,12 @@ def test_groups_do_not_see_each_other(filled: Bus) -> None:
 
 
 def test_a_claim_takes_its_share_and_only_what_is_free() -> None:
-    leases = {0: PartitionLease("a", 10), 1: PartitionLease("a", 10), 2: PartitionLease("gone", 4), 3: PartitionLease("b", 10)}
+    leases = {
+        0: PartitionLease("a", 10),
+        1: PartitionLease("a", 10),
+        2: PartitionLease("gone", 4),
+        3: PartitionLease("b", 10),
+    }
     claimed = claim_partitions("b", {"a": 10, "b": 10, "gone": 4}, leases, 4, now_s=5)
     assert claimed.held == {3}
     assert claim_partitions("a", {"a": 10, "b": 10}, leases, 4, now_s=5).released == {1}

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.connect import open_bus
 from rollstream.errors import PositionLost
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.connect import open_bus
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.bus import SqliteBus

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from rollstream.streams.codec import Envelope, record_hash, decode, encode, envelope_of
 from rollstream.errors import DecodeError, UnknownSchema
+from rollstream.streams.codec import Envelope, decode, encode, envelope_of, record_hash
 from rollstream.streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory
 from rollstream.streams.values import Version
 from testbed.sample_records import SAMPLES, trajectory

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
 from rollstream.errors import BusTimeout
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Dead, Position

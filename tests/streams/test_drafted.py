@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollstream.streams.codec import decode, encode, is_canonical
-from rollstream.streams.draft_runs import extend_runs, join_drafts, accepted_mask, accepted_tokens
-from rollstream.streams.values import Drafts
+from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, extend_runs, join_drafts
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Drafts
 from testbed.sample_records import trajectory
 from tests.streams.record_equality import differences
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollstream.streams.codec import Envelope
 from rollstream.errors import SequenceGap
+from rollstream.streams.codec import Envelope
 from rollstream.streams.fence import FenceVerdict, advance_fence
 from rollstream.streams.records import Fence
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from rollstream.errors import NewerRelease
 from rollstream.streams import release
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, decode, encode
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.errors import NewerRelease
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import SCHEMAS, Claim, Dead, GroupClosed, Opened

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.supervisor.process import ChildProcess, ProcessSpec
-from rollstream.roles.engine_errors import EngineUnavailable, classify_engine_errors
-from rollstream.supervisor.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_final_exit
-from rollstream.supervisor.supervisor import SupervisorLimits, Supervisor
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.roles.engine_errors import EngineUnavailable, classify_engine_errors
+from rollstream.supervisor.process import (
+    EXIT_REFUSED,
+    EXIT_UNSERVED,
+    ChildProcess,
+    ProcessSpec,
+    RestartPolicy,
+    is_final_exit,
+)
+from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 
 CAUSE = RuntimeError("out of memory")
 
@@ -52,7 +58,9 @@ def test_only_refusals_are_for_good():
     assert is_final_exit(EXIT_UNSERVED, EXIT_UNSERVED)
     assert not is_final_exit(EXIT_UNSERVED, None)
     assert not is_final_exit(EXIT_UNSERVED, -9)
-    assert not any(is_final_exit(code, before) for code in (-9, 0, 1, 143) for before in (code, 2, 3))
+    assert not any(
+        is_final_exit(code, before) for code in (-9, 0, 1, 143) for before in (code, 2, 3)
+    )
 
 
 def exits(folder: Path, *codes: int) -> ProcessSpec:
@@ -72,7 +80,9 @@ sys.exit(code)
 
 def outcome(folder: Path, seat: ProcessSpec):
     policy = RestartPolicy(first_s=0.01, longest_s=0.02)
-    supervisor = Supervisor([seat], folder / "logs", policy=policy, limits=SupervisorLimits(tick_s=0.01))
+    supervisor = Supervisor(
+        [seat], folder / "logs", policy=policy, limits=SupervisorLimits(tick_s=0.01)
+    )
     return supervisor.run(threading.Event(), threading.Event(), lambda states: None)
 
 
@@ -91,7 +101,9 @@ def test_a_role_refused_once_or_between_crashes_goes_on(tmp_path):
 def test_words_are_those_of_the_last_start(tmp_path):
     log = tmp_path / "role.log"
     log.write_text("rollstream: an earlier start\n")
-    child = ChildProcess(ProcessSpec("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None)
+    child = ChildProcess(
+        ProcessSpec("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None
+    )
     while child.reap() is None:
         pass
     assert child.words() == ""

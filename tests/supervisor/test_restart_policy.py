@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.supervisor.restarts import RestartPolicy
+from rollstream.supervisor.process import RestartPolicy
 
 POLICY = RestartPolicy(deaths_max=3, within_s=60, first_s=0.5, longest_s=1.5)
 

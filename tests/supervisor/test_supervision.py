@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.supervisor.process import ProcessSpec, last_lines
 from rollstream.supervisor.lock import RunLock
-from rollstream.supervisor.restarts import RestartPolicy
-from rollstream.supervisor.supervisor import SupervisorLimits, Supervisor
+from rollstream.supervisor.process import ProcessSpec, RestartPolicy, last_lines
+from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 
@@ -37,7 +36,9 @@ print(json.dumps([os.environ.get(name) for name in names]), flush=True)
 class Run:
     """Seats run by a supervisor in a thread of the test."""
 
-    def __init__(self, folder: Path, *seats: ProcessSpec, lock: RunLock | None = None, **limits: float):
+    def __init__(
+        self, folder: Path, *seats: ProcessSpec, lock: RunLock | None = None, **limits: float
+    ):
         self.events: list[dict[str, object]] = []
         self.folder, self.stop, self.hurry = folder, threading.Event(), threading.Event()
         bounds = SupervisorLimits(tick_s=0.01, **limits)
@@ -177,9 +178,9 @@ SUPERVISOR = """
 import sys, threading
 from pathlib import Path
 from rollstream.supervisor.process import Seat
-from rollstream.cli.signals import listen
+from rollstream.cli.common import listen
 from rollstream.supervisor.supervisor import Supervisor
-role = ("from rollstream.supervisor.lifeline import end_with_parent; end_with_parent();"
+role = ("from rollstream.supervisor.process import end_with_parent; end_with_parent();"
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
 seats = [Seat(name, [sys.executable, "-c", role]) for name in ("a", "b")]
 signals = listen()
@@ -223,7 +224,7 @@ def test_roles_end_when_their_supervisor_is_killed(supervised):
 
 
 def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
-    code = "from rollstream.supervisor.lifeline import end_with_parent; end_with_parent(); print('survived')"
+    code = "from rollstream.supervisor.process import end_with_parent; end_with_parent(); print('survived')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")

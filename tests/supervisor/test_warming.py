@@ -6,12 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.cli.signals import StopSignals
-from rollstream.config.settings import Configuration
+from rollstream.cli.common import StopSignals
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
 from rollstream.supervisor.lock import RunLock
-from rollstream.warmup.warming import WarmupProcess, WarmupFailed, newest_progress
+from rollstream.supervisor.process import ProcessSpec
+from rollstream.warmup.warmup import WarmupFailed, WarmupProcess, newest_progress
 
 
 @pytest.fixture

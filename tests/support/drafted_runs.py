@@ -12,8 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from rollstream.producers.drafts.memory import HEADER_BYTES, WRITER_WORD
-from rollstream.producers.drafts.shared_memory import HISTORY_FILE, segment_folder
+from rollstream.producers.drafts.shared_memory import (
+    HEADER_BYTES,
+    HISTORY_FILE,
+    WRITER_WORD,
+    segment_folder,
+)
 from rollstream.streams.draft_runs import accepted_tokens
 from rollstream.streams.records import Assignment, Trajectory
 from testbed.kills.aims import Aim, AimFolder

@@ -19,8 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import Emission, Engine, EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Span, Tokens, Version

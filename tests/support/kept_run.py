@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from rollstream.config.config import fingerprint
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.producers.settings import SamplingSettings, TaskSettings
-from rollstream.config.settings import Configuration
-from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 

@@ -13,15 +13,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.producers.engines.base import GenerationRequest
-from rollstream.producers.engines.draws import trajectory_key, uniforms
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.torch import TorchEngine
 from rollstream.config.config import load
 from rollstream.config.run_folder import store_url
-from rollstream.storage.stores.connect import open_store
+from rollstream.producers.engines.base import (
+    EngineOptions,
+    GenerationRequest,
+    trajectory_key,
+    uniforms,
+)
+from rollstream.producers.engines.torch import TorchEngine
 from rollstream.storage.models import model_from_version
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GENERATED, Prompt, Trajectory
 from rollstream.streams.values import Tokens, Version
 from testbed.run_process import read
@@ -86,7 +89,9 @@ def request_of(record: Trajectory, prompt: Prompt) -> GenerationRequest:
     )  # fmt: skip
 
 
-def _difference(model: torch.nn.Module, request: GenerationRequest, plain: list[int], mine: list[int]) -> str:
+def _difference(
+    model: torch.nn.Module, request: GenerationRequest, plain: list[int], mine: list[int]
+) -> str:
     """Where they part, unless rounding explains it; empty for equal tokens."""
     if plain == mine:
         return ""

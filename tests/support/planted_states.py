@@ -8,12 +8,19 @@ from rich.console import Console
 
 from rollstream.config.settings import Configuration
 from rollstream.monitor.frame import TerminalSize, render_frame
-from rollstream.monitor.plan import RunSettings, run_settings_of
-from rollstream.monitor.snapshot import RunSnapshot, take_snapshot
+from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
-from rollstream.monitor.all import warnings_of
+from rollstream.streams.records import (
+    Admitted,
+    Applied,
+    RolloutStatus,
+    StepDone,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
-from rollstream.streams.records import Admitted, Applied, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
 
 NOW_S = 1_700_000_000.0
 STEP_S = 2.0

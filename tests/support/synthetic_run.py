@@ -8,13 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.config.settings import Configuration
 from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.streams.connect import open_bus
-from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
-from rollstream.streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
+from rollstream.streams.records import (
+    Admitted,
+    Applied,
+    GroupClosed,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 STARTED_S = 1_700_000_000.0

@@ -11,41 +11,40 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from rollstream.consumers.dispatch.admit import AdmissionPace
+from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import DispatchSettings, TrainerSettings
+from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.consumers.trainer.build import InitialModel, TrainerPlan, Provenance, build_trainer
 from rollstream.consumers.trainer.loop import Trainer
+from rollstream.errors import Fenced
+from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.heartbeat import Heartbeat
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.sender import SynchronousSender
-from rollstream.producers.rollout.pulse import StatusSchedule
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, config_from_version, model_files
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import next_term
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.terms import next_term
+from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
-from rollstream.errors import Fenced
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Record, Trajectory
-from rollstream.streams.values import Sampling
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling
 from testbed.waiting import WAIT_S
 
 SIZES = {
@@ -107,7 +106,9 @@ class TinyRun:
         self._thread(lambda: source.run(self.stop))
 
     def start_dispatch(self, term: int, stop: threading.Event | None = None) -> None:
-        pace = AdmissionPace(self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps)
+        pace = AdmissionPace(
+            self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps
+        )
         dispatch = Dispatch(
             self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate
         )

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.producers.tasks.described import Option
+from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.base import Option
 from rollstream.producers.tasks.dataset import Dataset
 from rollstream.producers.tasks.registry import load_task
-from rollstream.errors import ConfigurationError
 
 VERIFIERS = """
 def equal(answer, reference):

@@ -6,15 +6,20 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import Emission, GenerationRequest
-from rollstream.producers.evaluation_part import JudgedAnswer, measure
-from rollstream.producers.evaluation import EvaluationPlan, held_out_answers, evaluate
+from rollstream.producers.evaluation import (
+    EvaluationPlan,
+    JudgedAnswer,
+    evaluate,
+    held_out_answers,
+    measure,
+)
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.producers.tasks.character_tokenizer import EOS
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Tokens, Version
 
 ENCODE = Remainder().tokenizer().encode
@@ -142,4 +147,6 @@ def test_an_answer_whose_environment_replies_unknown_tokens_is_dead_and_the_othe
     pool.close()
     assert figures.dead == 4
     assert figures.accuracy_greedy == 0.0
-    assert sorted(engine.aborted) == sorted(held_out_answers(task, plan))  # each slot is freed, once
+    assert sorted(engine.aborted) == sorted(
+        held_out_answers(task, plan)
+    )  # each slot is freed, once

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.consumers.trainer.metrics import StepMetrics
-from rollstream.consumers.trainer.data.sample_part import sample_of
-from rollstream.producers.evaluation_part import JudgedAnswer, measure
+from rollstream.producers.evaluation import JudgedAnswer, measure
 from rollstream.producers.rewards.pool import RewardVerdict
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Span, Version
 
 
 def completion(task: str, reward: float, name: str) -> Trajectory:

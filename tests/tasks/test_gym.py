@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.tasks.described import Option
-from rollstream.producers.settings import TaskSettings
-from rollstream.producers.tasks.base import Teacher
-from rollstream.producers.tasks.entries import pack, unpack
-from rollstream.producers.tasks.gym import Gym
-from rollstream.producers.tasks.registry import load_task
 from rollstream.errors import ConfigurationError
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.base import Option, Teacher
+from rollstream.producers.tasks.gym import Gym, pack, unpack
+from rollstream.producers.tasks.registry import load_task
 
 
 def gym(limit: int | None = None, **options: Option) -> Gym:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import PartSettings, TaskSettings
 from rollstream.producers.tasks.base import Environment, Reply, Task
-from rollstream.producers.tasks.interleave import MixtureCycle
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.producers.tasks.mixture import MixtureCycle
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.producers.tasks.character_tokenizer import EOS
-from rollstream.errors import ConfigurationError
 
 
 def mixture(*parts: PartSettings) -> Task:
@@ -40,7 +40,9 @@ def test_weights_are_honoured_exactly_over_a_cycle_and_nearly_always(weights: li
 def test_any_position_may_be_asked_first():
     """What a restart asks for is what it would have been (the order is a function of position)."""
     forward = [MixtureCycle([5, 2, 1]).at(position) for position in range(100)]
-    assert [MixtureCycle([5, 2, 1]).at(position) for position in reversed(range(100))] == forward[::-1]
+    assert [MixtureCycle([5, 2, 1]).at(position) for position in reversed(range(100))] == forward[
+        ::-1
+    ]
     assert MixtureCycle([0.5, 0.2, 0.1]).at(77) == forward[77]
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.errors import ConfigurationError
 
 
 def test_every_pass_asks_each_prompt_once_in_an_order_of_its_own() -> None:

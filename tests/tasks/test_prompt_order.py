@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.producers.tasks.base import TaskPrompt
-from rollstream.errors import ConfigurationError
 from rollstream.streams.values import Sampling
 
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from rollstream.producers.tasks.base import Document
-from rollstream.producers.tasks.remainder import Remainder, question_text, response_text, style
-from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import Document
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.producers.tasks.remainder import Remainder, question_text, response_text, style
 
 
 def text(task: Remainder, tokens: tuple[int, ...]) -> str:
@@ -119,7 +119,7 @@ def test_impossible_options_are_refused():
 
 def test_tasks_and_rewards_start_without_torch():
     code = (
-        "import sys, rollstream.producers.rewards.reward_process, rollstream.producers.tasks.remainder, rollstream.producers.tasks.scripted;"
+        "import sys, rollstream.producers.rewards.process, rollstream.producers.tasks.remainder, rollstream.producers.tasks.scripted;"
         "sys.exit(any(heavy in sys.modules for heavy in ('torch', 'transformers', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

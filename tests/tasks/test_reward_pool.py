@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply
-from rollstream.errors import ConfigurationError
 from testbed.waiting import WAIT_S, wait_for
 from tests.tasks.odd_replies import REPLIES
 
@@ -95,7 +95,9 @@ def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
         pool.submit(str(number), "exit" if number in (0, 150) else "fine", [[5]])
     outcomes = collect(pool, 300)
     pool.close()
-    assert {key for key, one in outcomes.items() if isinstance(one, RewardVerdict) and one.dead} == {
+    assert {
+        key for key, one in outcomes.items() if isinstance(one, RewardVerdict) and one.dead
+    } == {
         "0",
         "150",
     }
@@ -145,9 +147,9 @@ def test_answers_longer_than_a_pipe_arrive(pool: RewardPool):
     for number in range(5):
         pool.submit(str(number), "fine", [list(range(100_000))])
     outcomes = collect(pool, 5)
-    assert {one.scores["length"] for one in outcomes.values() if isinstance(one, RewardVerdict)} == {
-        100_000.0
-    }
+    assert {
+        one.scores["length"] for one in outcomes.values() if isinstance(one, RewardVerdict)
+    } == {100_000.0}
 
 
 def test_the_queue_is_bounded_and_empties():

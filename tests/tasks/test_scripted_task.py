@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from rollstream.producers.tasks.base import Environment, Reply, turns_of
-from rollstream.producers.tasks.scripted import Scripted
-from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import Environment, Reply, turns_of
+from rollstream.producers.tasks.character_tokenizer import EOS
+from rollstream.producers.tasks.scripted import Scripted
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 
 REFERENCE = json.dumps({"script": [7, 5, 9]})

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.text import TaskText
-from rollstream.errors import ConfigurationError
 
 
 class Worded(Remainder):

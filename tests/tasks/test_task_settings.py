@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.config.config import load
-from rollstream.roles.run_task import prompt_tokens_max, task_settings
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.roles.context import prompt_tokens_max, task_settings
 
 MIXED = '[task]\nname = "mixture"\n[[task.parts]]\nname = "remainder"\n'
 

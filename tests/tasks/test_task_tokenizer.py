@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rollstream.producers.tasks.base import Tokenizer
-from rollstream.producers.tasks.remainder import CHARACTERS, Remainder
 from rollstream.producers.tasks.character_tokenizer import BOS, CharacterTokenizer
+from rollstream.producers.tasks.remainder import CHARACTERS, Remainder
 
 
 @pytest.fixture(scope="module")

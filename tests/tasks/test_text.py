@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from rollstream.producers.tasks.byte_tokenizer import END, byte_token
-from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.text import TaskText
+from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
 
 BUILT_IN = TextTokenizer(None)
 ENDING = byte_token(END)

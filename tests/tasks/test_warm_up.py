@@ -14,13 +14,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.warmup.sft import SftSchedule, batches, learning_rate_share, train_sft
-from rollstream.warmup.warmup import is_warmed_up, warm_up
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import ModelSettings
-from rollstream.errors import ConfigurationError
+from rollstream.warmup.sft import SftSchedule, batches, learning_rate_share, train_sft
+from rollstream.warmup.warmup import is_warmed_up, warm_up
 
 TINY = ModelSettings(
     config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}

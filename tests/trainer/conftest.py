@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.data.sample import Sample
 from tests.trainer.learning_reference import sample
 
 

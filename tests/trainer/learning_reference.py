@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
 

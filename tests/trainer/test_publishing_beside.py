@@ -9,19 +9,24 @@ import pytest
 import torch
 
 from rollstream.consumers.trainer.ledger import Ledger
-from rollstream.consumers.trainer.publisher import QUEUE_MAX, StepPublisher, CheckpointRetention, StepSnapshot
+from rollstream.consumers.trainer.publisher import (
+    QUEUE_MAX,
+    CheckpointRetention,
+    StepPublisher,
+    StepSnapshot,
+)
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
-from rollstream.storage.stores.file import FileStore
-from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.stores.base import Data
-from rollstream.storage.settings import WeightsSettings
-from rollstream.storage.weights.fetch_part import fetch_tensors
-from rollstream.streams.connect import open_bus
 from rollstream.errors import StoreError
+from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.stores.base import Data
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Position, StepDone
-from rollstream.streams.values import Version
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 STEPS = 9

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.storage.weights.manifest import manifest_key, read_manifest
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.settings import WeightsSettings
-from rollstream.storage.weights.fetch_part import fetch_tensors
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.storage.weights.manifest import manifest_key, read_manifest
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.values import Version
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 FILES = {"config.json": b"{}"}
@@ -55,7 +55,9 @@ def test_versions_are_deltas_between_anchors_every_k(bus, store):
     assert kinds(store, *versions) == ["anchor", "delta", "delta"] * 2 + ["anchor"]
     assert read_manifest(store, versions[3]).delta is not None
     for version in versions:
-        assert torch.equal(fetch_tensors(store, version)[1]["weight"], tensors_at(version.number)["weight"])
+        assert torch.equal(
+            fetch_tensors(store, version)[1]["weight"], tensors_at(version.number)["weight"]
+        )
 
 
 def test_the_chain_is_no_longer_than_half_of_what_is_kept(bus, store):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.cli.main import main
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
 from rollstream.streams.reader import TopicReader

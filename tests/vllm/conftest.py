@@ -4,7 +4,7 @@ process interfere, so each module runs in its own (`make test-vllm`).
 
 import pytest
 
-from rollstream.producers.engines.vllm.environment_part import installed_release
+from rollstream.producers.engines.vllm.environment import installed_release
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rollstream.producers.engines.base import Emission, GenerationRequest, WeightUpdate
+from rollstream.errors import EngineRefused
 from rollstream.producers.drafts import AnswerHistory, prompt_key
-from rollstream.producers.drafts.merged import CombinedSource
-from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.source_part import DraftSource
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.drafts.node import CombinedSource, NodeHistory
+from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.engines.base import (
+    Emission,
+    EngineOptions,
+    GenerationRequest,
+    WeightUpdate,
+)
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.settings import VllmSettings
-from rollstream.streams.draft_runs import join_drafts, accepted_mask, accepted_tokens
-from rollstream.errors import EngineRefused
+from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, join_drafts
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Drafts, Sampling, Tokens, Version
 from testbed.update_reference import over_old_cache
@@ -78,7 +81,9 @@ def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[GenerationRequ
     ]
 
 
-def remembered(requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0) -> AnswerHistory:
+def remembered(
+    requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0
+) -> AnswerHistory:
     """What was gained, a share of its tokens replaced by others."""
     history, drawn = AnswerHistory(1 << 15), np.random.default_rng(0)
     remember(history, requests, gained, wrong, drawn)

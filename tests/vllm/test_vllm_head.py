@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling

@@ -4,8 +4,7 @@ and together they give the tokens of one.
 
 import pytest
 
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.engines.vllm.staging import StagedFile
 from rollstream.producers.settings import VllmSettings
@@ -40,4 +39,6 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
         )
         assert differs == [worker != 0, worker != 1]
         staged.close()
-    assert two.read_back(new, new) == WeightComparison(0, ())  # nothing is said where tensors are cut
+    assert two.read_back(new, new) == WeightComparison(
+        0, ()
+    )  # nothing is said where tensors are cut

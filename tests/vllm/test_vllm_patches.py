@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.vllm import VllmEngine, chunks
-from rollstream.producers.engines.vllm.environment_part import require_vllm
-from rollstream.storage.weights.tensors import untie
-from rollstream.storage.weights.resident import TensorPatch
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.vllm import VllmEngine, weights
+from rollstream.producers.engines.vllm.environment import require_vllm
+from rollstream.storage.weights.resident import TensorPatch
+from rollstream.storage.weights.tensors import untie
 from tests.support.engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 
@@ -36,7 +36,9 @@ def open_in_place(family: str) -> VllmEngine:
     return engine
 
 
-def drawn_anew(old: Mapping[str, torch.Tensor], share: float) -> tuple[dict, tuple[TensorPatch, ...]]:
+def drawn_anew(
+    old: Mapping[str, torch.Tensor], share: float
+) -> tuple[dict, tuple[TensorPatch, ...]]:
     """The tensors with a share of the elements of each drawn anew, and the patches between them."""
     kept, tied = untie(old)
     new, patches = {}, []
@@ -70,7 +72,7 @@ def test_patches_in_flight_serve_the_bits_of_the_new_version(family: str) -> Non
 
 
 def test_whole_tensors_beside_patches_and_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks.patch_chunks, "__defaults__", (1,))
+    monkeypatch.setattr(weights.patch_chunks, "__defaults__", (1,))
     engine = open_in_place("qwen3")
     new, patches = drawn_anew(vllm_model("qwen3").state_dict(), 0.05)
     whole = ("model.norm.weight", "model.layers.1.self_attn.v_proj.weight")

@@ -11,10 +11,9 @@ import psutil
 import pytest
 import torch
 
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.vllm import VllmEngine, chunks
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.vllm import VllmEngine, weights
 from rollstream.streams.values import Sampling
 from testbed.repository import ROOT
 from testbed.update_reference import over_old_cache
@@ -46,7 +45,7 @@ def open_process(emit_every: int = 5) -> VllmEngine:
 
 def test_in_flight_keeps_the_cache_and_stamps_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 3; a chunk for each tensor."""
-    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
+    monkeypatch.setattr(weights.whole_chunks, "__defaults__", (1,))
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     engine = open_process()
     gained = half_way(engine)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engines.vllm.remote import factory
 from rollstream.producers.engines.vllm.remote.factory import open_remote
 from rollstream.producers.settings import VllmSettings
-from rollstream.errors import ConfigurationError, EngineRefused
 from tests.vllm.remote_server import answering
 from tests.vllm.vllm_samples import vllm_model
 

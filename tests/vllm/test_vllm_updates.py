@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.vllm import chunks
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.vllm import weights
 from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.torch.test_engine_updates import check_in_flight, check_recompute
@@ -79,7 +79,7 @@ def test_what_waits_for_a_slot_begins_under_the_new_version() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_many_small_chunks_load_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     new = dict(vllm_model(family, 1).state_dict())
-    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))  # a chunk for each tensor
+    monkeypatch.setattr(weights.whole_chunks, "__defaults__", (1,))  # a chunk for each tensor
     engine = open_vllm(vllm_model(family, 0))
     engine.update(WeightUpdate(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
@@ -113,7 +113,7 @@ def test_an_update_that_fails_in_its_middle_serves_nothing_until_one_succeeds(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = vllm_model(family, 0), vllm_model(family, 1)
-    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
+    monkeypatch.setattr(weights.whole_chunks, "__defaults__", (1,))
     engine = open_vllm(old)
     gained = half_way(engine)
     bad = Failing(new.state_dict(), "model.layers.1.self_attn.k_proj.weight")

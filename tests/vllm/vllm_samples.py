@@ -12,8 +12,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling, Version

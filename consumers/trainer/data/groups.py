@@ -21,9 +21,9 @@ from rollstream.streams.admissible import is_usable_annotation
 from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.reader import Received, TopicReader, read_all_at, read_at
-from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 from rollstream.streams.records import Admitted, Annotation, Position, Record, Trajectory
 from rollstream.streams.topics import is_in_key_partition
+from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class TrainerGroup:
     names: tuple[str, ...] = (REWARD,)
     """Annotations that each living trajectory must have."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
-    annotations: dict[tuple[str, str], ReceivedAnnotation] = field(default_factory=dict[tuple[str, str], ReceivedAnnotation])
+    annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
+        default_factory=dict[tuple[str, str], ReceivedAnnotation]
+    )
 
     def is_finished(self) -> bool:
         """Whether all trajectories have arrived."""
@@ -63,7 +65,8 @@ class TrainerGroup:
         value, or the reason why there is none).
         """
         return self.is_finished() and all(
-            is_annotated(a.record, self.names, self.annotations.keys()) for a in self.arrived.values()
+            is_annotated(a.record, self.names, self.annotations.keys())
+            for a in self.arrived.values()
         )
 
     def is_overdue(self, now_s: float) -> bool:

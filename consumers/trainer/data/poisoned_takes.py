@@ -7,15 +7,29 @@ starts that each directly follow the marker of the same take with no step done i
 every take of the update that has a member of the failing takes' groups is superseded, and those
 groups end dead. A `kill -9` counts only if it hits the computation of a retried take, and a
 finished step resets the count, so a run whose trainer is killed at random trains all its groups.
+
+The error of a learner that cannot compute micro-batches, and the test for errors of short
+memory.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from msgspec.structs import replace
 
-from rollstream.streams.records import Configured, GroupClosed, Record, StepDone, Superseded, Take, TakeFailed, TakeRetried
+from rollstream.errors import RollstreamError
+from rollstream.streams.records import (
+    Configured,
+    GroupClosed,
+    Record,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+)
 
 FAILED_MAX, SILENT_MAX = 3, 10
 ERROR_MAX = 500  # characters of an exception in the ledger
@@ -151,3 +165,26 @@ def plan_superseded(
 def error_text(error: BaseException) -> str:
     """The text of an exception in the ledger, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]
+
+
+_CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain RuntimeError
+
+
+class ComputeFailed(RollstreamError, RuntimeError):
+    """The learner raised on `micro_batches`, counted from 0 within the step in the order of
+    submission; several where they are computed together. The cause is the original exception.
+    """
+
+    def __init__(self, micro_batches: tuple[int, ...], cause: BaseException) -> None:
+        numbers = ", ".join(map(str, micro_batches))
+        super().__init__(
+            f"micro-batch {numbers} of the step cannot be computed: {type(cause).__name__}: {cause}"
+        )
+        self.micro_batches = micro_batches
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a smaller micro-batch may succeed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

@@ -1,4 +1,14 @@
-"""Turns a group's completions into training samples. Pure: live training, replay and audit call the
+"""Group-relative advantages: each sample is compared with the other samples of its prompt. Pure.
+
+Lag: by how many versions the trainer is ahead of the version that emitted a token. Pure.
+
+Invariant 5: no token above `max_lag` is trained on. Policies that change versions within a
+trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single version.
+Tokens of a version that was replaced by another term's are treated in the same way (DESIGN.md,
+Weight versions): their weights are unknown. The audit uses the same two functions, `lag_of` and
+`Believed.is_believed`.
+
+Turns a group's completions into training samples. Pure: live training, replay and audit call the
 same function.
 
 Left out are dead members, members that cannot be trained (invariant 12) and members that lack an
@@ -7,21 +17,119 @@ above `max_lag` at this version, or of a version that is not believed, are maske
 policies; under `keep_version` the whole trajectory is dropped (invariant 5). Both are counted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from rollstream.consumers.trainer.data.advantages import advantages
-from rollstream.consumers.trainer.data.sample import AnnotationsByKey, AnnotatedRewards, names_needed, annotated_rewards
-from rollstream.consumers.trainer.data.lag import is_dropped, mask_by_lag
-from rollstream.consumers.trainer.data.sample_part import Sample, admitted_sample
-from rollstream.streams.admissible import BelievedVersions, Refusal, TrainingBounds, is_bounded_number, refusal, refused_counts
+from rollstream.consumers.trainer.data.sample import (
+    AnnotatedRewards,
+    AnnotationsByKey,
+    Sample,
+    admitted_sample,
+    annotated_rewards,
+    names_needed,
+)
+from rollstream.streams.admissible import (
+    BelievedVersions,
+    Refusal,
+    TrainingBounds,
+    is_bounded_number,
+    refusal,
+    refused_counts,
+)
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Span
 
-if TYPE_CHECKING:  # the audit imports this module and must not load pydantic
+if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
+
+
+AdvantageKind = Literal["grpo", "centred", "leave_one_out"]
+
+EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
+
+
+def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
+    """One advantage per reward of a group of n; a group of one has advantage 0.
+
+    * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
+      2402.03300).
+    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783: dividing by std favours too easy and
+      too hard prompts).
+    * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740), which is n/(n−1) ×
+      `centred`.
+    """
+    values = np.asarray(rewards, np.float64)
+    assert values.ndim == 1, "rewards of one group"
+    if len(values) < 2:
+        return np.zeros(len(values))
+    centred = values - values.mean()
+    if kind == "centred":
+        return centred
+    if kind == "leave_one_out":
+        return centred * len(values) / (len(values) - 1)
+    return centred / (values.std(ddof=1) + EPS)
+
+
+def lag_of(span: Span, version: int) -> int:
+    """`version` (the one trained from) minus the span's version; 0 where the span's is later, as in
+    a run that continued as a fork from an older checkpoint.
+    """
+    return max(0, version - span.version.number)
+
+
+def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
+    """`lag_of` per generated token."""
+    lags = np.empty(len(sample.logprobs), np.int64)
+    for span in sample.spans:
+        lags[span.start : span.end] = lag_of(span, version)
+    return lags
+
+
+def mask_by_lag(
+    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
+) -> Sample:
+    """The sample with tokens masked that are above `max_lag` (None: no bound) or of a version that
+    is not `believed`; tokens masked before stay masked.
+    """
+    mask = sample.mask.copy()
+    for span in sample.spans:
+        is_above = max_lag is not None and lag_of(span, version) > max_lag
+        if is_above or (believed is not None and not believed.is_believed(span.version)):
+            mask[span.start : span.end] = False
+    return replace(sample, mask=mask)
+
+
+def is_dropped(
+    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
+) -> bool:
+    """Whether `keep_version` drops the sample: it has a token that the other policies mask."""
+    return not mask_by_lag(sample, version, max_lag, believed).mask.all()
+
+
+def lag_counts(sample: Sample, version: int) -> dict[int, int]:
+    """Number of trained tokens of one sample by lag."""
+    counts: dict[int, int] = {}
+    for span in sample.spans:
+        lag = lag_of(span, version)
+        trained = int(np.count_nonzero(sample.mask[span.start : span.end]))
+        counts[lag] = counts.get(lag, 0) + trained
+    return counts
+
+
+def lag_histogram(samples: Iterable[Sample], version: int) -> dict[int, int]:
+    """Number of trained tokens by lag, smallest lag first. With the version known at finish these
+    are lags at finish.
+    """
+    counts: Counter[int] = Counter()
+    for sample in samples:
+        lags, tokens = np.unique(lags_of(sample, version)[sample.mask], return_counts=True)
+        counts.update(dict(zip(lags.tolist(), tokens.tolist(), strict=True)))
+    return dict(sorted(counts.items()))
 
 
 UNBOUNDED = TrainingBounds()
@@ -109,12 +217,17 @@ def prepare_group(
             counts["masked_tokens"] += int(np.count_nonzero(~sample.mask))
             samples.append(sample)
     if not samples:
-        return PreparedGroup(group, (), "expired", f"all above max_lag at version {version}", counts)
+        return PreparedGroup(
+            group, (), "expired", f"all above max_lag at version {version}", counts
+        )
     return PreparedGroup(group, tuple(samples), "", "", counts)
 
 
 def _trainable_samples(
-    records: Sequence[Trajectory], found: AnnotatedRewards, bounds: TrainingBounds, believed: BelievedVersions | None
+    records: Sequence[Trajectory],
+    found: AnnotatedRewards,
+    bounds: TrainingBounds,
+    believed: BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
     """Samples of the live members that can be trained and have a reward, the reasons of the others,
     and the refusals by trajectory.

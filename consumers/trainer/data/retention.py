@@ -7,18 +7,47 @@ stay too, whatever happens to the rollout, also while dispatch is down.
 
 All times are of this process's own clock, taken when a status is read. The clocks of rollouts
 decide nothing, so a rollout whose clock is an hour ahead does not unpin versions of the others.
+
+Truncates topics after a checkpoint (invariant 11): removes the records that neither the trainer
+nor dispatch nor the archive needs.
+
+Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would read
+again (its positions, and the records of groups that were open in it), the position from which
+dispatch can rebuild its state, and the archived position (the end, where no archive runs). A role
+that never committed its position stops truncation. A trainer that was replaced but still runs
+truncates less, never more: each bound only moves forwards.
+
+The run's log as a trainer reads it: truncated records are read from the archive, at the same
+offsets and byte for byte.
+
+Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints are
+lost or damaged, or the log was truncated from outside. It is opened at the first such read.
 """
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rollstream.consumers.dispatch.persistence import read_persisted_state
+from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.errors import PositionLost
+from rollstream.storage.checkpoints import CheckpointId, checkpoint_state
+from rollstream.storage.claim_check import collect_blobs
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
+from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Position, RolloutStatus
-from rollstream.streams.values import Version
+from rollstream.streams.truncation import (
+    ARCHIVE_GROUP,
+    DISPATCH_GROUP,
+    REBUILD_TOPICS,
+    earliest_positions,
+    move_back_to_oldest,
+    truncate,
+)
+from rollstream.streams.values import Address, Version
+from rollstream.streams.wrapper import BusWrapper
 
 LIVE_S = 60.0  # above any heartbeat timeout: a rollout silent for longer fetches the newest anyway
 OVERLAP_S = 5.0  # two threads send status and partials: a partial may follow the next status
@@ -114,3 +143,93 @@ class PinnedVersions(HeldVersions):
             if now_s - hold.ended_s >= OVERLAP_S:
                 ends = self._bus.end("partials") if ends is None else ends
                 hold.partials = ends
+
+
+log = logging.getLogger(__name__)
+
+TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
+
+
+@dataclass(frozen=True, slots=True)
+class LogTruncation:
+    """`archived` names the topics that an archive keeps: their records are truncated only after
+    they were archived.
+    """
+
+    bus: Bus
+    store: ObjectStore
+    archived: Collection[str]
+
+    def run(self, kept: Iterable[CheckpointId]) -> None:
+        """Truncate the records that none of these kept checkpoints needs."""
+        states = [TrainerState.decode(checkpoint_state(self.store, one)) for one in kept]
+        if not states or any(state.ahead for state in states):
+            return
+        for topic in TOPICS:
+            bounds = [self._needed(topic, state) for state in states]
+            if topic in REBUILD_TOPICS:
+                bounds.append(self.bus.committed(DISPATCH_GROUP, topic))
+            if topic in self.archived:
+                bounds.append(self.bus.committed(ARCHIVE_GROUP, topic))
+            lost = truncate(self.bus, topic, earliest_positions(bounds))
+            if lost:
+                log.info("%s: %d records truncated", topic, sum(lost.values()))
+        collect_blobs(self.bus, self.store)
+
+    def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
+        """The positions from which a trainer that starts from this checkpoint reads."""
+        if topic == "ledger":
+            return {0: state.ledger}
+        positions = state.intake_positions().get(topic)
+        if positions is None:  # `applied`: a trainer does not read it
+            return {p: Position(end) for p, end in self.bus.end(topic).items()}
+        return move_back_to_oldest(self.bus, topic, positions, _addresses(topic, state))
+
+
+def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
+    """The records of the groups that were open in the checkpoint."""
+    match topic:
+        case "admissions":
+            return (group.admitted for group in state.groups)
+        case "trajectories":
+            return (at for group in state.groups for at in group.arrived)
+        case _:
+            return (at for group in state.groups for at in group.noted)
+
+
+class ArchiveBackedBus(BusWrapper):
+    """A bus that behaves as the one below it, except that `read` also reaches archived records."""
+
+    def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:
+        super().__init__(bus)
+        self._store, self._run = store, run
+        self._both: Bus | None = None
+
+    def with_archive(self) -> Bus:
+        """Log and archive as one read-only bus; a read raises `PositionLost` where neither has the
+        record.
+        """
+        if self._both is None:
+            from rollstream.storage.archive.log import (
+                LogWithArchive,  # imports pyarrow: seconds, rarely used
+            )
+
+            self._both = LogWithArchive(self._below, self._store, self._run)
+        return self._both
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        """Read from the log, or, where a position is truncated, from log and archive together."""
+        how = {"records_max": records_max, "bytes_max": bytes_max}
+        try:
+            return super().read(topic, positions, **how, wait_s=wait_s, exact=exact)
+        except PositionLost:
+            return self.with_archive().read(topic, positions, **how, exact=exact)

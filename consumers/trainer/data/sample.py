@@ -1,16 +1,29 @@
 """Rewards of completions from their annotations, or the reason why a reward is missing.
 
 Pure: live training and replay call the same function, so equal annotations give equal rewards.
+
+One trajectory in the form that the loss uses.
+
+Only generated tokens have log-probabilities, spans and loss; `mask` marks those that are trained.
+Prompt and environment tokens are context. `sample_of` returns consistent samples only, so code that
+receives a `Sample` does not check it again.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.errors import DecodeError
+from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.records import Annotation, Trajectory
+from rollstream.streams.values import Floats, Sources, Span, Tokens
 
 if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
+
 
 REWARD = "reward"
 """The annotation that supplies a record's own reward where its rollout gave none."""
@@ -32,7 +45,9 @@ def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
     return tuple(sorted({*settings.annotations, *settings.reward_terms}))
 
 
-def is_annotated(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]) -> bool:
+def is_annotated(
+    record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]
+) -> bool:
     """Whether each of these annotations has arrived (a value, or the reason why there is none); a
     dead trajectory needs none.
     """
@@ -43,7 +58,10 @@ def is_annotated(record: Trajectory, names: Iterable[str], noted: Iterable[tuple
 
 
 def annotated_rewards(
-    records: Iterable[Trajectory], noted: AnnotationsByKey, names: Iterable[str], terms: Mapping[str, float]
+    records: Iterable[Trajectory],
+    noted: AnnotationsByKey,
+    names: Iterable[str],
+    terms: Mapping[str, float],
 ) -> AnnotatedRewards:
     """The weighted sum of `terms` for each live trajectory that has all `names`."""
     found, needed = AnnotatedRewards(), tuple(names)
@@ -69,3 +87,59 @@ def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | st
     if name == REWARD and record.reward is not None:
         return record.reward
     return f"no annotation {name!r}" if note is None else f"{name}: {note.reason}"
+
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """`tokens` and `sources` have one entry per token of the trajectory; `logprobs` (under μ, the
+    behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token. `spans`
+    tile the generated tokens.
+    """
+
+    trajectory: str
+    group: int
+    tokens: Tokens
+    sources: Sources
+    logprobs: Floats
+    spans: tuple[Span, ...]
+    reward: float
+    advantage: float
+    temperature: float
+    mask: Mask
+    task: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
+    """The sample of a finished trajectory, with all its generated tokens trained.
+
+    `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
+    model can train (`streams/admissible.py`).
+    """
+    refused = refusal(record, TrainingBounds())
+    if refused is not None:
+        raise DecodeError(f"trajectory {record.trajectory} cannot be trained: {refused.detail}")
+    return admitted_sample(record, advantage, reward)
+
+
+def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
+    """As `sample_of`, for a record that `refusal` has already accepted."""
+    worth = record.reward if reward is None else reward
+    return Sample(
+        record.trajectory,
+        record.group,
+        record.tokens,
+        record.sources,
+        record.logprobs,
+        record.spans,
+        float("nan") if worth is None else worth,
+        advantage,
+        record.temperature,
+        np.ones(len(record.logprobs), np.bool_),
+        record.task,
+    )

@@ -2,13 +2,28 @@
 (invariant 9).
 
 A user's own rule is named by its import path, `module:function`, and has the signature of `oldest`.
+
+Progress of one update: which groups it has taken and which of their samples are used. Live
+training and the repetition after a crash share it.
+
+An update is complete when it has all its groups and every trainable sample of them was in a take.
+Both can be derived from the ledger, so the successor of a trainer that died in the middle of a step
+continues exactly where its takes end.
+
+Warns when finished groups wait for annotations and none arrives. Their deadline closes them in
+the end, but by default only after minutes.
+
+Packs samples into micro-batches: one `Take` names each, and one worker trains it. Pure and
+deterministic.
 """
 
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.errors import ConfigurationError
 
 
@@ -79,3 +94,121 @@ def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
         return chosen
 
     return choose
+
+
+def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
+    """Number of groups of one update: a step's groups are divided as evenly as possible, larger
+    shares first.
+    """
+    share, rest = divmod(groups_per_step, updates_per_step)
+    return share + (update < rest)
+
+
+@dataclass(slots=True)
+class UpdateProgress:
+    """One update of one step."""
+
+    step: int
+    update: int
+    groups_needed: int
+    groups: set[int] = field(default_factory=set[int])
+    pending: dict[str, int] = field(default_factory=dict[str, int])
+    micro_batches: int = 0
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from; the step produces version `step`."""
+        return self.step - 1
+
+    @property
+    def groups_left(self) -> int:
+        return max(0, self.groups_needed - len(self.groups))
+
+    def take_group(self, group: int, trainable: list[str]) -> None:
+        """Add a group to this update; its trainable samples are pending."""
+        assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
+        self.groups.add(group)
+        self.pending.update(dict.fromkeys(trainable, group))
+
+    def use(self, trajectories: list[str]) -> None:
+        """Count one take that uses these pending samples (invariant 2: each at most once)."""
+        for trajectory in trajectories:
+            del self.pending[trajectory]
+        self.micro_batches += 1
+
+    def skip_take(self) -> None:
+        """Count one superseded take: it keeps its number, and later takes use its samples."""
+        self.micro_batches += 1
+
+    def is_complete(self) -> bool:
+        return self.groups_left == 0 and not self.pending
+
+
+def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
+    """Whether to take the ready groups now: they complete the update or fill a micro-batch.
+
+    A step starts before its last group is ready, but small micro-batches waste arithmetic.
+    """
+    return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
+
+
+log = logging.getLogger(__name__)
+
+NO_ANNOTATION_S = (
+    30.0  # without any annotation while groups wait for one; also between two warnings
+)
+
+
+@dataclass(slots=True)
+class AnnotationWatch:
+    """`names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
+    annotation, the start of the wait, the last warning; 0 before the first call.
+    """
+
+    names: Sequence[str]
+    quiet_since_s: float = 0.0
+
+    def check(self, waiting: int, annotated_s: float, now_s: float) -> bool:
+        """Log a warning if it is due, and return whether it was. `waiting` finished groups lack
+        annotations; the last annotation was read at `annotated_s`.
+        """
+        if not waiting or not self.quiet_since_s:
+            self.quiet_since_s = now_s
+        self.quiet_since_s = max(self.quiet_since_s, annotated_s)
+        if now_s - self.quiet_since_s < NO_ANNOTATION_S:
+            return False
+        log.warning(
+            "%d finished groups wait for annotations (%s), and none came for %g s; is a scorer "
+            "running? (`rollstream score CONFIG`, or scoring.count) Each group is closed at its "
+            "deadline",
+            waiting,
+            ", ".join(self.names),
+            NO_ANNOTATION_S,
+        )
+        self.quiet_since_s = now_s
+        return True
+
+
+def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
+    """Micro-batches of at most `tokens_max` tokens (one longer sample is a micro-batch of its own).
+
+    Every sample is in exactly one micro-batch. Samples are ordered longest first, then by
+    trajectory id, so neighbours have about equal lengths and the result does not depend on the
+    order of `samples`. Micro-batches have about equal numbers of tokens, so parallel workers finish
+    together.
+    """
+    if not samples:
+        return []
+    ordered = sorted(samples, key=lambda s: (-len(s), s.trajectory))
+    total = sum(len(s) for s in ordered)
+    share = total / -(-total // tokens_max)
+    batches: list[list[Sample]] = [[]]
+    tokens = before = 0
+    for sample in ordered:
+        is_full = tokens + len(sample) > tokens_max or before + tokens >= share * len(batches)
+        if batches[-1] and is_full:
+            batches.append([])
+            before, tokens = before + tokens, 0
+        batches[-1].append(sample)
+        tokens += len(sample)
+    return [tuple(batch) for batch in batches]

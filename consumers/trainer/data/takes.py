@@ -1,8 +1,8 @@
 """Feeds one update with takes: first those that the ledger already holds, then new ones of ready
 groups. Every take is durable before it is trained.
 
-Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead trainer's step on the
-same samples, and a sample can be used only once (invariant 2).
+Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead
+trainer's step on the same samples, and a sample can be used only once (invariant 2).
 """
 
 import logging
@@ -10,22 +10,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.selection import GroupCandidate, GroupChoice
-from rollstream.consumers.trainer.metrics import StepMetrics
-from rollstream.consumers.trainer.data.groups import ReceivedCompletion, GroupIntake, TrainerGroup, fetch_annotations, fetch_group
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.data.groups import (
+    GroupIntake,
+    ReceivedCompletion,
+    TrainerGroup,
+    fetch_annotations,
+    fetch_group,
+)
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, TakeKey, error_text
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.selection import (
+    AnnotationWatch,
+    GroupCandidate,
+    GroupChoice,
+    UpdateProgress,
+    pack_micro_batches,
+    worth_taking,
+)
 from rollstream.consumers.trainer.learn.base import Learning
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
-from rollstream.consumers.trainer.data.packing import pack_micro_batches
-from rollstream.consumers.trainer.data.patience import AnnotationWatch
-from rollstream.consumers.trainer.data.poisoned_takes import TakeKey, error_text
-from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
-from rollstream.consumers.trainer.data.progress import UpdateProgress, worth_taking
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.streams.admissible import BelievedVersions
 from rollstream.streams.bus import Bus
-from rollstream.streams.values import AnnotationUsed, GroupMembers, Member, Version
 from rollstream.streams.records import GroupClosed, Take, TakeFailed, TakeRetried
+from rollstream.streams.values import AnnotationUsed, GroupMembers, Member, Version
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +85,9 @@ class TakeFeeder:
     that are ready but not taken yet are looked up there at every poll.
     """
 
-    def repeat_recorded(self, recorded: LedgerTail, progress: UpdateProgress, figures: StepMetrics) -> None:
+    def repeat_recorded(
+        self, recorded: LedgerTail, progress: UpdateProgress, figures: StepMetrics
+    ) -> None:
         """Train the takes of this update that the ledger holds.
 
         Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
@@ -113,7 +124,9 @@ class TakeFeeder:
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare_group(group.group, records, noted, self.rule, progress.version, believed)
+            prepared = prepare_group(
+                group.group, records, noted, self.rule, progress.version, believed
+            )
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # a change of the configuration since then was accepted
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
@@ -188,7 +201,9 @@ class TakeFeeder:
             found = self._prepared[number] = self._prepare_open(group, *under)
         return found
 
-    def _prepare_open(self, group: TrainerGroup, version: int, highest: Version | None) -> ReadyGroup:
+    def _prepare_open(
+        self, group: TrainerGroup, version: int, highest: Version | None
+    ) -> ReadyGroup:
         arrived = tuple(group.arrived.values())
         noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
@@ -197,7 +212,9 @@ class TakeFeeder:
         prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
         return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
-    def _take_group(self, ready: ReadyGroup, progress: UpdateProgress, figures: StepMetrics) -> None:
+    def _take_group(
+        self, ready: ReadyGroup, progress: UpdateProgress, figures: StepMetrics
+    ) -> None:
         samples = ready.prepared.samples
         progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
         self._samples.update({s.trajectory: s for s in samples})
@@ -206,7 +223,9 @@ class TakeFeeder:
         figures.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
         figures.add_consumed(samples, progress.version)
 
-    def _write(self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None) -> None:
+    def _write(
+        self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None
+    ) -> None:
         """Append takes for all pending samples to the ledger together, then train them."""
         pending = [self._samples[trajectory] for trajectory in progress.pending]
         batches = pack_micro_batches(pending, self.settings.micro_batch_tokens)

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
-from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.storage.weights.distributed import Tensors
 
 if TYPE_CHECKING:  # torch.distributed is loaded for several processes only

@@ -4,20 +4,60 @@ transformers 5 separates packed sequences where positions restart at 0 (masking_
 `find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
 positions to it: OPT does not, ALiBi has none, state-space models carry their state across. No
 configuration field shows this reliably; the hidden states do.
+
+Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
+the architecture has one, else by transformers' own forward.
+
+`policy_of(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between
+samples and loss. Both paths return the same numbers up to rounding, are differentiable in the
+model's parameters and may be called from several threads at once.
+
+`forward_scores(model, rows)` is the general path, for every causal decoder that passes
+`check_trainable`, also under `fully_shard`. It makes exactly one call of `model`, whatever the
+rows, and does everything inside that call: body once, trained rows selected, head and softmax in
+float32, in slices. So hooks on `model` and its layers see an ordinary forward, and ranks with
+unequal work run equal collectives. Under FSDP the head must be in `model`'s root group, not in a
+group of its own. The body computes in the type of its parameters; for bfloat16 the caller casts
+them.
+
+Gradient checkpointing: layers recompute their activations in the backward pass instead of
+keeping them.
+
+The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
+Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers' own
+switch acts only on modules in training mode, which also turns dropout on. The trained policy must
+be the sampled one, so the model stays in evaluation mode and the layers are wrapped here.
+
+The device on which the trainer computes (setting `trainer.device`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rollstream.consumers.trainer.learn.scores import Float32Head, body_of
+from rollstream.consumers.trainer.learn.llama import PackedDecoder, has_packed_form
+from rollstream.consumers.trainer.learn.row_layout import TokenRows, token_grid
+from rollstream.consumers.trainer.learn.scores import (
+    Float32Head,
+    TokenScores,
+    body_of,
+    score_through,
+)
 from rollstream.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
@@ -85,3 +125,85 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 
 def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
     return ConfigurationError(f"model: {type(model).__name__} cannot be trained: {why}")
+
+
+PolicyScorer = Callable[[TokenRows], TokenScores]
+
+
+def policy_scorer(model: PreTrainedModel, general: bool = False) -> PolicyScorer:
+    """The fastest path for this model. `general` excludes the fast one, which computes in float32
+    and keeps every activation. `model` is float32 now; its parameters may change type later. Raises
+    `ConfigurationError` if the model cannot be trained.
+    """
+    if has_packed_form(model) and not general:
+        return PackedDecoder(model).score
+    check_trainable(model)
+    packed = can_pack(model)
+    return lambda rows: forward_scores(model, rows, packed)
+
+
+def forward_scores(model: PreTrainedModel, rows: TokenRows, packed: bool = False) -> TokenScores:
+    """Scores by transformers' forward. `packed` (only where `can_pack`) puts several sequences into
+    one row of the batch; otherwise each sequence is padded to the longest.
+    """
+    if "forward" not in vars(model):
+        model.forward = MethodType(_forward, model)
+    return model(rows=rows, packed=packed)
+
+
+def _forward(
+    model: PreTrainedModel,
+    *args: Any,
+    rows: TokenRows | None = None,
+    packed: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """The model's own forward, or scores if it is called with `rows`."""
+    if rows is None:
+        return type(model).forward(model, *args, **kwargs)
+    grid = token_grid(rows, packed)
+    places = {"position_ids": grid.positions} if packed else {"attention_mask": grid.mask}
+    states = body_of(model)(input_ids=grid.tokens, use_cache=False, **places)[0]
+    hidden = states.flatten(0, 1).index_select(0, grid.scored)
+    head = Float32Head(model)
+    return score_through(head, head.size, hidden, rows.targets, rows.temperature)
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Make every decoder layer of `model` keep only its inputs for the backward pass; gradients
+    stay the same.
+
+    Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
+    once, outside of the recomputation. To be called before such hooks are set.
+    """
+    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigurationError(
+            f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that "
+            "transformers can recompute; set it to false"
+        )
+    for layer in layers:
+        layer.forward = MethodType(_recomputed, layer)
+
+
+def _recomputed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own = partial(type(layer).forward, layer)
+    if not torch.is_grad_enabled():
+        return own(*args, **kwargs)
+    return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def device_of(name: str) -> torch.device:
+    """The device named `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a device, else the CPU).
+    Raises `ConfigurationError` if this machine has no such device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if count else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigurationError(
+            f"trainer.device must be a device of this machine, got {name!r}: PyTorch sees {count} "
+            "CUDA devices here; set it to 'cpu' or 'auto', or install a CUDA build of PyTorch"
+        )
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -16,20 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.learn.allocator import keep_freed_memory
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed, is_out_of_memory
-from rollstream.consumers.trainer.learn.copies import BufferPool
-from rollstream.consumers.trainer.learn.device import device_of
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer, recompute_layers
+from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
 from rollstream.consumers.trainer.learn.masters import Masters
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.optimiser import Optimiser
-from rollstream.consumers.trainer.learn.policy_forward import policy_scorer
-from rollstream.consumers.trainer.learn.recompute import recompute_layers
-from rollstream.consumers.trainer.data.sample_part import Sample
-from rollstream.consumers.trainer.learn.sums import LossStatistics
-from rollstream.consumers.trainer.learn.workers import OrderedWorkers
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.workers import BufferPool, OrderedWorkers, keep_freed_memory
 from rollstream.storage.weights.tensors import state_hash
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from transformers import (
 
 from rollstream.consumers.trainer.learn.fused_ops import attend, normalise, rotate, swiglu
 from rollstream.consumers.trainer.learn.row_layout import TokenRows
-from rollstream.consumers.trainer.learn.scoring import TokenScores, score_hidden
+from rollstream.consumers.trainer.learn.scores import TokenScores, score_hidden
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the batch
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.data.sample import Sample
 
 TOKEN_MAX = 0.1
 """Largest difference in nats that is not counted as `above`: about a tenth in probability."""

@@ -19,10 +19,10 @@ import xxhash
 from torch import Tensor
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.learn.copies import BufferPool
-from rollstream.consumers.trainer.data.sample_part import Sample
-from rollstream.storage.weights.tensors import state_hash
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.errors import ConfigurationError
+from rollstream.storage.weights.tensors import state_hash
 
 COLUMNS = 4096
 ROWS_MAX = 4096  # 32 MiB in bf16 a tensor

@@ -26,7 +26,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rollstream.consumers.trainer.sharded.messages import WriteReply, Tick, RankCommand, decode, encode
+from rollstream.consumers.trainer.sharded.messages import (
+    RankCommand,
+    Tick,
+    WriteReply,
+    decode,
+    encode,
+)
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
 from rollstream.errors import RollstreamError
 

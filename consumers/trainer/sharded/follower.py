@@ -11,13 +11,27 @@ from collections.abc import Callable
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.sharded.messages import BeginTraining, EndRanks, EncodeDelta, FinishUpdate, GatherCopy, HashState, IdentifyTensors, LoadState, TrainRound, Tick, RankCommand, WriteDelta, WriteShards
+from rollstream.consumers.trainer.sharded.commands import receive_command
+from rollstream.consumers.trainer.sharded.messages import (
+    BeginTraining,
+    EncodeDelta,
+    EndRanks,
+    FinishUpdate,
+    GatherCopy,
+    HashState,
+    IdentifyTensors,
+    LoadState,
+    RankCommand,
+    Tick,
+    TrainRound,
+    WriteDelta,
+    WriteShards,
+)
+from rollstream.consumers.trainer.sharded.rank_writing import RankCopies, RankWriter
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
 from rollstream.consumers.trainer.sharded.shard import Shard, model_hash
-from rollstream.consumers.trainer.sharded.commands import receive_command
-from rollstream.consumers.trainer.sharded.rank_writing import RankCopies, RankWriter
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.storage.stores.base import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed, is_out_of_memory
-from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.masters import checkpoint_tensor
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.learn.workers import BufferPool
+from rollstream.consumers.trainer.sharded.commands import RankCommander
+from rollstream.consumers.trainer.sharded.messages import (
+    BeginTraining,
+    EndRanks,
+    FinishUpdate,
+    GatherCopy,
+    HashState,
+    LoadState,
+    TrainRound,
+    wire_sample,
+)
 from rollstream.consumers.trainer.sharded.rank_plan import rounds
-from rollstream.consumers.trainer.sharded.messages import BeginTraining, EndRanks, FinishUpdate, GatherCopy, HashState, LoadState, TrainRound, wire_sample
+from rollstream.consumers.trainer.sharded.rank_writing import ShardedCopies, ShardedCopy
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
 from rollstream.consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
-from rollstream.consumers.trainer.sharded.commands import RankCommander
-from rollstream.consumers.trainer.sharded.rank_writing import ShardedCopy, ShardedCopies
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 from rollstream.streams.values import Span
 
@@ -150,7 +150,17 @@ class EndRanks(Struct, frozen=True, tag=True):
 
 WriteCommand = WriteShards | EncodeDelta | WriteDelta | IdentifyTensors
 """Commands that a rank's writing thread executes and replies to."""
-RankCommand = Tick | BeginTraining | TrainRound | FinishUpdate | LoadState | HashState | GatherCopy | WriteCommand | EndRanks
+RankCommand = (
+    Tick
+    | BeginTraining
+    | TrainRound
+    | FinishUpdate
+    | LoadState
+    | HashState
+    | GatherCopy
+    | WriteCommand
+    | EndRanks
+)
 
 
 class EncodedDelta(Struct, frozen=True, tag=True):

@@ -16,15 +16,40 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from rollstream.consumers.trainer.sharded.messages import WriteReply, WriteCommand, EncodeDelta, EncodedDelta, WriteFailed, IdentifyTensors, TensorIdentities, WriteDelta, WriteShards, WroteShards, WroteDelta
+from rollstream.consumers.trainer.sharded.commands import RankCommander, receive_reply, send_reply
+from rollstream.consumers.trainer.sharded.messages import (
+    EncodedDelta,
+    EncodeDelta,
+    IdentifyTensors,
+    TensorIdentities,
+    WriteCommand,
+    WriteDelta,
+    WriteFailed,
+    WriteReply,
+    WriteShards,
+    WroteDelta,
+    WroteShards,
+)
 from rollstream.consumers.trainer.sharded.ranks import Ranks
-from rollstream.consumers.trainer.sharded.commands import RankCommander, send_reply, receive_reply
-from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.shards import write_shards
-from rollstream.storage.weights.distributed import DistributedTensors, DistributedDifferences, tensor_hashes, merge_disjoint, merge_delta, merge_files
-from rollstream.storage.weights.differences import DELTA_STEM, EncodedDifferences, ParentVersion, encode_version, write_delta
 from rollstream.errors import RollstreamError, StoreError
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.distributed import (
+    DistributedDifferences,
+    DistributedTensors,
+    merge_delta,
+    merge_disjoint,
+    merge_files,
+    tensor_hashes,
+)
+from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
+from rollstream.storage.weights.publish import (
+    DELTA_STEM,
+    EncodedDifferences,
+    ParentVersion,
+    encode_version,
+    write_delta,
+)
+from rollstream.storage.weights.shards import write_shards
 
 _A = TypeVar("_A", bound=WriteReply)
 log = logging.getLogger(__name__)
@@ -54,7 +79,9 @@ class RankCopies:
         match command:
             case WriteShards(copy, folder, stem, shard_bytes):
                 assert store is not None
-                return WroteShards(write_shards(store, folder, stem, self._copies[copy], shard_bytes))
+                return WroteShards(
+                    write_shards(store, folder, stem, self._copies[copy], shard_bytes)
+                )
             case EncodeDelta(copy, base, parent):
                 before = ParentVersion(parent, self._copies[base])
                 found = encode_version(self._copies[copy], before)
@@ -77,7 +104,9 @@ class RankWriter:
 
     def __init__(self, portion: RankCopies, store: ObjectStore, ranks: Ranks) -> None:
         self._portion, self._store, self._ranks = portion, store, ranks
-        self._commands: SimpleQueue[WriteCommand | None] = SimpleQueue()  # rank 0 waits for each answer
+        self._commands: SimpleQueue[WriteCommand | None] = (
+            SimpleQueue()
+        )  # rank 0 waits for each answer
         self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
         self._thread.start()
 
@@ -129,7 +158,10 @@ class ShardedCopies:
         return copied
 
     def request(
-        self, command_of: Callable[[int], WriteCommand], kind: type[_A], store: ObjectStore | None = None
+        self,
+        command_of: Callable[[int], WriteCommand],
+        kind: type[_A],
+        store: ObjectStore | None = None,
     ) -> list[_A]:
         """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
@@ -164,19 +196,25 @@ class ShardedCopy(DistributedTensors):
         def command_of(rank: int) -> WriteShards:
             return WriteShards(self.number, folder, rank_stem(stem, rank), shard_bytes)
 
-        return merge_files(reply.files for reply in self._book.request(command_of, WroteShards, store))
+        return merge_files(
+            reply.files for reply in self._book.request(command_of, WroteShards, store)
+        )
 
     def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
         assert isinstance(base, ShardedCopy)
         # Encoding needs only the tensors' hashes; the delta's entries would double the message.
         slim = replace(parent, model_files=(), delta=None)
         command = EncodeDelta(self.number, base.number, slim)
-        return _ShardedDifferences(self._book.request(lambda rank: command, EncodedDelta), self._book)
+        return _ShardedDifferences(
+            self._book.request(lambda rank: command, EncodedDelta), self._book
+        )
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         command = IdentifyTensors(self.number)
         found = self._book.request(lambda rank: command, TensorIdentities)
-        return merge_disjoint(one.hashes for one in found), merge_disjoint(one.tied for one in found)
+        return merge_disjoint(one.hashes for one in found), merge_disjoint(
+            one.tied for one in found
+        )
 
 
 class _ShardedDifferences(DistributedDifferences):

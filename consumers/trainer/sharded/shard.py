@@ -1,4 +1,10 @@
-"""A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
+"""AdamW over this rank's slices of the parameters: the same update as in `optimiser.py`, with the
+gradient's norm taken over all ranks.
+
+Every rank receives the same weight and computes the same norm, so either all ranks apply an update
+or none does.
+
+A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
 tensors that it gathers in order to write them.
 
 Every method is a collective unless its docstring excludes it: all ranks call the same methods in
@@ -8,9 +14,12 @@ checkpoints and versions are independent of the number of ranks.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+import math
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,20 +29,91 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import (
+    can_pack,
+    check_trainable,
+    forward_scores,
+    recompute_layers,
+)
+from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.forward import can_pack, check_trainable
-from rollstream.consumers.trainer.learn.policy_forward import forward_scores
-from rollstream.consumers.trainer.learn.recompute import recompute_layers
-from rollstream.consumers.trainer.data.sample_part import Sample
-from rollstream.consumers.trainer.sharded.tensors import gather_values, scatter_rows
-from rollstream.consumers.trainer.sharded.ownership import TensorOwnership
+from rollstream.consumers.trainer.learn.optimiser import NORM_EPS, UpdateResult, learning_rate
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.sharded.ranks import Ranks
-from rollstream.consumers.trainer.sharded.shard_optimiser import ShardOptimiser
-from rollstream.consumers.trainer.sharded.wrapping import shard_model
-from rollstream.consumers.trainer.learn.sums import LossStatistics
+from rollstream.consumers.trainer.sharded.tensors import (
+    TensorOwnership,
+    gather_values,
+    scatter_rows,
+    shard_model,
+)
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
+
+
+class ShardOptimiser:
+    """Updates `slices` in place; `mean` and `square` are laid out like them."""
+
+    def __init__(
+        self,
+        slices: Sequence[Tensor],
+        settings: TrainerSettings,
+        over_all_ranks: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._settings, self._over_all_ranks = settings, over_all_ranks
+        self._parameters = [torch.nn.Parameter(one) for one in slices]
+        self.mean = [torch.zeros_like(one) for one in slices]
+        self.square = [torch.zeros_like(one) for one in slices]
+        self._adam = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=1e-8,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._applied = [torch.zeros((), device=one.device) for one in slices]
+        for place, parameter in enumerate(self._parameters):
+            self._adam.state[parameter] = {
+                "step": self._applied[place],
+                "exp_avg": self.mean[place],
+                "exp_avg_sq": self.square[place],
+            }
+        self.updates = 0
+        self.applied = 0
+        """Updates that were not skipped."""
+
+    def load(self, updates: int, applied: int) -> None:
+        """Set the counters."""
+        self.updates, self.applied = updates, applied
+        for one in self._applied:
+            one.fill_(applied)
+
+    def update(self, gradients: Sequence[Tensor | None], weight: float) -> UpdateResult:
+        """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
+        update is skipped if no token was trained or the norm is not finite.
+        """
+        rate = learning_rate(self.updates, self._settings)
+        self.updates += 1
+        norm = self._norm(gradients) / weight if weight else 0.0
+        if not weight or not math.isfinite(norm):
+            return UpdateResult(norm, rate, 1)
+        scale = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS)) / weight
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            # None only for a parameter that no rank's forward used.
+            parameter.grad = (
+                torch.zeros_like(parameter) if gradient is None else gradient.mul_(scale)
+            )
+        self._adam.param_groups[0]["lr"] = rate
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self.applied += 1
+        return UpdateResult(norm, rate, 0)
+
+    def _norm(self, gradients: Sequence[Tensor | None]) -> float:
+        squares = [g.double().square().sum().cpu() for g in gradients if g is not None]
+        mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        return math.sqrt(float(self._over_all_ranks(mine)))
+
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")

@@ -1,19 +1,37 @@
 """Collectives over the model's tensors: gather a tensor's rows at its owner, scatter them from
 rank 0, and gather small values at all ranks.
+
+Gathers each whole tensor at the rank that owns it, under its checkpoint names.
+
+Shards a transformers model by FSDP2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277;
+per-parameter sharding of torch 2): each decoder layer is a group of its own, the rest is one more.
+
+Gradients are summed over ranks, not averaged: an update divides by the weight of all its tokens,
+which is known only at its end. With `bfloat16`, layers compute in bf16 on a cast of the fp32
+masters and their gradients are summed in fp32; embedding, final norm and head stay fp32.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+import warnings
 
+# pyright: reportUnknownMemberType=false
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
 
-from rollstream.consumers.trainer.sharded.rank_plan import rows_per_rank, slice_of
 from rollstream.consumers.trainer.sharded.messages import decode, encode
+from rollstream.consumers.trainer.sharded.rank_plan import owners, rows_per_rank, slice_of
 from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.storage.weights.tensors import untie
 
 _V = TypeVar("_V")
 
@@ -66,3 +84,69 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
     padded = rows.new_zeros((each, *shape[1:]))
     padded[: rows.shape[0]] = rows
     return padded
+
+
+class TensorOwnership:
+    """The owners of a model's tensors, planned before it is sharded; a tensor with several names
+    has one owner.
+    """
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
+        kept, self._tied = untie(model.state_dict())
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        """Shapes of the unsharded parameters by name."""
+        self._ranks = ranks
+        self._buffers = [name for name in kept if name not in self.shapes]
+        self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
+
+    def gather(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole parameters that this rank owns; a collective."""
+        mine: dict[str, Tensor] = {}
+        for name, shape in self.shapes.items():
+            whole = gather_rows(slices[name], shape, self._owners[name], self._ranks)
+            if whole is not None:
+                mine[name] = whole
+        return mine
+
+    def named(
+        self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """`parameters`, the buffers that this rank owns, and the tied names of both: the tensors
+        that this rank contributes to a version.
+        """
+        mine, values = dict(parameters), model.state_dict()
+        for name in self._buffers:
+            if self._owners[name] == self._ranks.rank:
+                tensor = values[name].detach()
+                wanted = dtype if tensor.is_floating_point() else tensor.dtype
+                mine[name] = tensor.to("cpu", wanted, copy=True)
+        tied = {name: mine[owner] for name, owner in self._tied.items() if owner in mine}
+        return {**mine, **tied}
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh, compute: str) -> None:
+    """Shard `model` in place; afterwards each rank holds its slice of every parameter."""
+    # The warning is about in-place writes into returned views; nothing writes into the scores.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    layers = decoder_layers(model)
+    policy = MixedPrecisionPolicy()
+    if compute == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in layers:
+        # Final norm and head after the last layer are fp32 and need fp32 input.
+        is_last = layer is layers[-1] and compute == "bfloat16"
+        own = replace(policy, output_dtype=torch.float32) if is_last else policy
+        fully_shard(layer, mesh=mesh, mp_policy=own)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that transformers lists as not to be split (`_no_split_modules`), in order. A
+    model that lists none has one group and is gathered as a whole.
+    """
+    names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
+    return [module for module in model.modules() if type(module).__name__ in names]

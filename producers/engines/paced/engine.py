@@ -1,4 +1,7 @@
-"""The engine contract without a model: lengths are drawn, tokens follow from their positions, and
+"""The clock of a paced engine: seconds of the simulated accelerator, which may pass faster than
+wall-clock seconds.
+
+The engine contract without a model: lengths are drawn, tokens follow from their positions, and
 steps last as long as a roofline of batch and KV gives.
 
 Weights are served, patched and compared as in a real engine, though nothing is computed with them.
@@ -7,27 +10,65 @@ beforehand, so the engine sleeps until the next event: its processor time does n
 long steps are. Steps continue while the caller is busy, as they do on an accelerator.
 """
 
-# pyright: reportUnknownMemberType=false
+import time
 
-from collections.abc import Iterable, Mapping
+# pyright: reportUnknownMemberType=false
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from rollstream.producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
-from rollstream.producers.engines.outbox import take_back
-from rollstream.producers.engines.paced.batch import PacedBatch
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import (
+    Emission,
+    EngineStats,
+    GenerationRequest,
+    UpdateMode,
+    WeightComparison,
+    WeightUpdate,
+)
+from rollstream.producers.engines.paced.batch import PacedBatch, PacedSequence
 from rollstream.producers.engines.paced.lengths import LengthSampler
-from rollstream.producers.engines.paced.pace import EngineClock
+from rollstream.producers.engines.requests import check_append, check_request, check_room, take_back
 from rollstream.producers.engines.roofline import Roofline, batch_max
-from rollstream.producers.engines.paced.sequence import PacedSequence
-from rollstream.producers.engines.requests import check_append, check_request, check_room
 from rollstream.producers.engines.torch.weight_views import WeightView
 from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
 from rollstream.storage.weights.tensors import untie
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Tokens, Version
+
+
+class EngineClock(Protocol):
+    @property
+    def scale(self) -> float:
+        """Accelerator seconds in one second of the caller's clock."""
+        ...
+
+    def now(self) -> float:
+        """Accelerator seconds since an arbitrary start."""
+        ...
+
+    def wait_until(self, at_s: float) -> None:
+        """Sleep until `now` is at least `at_s`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledClock:
+    """Real time, `scale` times as fast."""
+
+    scale: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def now(self) -> float:
+        return self.clock() * self.scale
+
+    def wait_until(self, at_s: float) -> None:
+        while (rest := at_s - self.now()) > 0:
+            self.sleep(rest / self.scale)
+
 
 CATCH_UP_S_MAX = 1.0
 """Most seconds of the caller's time between two polls for which steps are made up afterwards: a
@@ -54,7 +95,11 @@ class PacedEngine:
     """
 
     def __init__(
-        self, shape: PacedShape, tensors: Mapping[str, torch.Tensor], version: Version, pace: EngineClock
+        self,
+        shape: PacedShape,
+        tensors: Mapping[str, torch.Tensor],
+        version: Version,
+        pace: EngineClock,
     ) -> None:
         assert min(shape.slots, shape.emit_every) >= 1, "one slot, and one token per emission"
         assert shape.context_max >= 2, "a prompt token and a generated one"
@@ -157,7 +202,9 @@ class PacedEngine:
         self._serving = True
 
     @torch.inference_mode()
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+    def read_back(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
         return self._served.compare(names, tensors)
 
     def running(self) -> list[str]:
@@ -236,7 +283,9 @@ class PacedEngine:
 def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
     """A copy of every tensor, served unchanged."""
     kept, tied = untie(tensors)
-    places = {name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()}
+    places = {
+        name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()
+    }
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)

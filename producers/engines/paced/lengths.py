@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from rollstream.producers.engines.draws import trajectory_key, uniforms
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.base import trajectory_key, uniforms
 from rollstream.streams.values import Tokens
 
 NORMAL = NormalDist()

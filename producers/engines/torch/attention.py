@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from rollstream.producers.engines.torch.kv_cache import KVCache
-from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.rows import RowSegment
 
 
 def attend(
@@ -88,7 +88,9 @@ def masks_ahead(
     return masks
 
 
-SegmentAttention = Callable[[torch.Tensor, int, KVCache, RowSegment, torch.Tensor, int], torch.Tensor]
+SegmentAttention = Callable[
+    [torch.Tensor, int, KVCache, RowSegment, torch.Tensor, int], torch.Tensor
+]
 """Attention over one segment: queries (rows of the segment, kv heads, queries, width) give
 (rows of the segment · kv heads, queries, width)."""
 

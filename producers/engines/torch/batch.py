@@ -13,12 +13,22 @@ import torch
 from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.engines.torch.rows import TokenBuffer
-from rollstream.producers.engines.torch.kv_cache import KVCache
 from rollstream.producers.engines.torch.decoder import Decoder
-from rollstream.producers.engines.torch.order import RowMove, RowLayout, RowSegment, length_classes, row_segments
-from rollstream.producers.engines.torch.sampling import SamplingPlanCache, draw_tokens, plan_sampling
-from rollstream.producers.engines.torch.sequence import TorchSequence
+from rollstream.producers.engines.torch.kv_cache import KVCache
+from rollstream.producers.engines.torch.rows import (
+    RowLayout,
+    RowMove,
+    RowSegment,
+    TokenBuffer,
+    TorchSequence,
+    length_classes,
+    row_segments,
+)
+from rollstream.producers.engines.torch.sampling import (
+    SamplingPlanCache,
+    draw_tokens,
+    plan_sampling,
+)
 from rollstream.streams.values import Drafts, Floats, Sampling, Tokens
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
-from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.producers.engines.torch.weights import ServedWeights
 
 
@@ -71,7 +71,9 @@ class Decoder(Protocol):
         """
         ...
 
-    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+    def verify(
+        self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
+    ) -> torch.Tensor:
         """Logits (n, vocabulary) after each of these tokens. Their KV is written from
         `cache.column` on, which is not advanced. Columns beyond a row's own tokens hold finite
         values.

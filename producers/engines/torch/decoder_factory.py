@@ -1,12 +1,22 @@
-"""Refuses models that this engine cannot serve, as far as their configuration shows it."""
+"""Refuses models that this engine cannot serve, as far as their configuration shows it.
+
+Chooses the decoder for a configuration, loads its weights and, where it uses transformers'
+forward, tests it.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+from collections.abc import Mapping
 
+import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.torch.decoder import Decoder
+from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
+from rollstream.producers.engines.torch.llama import FusedDecoder
+from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_shape
 
 # Sliding attention is full attention where its window holds the context.
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -43,3 +53,25 @@ def _window(config: PreTrainedConfig) -> int | None:
     local = "local" in (getattr(config, "attention_layers", None) or ())
     window = getattr(config, "window_size" if local else "sliding_window", None)
     return window if isinstance(window, int) else None
+
+
+def open_decoder(
+    config: PreTrainedConfig,
+    tensors: Mapping[str, torch.Tensor],
+    context_max: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    """The fused decode path where it serves the configuration, else transformers' forward. Raises
+    `EngineRefused` with the reason where neither does.
+    """
+    refuse_unsupported(config, context_max)
+    shape = fused_shape(config)
+    if isinstance(shape, FusedShape):
+        decoder = FusedDecoder(shape, config, context_max, dtype, device)
+        decoder.served.load(tensors)
+        return decoder
+    generic = TransformersDecoder(config, context_max, dtype, device)
+    generic.served.load(tensors)
+    generic.try_out()
+    return generic

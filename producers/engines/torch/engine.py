@@ -15,20 +15,25 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.outbox import take_back
-from rollstream.producers.engines.requests import check_append, check_request, check_room
+from rollstream.producers.engines.base import (
+    Emission,
+    EngineOptions,
+    EngineStats,
+    GenerationRequest,
+    UpdateMode,
+    WeightComparison,
+    WeightUpdate,
+)
+from rollstream.producers.engines.requests import check_append, check_request, check_room, take_back
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder
+from rollstream.producers.engines.torch.decoder_factory import open_decoder
+from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
+from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.producers.engines.torch.speculative import SpeculativeBatch
-from rollstream.producers.engines.torch.open_decoder import open_decoder
-from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
-from rollstream.producers.engines.torch.prefixes import PrefixCache
-from rollstream.producers.engines.torch.sequence import TorchSequence
 from rollstream.producers.engines.torch.weights import PreparedWrites
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Tokens, Version
 
 
@@ -141,7 +146,9 @@ class TorchEngine:
         self._serving = True
 
     @torch.inference_mode()
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+    def read_back(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
         return self._decoder.served.compare(names, tensors)
 
     def running(self) -> list[str]:

@@ -25,15 +25,15 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from rollstream.errors import EngineRefused
 from rollstream.producers.engines.torch.attention import masks_ahead
-from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
-from rollstream.producers.engines.torch.order import RowSegment
-from rollstream.producers.engines.torch.weight_views import WeightView
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
 from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
+from rollstream.producers.engines.torch.rows import RowSegment
+from rollstream.producers.engines.torch.weight_views import WeightView
 from rollstream.producers.engines.torch.weights import ServedWeights
 from rollstream.storage.weights.tensors import untie
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Tokens
 
 
@@ -145,7 +145,9 @@ class TransformersDecoder:
         mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
         return self._forward(ids[:, None], positions[:, None], mask, self._over(cache, segment))
 
-    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+    def verify(
+        self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
+    ) -> torch.Tensor:
         (segment,) = used
         (mask,) = masks_ahead(cache, used, drafted.ahead, 1)
         size = drafted.rows * drafted.ahead
@@ -208,7 +210,11 @@ class TransformersDecoder:
             raise EngineRefused(
                 f"{self.name}: cannot run with a key-value cache: {error}"
             ) from error
-        kinds = {type(layer).__name__ for layer in cache.layers if not _keeps_all_tokens(layer, context_max)}
+        kinds = {
+            type(layer).__name__
+            for layer in cache.layers
+            if not _keeps_all_tokens(layer, context_max)
+        }
         if kinds or not cache.layers:
             raise EngineRefused(
                 f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, "

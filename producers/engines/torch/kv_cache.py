@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.rows import RowSegment
 
 SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as much as two steps
 

@@ -12,12 +12,22 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.torch.attention import attend, attend_ahead, masks_ahead, segment_masks
-from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.attention import (
+    attend,
+    attend_ahead,
+    masks_ahead,
+    segment_masks,
+)
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
-from rollstream.producers.engines.torch.fused_shape import FusedShape, rotations
-from rollstream.producers.engines.torch.llama_weights import FusedLayer, FusedWeights, expected_shapes
-from rollstream.producers.engines.torch.order import RowSegment
+from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.llama_weights import (
+    FusedLayer,
+    FusedShape,
+    FusedWeights,
+    expected_shapes,
+    rotations,
+)
+from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.producers.engines.torch.weights import ServedWeights
 
 
@@ -62,7 +72,9 @@ class FusedDecoder:
             self._finish(layer, hidden, attended)
         return self._logits(hidden)
 
-    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
+    def verify(
+        self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
+    ) -> torch.Tensor:
         s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
         hidden = self.weights.embedding.index_select(0, drafted.ids)
         rotation = self.rotations.index_select(0, drafted.positions)[:, None, None]

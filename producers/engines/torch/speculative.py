@@ -16,15 +16,18 @@ from collections.abc import Callable
 
 import torch
 
-from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.drafts.source_part import DraftSource
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder
-from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
+from rollstream.producers.engines.torch.draft_verify import (
+    BatchSpeculation,
+    count_accepted,
+    pack_drafts,
+)
+from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
-from rollstream.producers.engines.torch.sequence import TorchSequence
-from rollstream.producers.engines.torch.verification import count_accepted, pack_drafts
 from rollstream.streams.values import Drafts, Floats, Tokens
 
 MEASURE_STEPS = 4  # one of this many plain steps is measured
@@ -175,7 +178,9 @@ class SpeculativeBatch(DecodeBatch):
         self.switch.verified(rows, len(given.ids), self.gained, self._clock() - began)
         return ended
 
-    def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[TorchSequence]:
+    def _take(
+        self, drafts: list[list[int]], drawn: list[int], logprobs: Floats
+    ) -> list[TorchSequence]:
         """Add the accepted tokens, and the token after them, to the rows. Returns the sequences
         that ended.
         """

@@ -1,4 +1,7 @@
-"""The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
+"""Checks of weights, made before any of them is written: a failed update must not leave a mixture
+of two versions.
+
+The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
 them with the tensors that they came from.
 
 Everything is checked before anything is written. All slow work of a patch (checks, index
@@ -7,20 +10,69 @@ and may run beside decoding; `apply` then only copies.
 """
 
 # pyright: reportUnknownMemberType=false
-
-from collections.abc import Iterable, Mapping
+# pyright: reportUnknownMemberType=false
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.engines.torch.checks import check_patch, check_tensors
 from rollstream.producers.engines.torch.weight_views import Indices, WeightView
-from rollstream.storage.weights.tensors import untie
 from rollstream.storage.weights.resident import TensorPatch
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, torch.Tensor],
+    finite: Container[str] | None = None,
+) -> None:
+    """Raise `EngineRefused`, which names the first tensor that is missing, has a wrong shape or, of
+    those in `finite` (None: all), has values that are not finite.
+    """
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise EngineRefused(f"weights: tensor {name!r} is missing")
+        if tuple(tensor.shape) != shape:
+            raise EngineRefused(
+                f"weights: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {shape}"
+            )
+        if finite is None or name in finite:
+            _check_finite(name, tensor)
+
+
+def check_patch(name: str, patch: TensorPatch, shape: tuple[int, ...]) -> None:
+    """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
+    that are not finite.
+    """
+    if tuple(patch.shape) != shape:
+        raise EngineRefused(
+            f"weights: the patch of {name!r} is for shape {tuple(patch.shape)}, "
+            f"the model needs {shape}"
+        )
+    indices = np.asarray(patch.indices)
+    if len(indices) != len(patch.values):
+        raise EngineRefused(
+            f"weights: the patch of {name!r} has {len(indices)} indices "
+            f"and {len(patch.values)} values"
+        )
+    elements = int(np.prod(shape))
+    if len(indices) and not (indices.min() >= 0 and indices.max() < elements):
+        raise EngineRefused(
+            f"weights: the patch of {name!r} reaches beyond its {elements} elements"
+        )
+    _check_finite(name, patch.values)
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
+
 
 FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
 FILL_SHARE_MAX = 0.25  # share of elements in whole tensors above which everything is loaded
@@ -191,7 +243,9 @@ def _is_wide(behind: _NormChange, tensor: Tensor) -> bool:
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
 
-def _elements(place: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
+def _elements(
+    place: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]
+) -> TensorWrite:
     factor = place.factor(own)
     if factor is not None:
         columns = torch.from_numpy(indices % len(factor))
@@ -200,7 +254,9 @@ def _elements(place: WeightView, indices: Indices, values: Tensor, own: Mapping[
     return TensorWrite(place.flat, place.served(values, factor), positions)
 
 
-def _columns(place: WeightView, behind: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
+def _columns(
+    place: WeightView, behind: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]
+) -> TensorWrite:
     """The elements that a changed norm changes in the matrix after it."""
     assert behind.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]

@@ -1,4 +1,10 @@
-"""vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
+"""Calls to a vLLM core that runs in a process of its own; each ends when that process dies.
+
+vLLM 0.32 waits without end if its core dies during a call (`call_utility`): no code fails the
+pending future. A rollout that hangs there neither generates nor is restarted. So every call of
+vLLM's client goes through `call_core`, which checks once a second that the core is alive.
+
+vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
 classes.
 
 The core runs in a process of its own, which computes on between the steps taken here, or in this
@@ -9,27 +15,58 @@ of the next, so no engine is ever closed: the next engine of the same model and 
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
-
 import contextlib
 import json
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Iterable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.vllm.asking import replace_core_calls
-from rollstream.producers.engines.vllm.protocol import StepOutput, CoreLoad, CoreRequest, PauseResult
-from rollstream.producers.engines.vllm.parameter_map import architecture_of
-from rollstream.producers.engines.vllm.proposer import request_arguments, draft_config
-from rollstream.producers.engines.vllm.environment import VllmShape
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.vllm.environment import VllmShape
+from rollstream.producers.engines.vllm.parameter_map import architecture_of
+from rollstream.producers.engines.vllm.proposer import draft_config, request_arguments
+from rollstream.producers.engines.vllm.protocol import (
+    CoreLoad,
+    CoreRequest,
+    PauseResult,
+    StepOutput,
+)
 from rollstream.streams.values import Sampling
 
-WORKER_CLASS = "rollstream.producers.engines.vllm.worker_part.WorkerExtension"
+CHECK_S = 1.0
+
+
+def call_core(client: Any, method: str, *arguments: Any) -> Any:
+    """The core's result. Raises vLLM's `EngineDeadError` when the core's process has ended."""
+    from rollstream.producers.engines.vllm.release import EngineCoreRequestType
+
+    answer, name = Future[Any](), time.monotonic_ns()
+    client.utility_results[name] = answer
+    client._send_input(EngineCoreRequestType.UTILITY, (0, name, method, arguments))
+    while True:
+        try:
+            return answer.result(CHECK_S)
+        except TimeoutError:
+            client.ensure_alive()
+
+
+def replace_core_calls(client: Any) -> None:
+    """Make vLLM's own calls to its core go through `call_core`, without a time limit."""
+    client.call_utility = partial(call_core, client)
+
+
+WORKER_CLASS = "rollstream.producers.engines.vllm.worker.WorkerExtension"
 BACKEND = "rollstream"
 FP32_HEAD = {"head_dtype": "float32"}
 """The head in float32, as in the trainer: a lower precision causes most of the difference between
@@ -43,7 +80,11 @@ class LocalCore:
     """One model, with dummy weights until weights are loaded."""
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
-        from rollstream.producers.engines.vllm.release import EngineArgs, LLMEngine, WeightTransferConfig
+        from rollstream.producers.engines.vllm.release import (
+            EngineArgs,
+            LLMEngine,
+            WeightTransferConfig,
+        )
 
         self.load = CoreLoad()
         self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
@@ -135,7 +176,9 @@ class LocalCore:
         with self._entered():
             self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
             # Outputs of steps before the pause arrive before its acknowledgement.
-            return PauseResult([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
+            return PauseResult(
+                [gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)]
+            )
 
     def resume(self) -> None:
         if self.has_process:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
-from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.drafts.merged import CombinedSource
-from rollstream.producers.drafts.source_part import DraftSource
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.vllm.core import LocalCore
-from rollstream.producers.engines.vllm.protocol import EngineCore
-from rollstream.producers.engines.vllm.tally import StayDrafts, open_draft_counters
 from rollstream.errors import EngineRefused
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.node import CombinedSource
+from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.vllm.core import LocalCore
+from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts, open_draft_counters
+from rollstream.producers.engines.vllm.protocol import EngineCore
 
 
 class WorkerDrafts:

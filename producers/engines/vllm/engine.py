@@ -1,4 +1,8 @@
-"""vLLM behind the engine contract (`rollstream.producers.engines.base.Engine`), without a thread of its own.
+"""Opens vLLM's engine and its served weights from settings: in this process, in one of its own, or
+on a vLLM server by URL.
+
+vLLM behind the engine contract (`rollstream.producers.engines.base.Engine`), without a thread of
+its own.
 
 A sequence is waiting here, inside vLLM, or held after a stop; this file moves sequences between
 these states and emits their tokens. vLLM never has more sequences than free slots, so it admits
@@ -14,18 +18,56 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.base import WeightComparison, DraftStats, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.options import EngineOptions
-from rollstream.producers.engines.outbox import take_back
-from rollstream.producers.engines.requests import check_append, check_request, check_room
-from rollstream.producers.engines.vllm.drafts import open_drafts
-from rollstream.producers.engines.vllm.protocol import StepOutput, CoreRequest, check_temperature
-from rollstream.producers.engines.vllm.opening import open_core_and_weights
-from rollstream.producers.engines.vllm.sequence import VllmSequence
-from rollstream.producers.settings import VllmSettings
 from rollstream.errors import EngineRefused
+from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.engines.base import (
+    DraftStats,
+    Emission,
+    EngineOptions,
+    EngineStats,
+    GenerationRequest,
+    UpdateMode,
+    WeightComparison,
+    WeightUpdate,
+)
+from rollstream.producers.engines.requests import check_append, check_request, check_room, take_back
+from rollstream.producers.engines.vllm.core import open_core
+from rollstream.producers.engines.vllm.drafts import open_drafts
+from rollstream.producers.engines.vllm.environment import has_gpu, require_vllm, shape_for
+from rollstream.producers.engines.vllm.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.protocol import (
+    CoreRequest,
+    CoreWeights,
+    EngineCore,
+    StepOutput,
+    check_temperature,
+)
+from rollstream.producers.engines.vllm.sequence import VllmSequence
+from rollstream.producers.engines.vllm.weights import VllmWeights
+from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Tokens, Version
+
+
+def open_core_and_weights(
+    config: PreTrainedConfig,
+    options: EngineOptions,
+    settings: VllmSettings,
+    drafts: int = 0,
+) -> tuple[EngineCore, CoreWeights]:
+    """Open the core of an engine, with dummy weights until weights are loaded, and its weights. At
+    most `drafts` tokens of a sequence are drafted per step. Raises `ConfigurationError` or
+    `EngineRefused`, which names what is missing.
+    """
+    if settings.url is not None:
+        from rollstream.producers.engines.vllm.remote.factory import open_remote  # only for a URL
+
+        return open_remote(config, options.slots, options.context_max, settings)
+    require_vllm()
+    device = options.device or ("cuda" if has_gpu() else "cpu")
+    needed = expected_tensors(config)
+    sizes = options.slots, options.context_max
+    core = open_core(config, shape_for(config, *sizes, device, settings, drafts))
+    return core, VllmWeights(core, needed, in_place=device != "cpu")
 
 
 class VllmEngine:
@@ -135,7 +177,9 @@ class VllmEngine:
         self._core.resume()
         self._serving = True
 
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+    def read_back(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
         return self._weights.compare(names, tensors)
 
     def running(self) -> list[str]:

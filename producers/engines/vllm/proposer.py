@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.source_part import DraftSource
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.vllm.proposer_speculation import ProposerSpeculation, SteppedRequest
-from rollstream.producers.engines.vllm.tally import DraftCounters
+from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.engines.vllm.proposer_speculation import (
+    DraftCounters,
+    ProposerSpeculation,
+    SteppedRequest,
+)
 
 PROPOSER_CLASS = "rollstream.producers.engines.vllm.proposer.HistoryProposer"
 _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"

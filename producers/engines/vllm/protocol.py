@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.streams.values import Sampling
 
 TEMPERATURES = (0.01, 2.0)
@@ -102,13 +102,17 @@ class EngineCore(Protocol):
 
 
 class CoreWeights(Protocol):
-    """The served weights; the three calls are those of `rollstream.producers.engines.base.Engine`."""
+    """The served weights; the three calls are those of
+    `rollstream.producers.engines.base.Engine`.
+    """
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
 
     def load(self, update: WeightUpdate) -> None: ...
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison: ...
+    def compare(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison: ...
 
 
 def check_temperature(temperature: float) -> None:

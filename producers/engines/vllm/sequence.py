@@ -6,10 +6,9 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.drafts.history import prompt_key
-from rollstream.producers.engines.draws import trajectory_key
-from rollstream.producers.engines.vllm.tally import StayDrafts
+from rollstream.producers.engines.base import Emission, GenerationRequest, trajectory_key
+from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts
 from rollstream.streams.values import Tokens, Version
 
 Finish = Literal["stop", "length"]

@@ -15,12 +15,25 @@ from typing import Any
 
 import torch
 
-from rollstream.producers.engines.vllm.messages import patches_from_parts, read_staged_patches
-from rollstream.producers.engines.vllm.release import CheckpointWeightPatch, WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo, finalize_layerwise_reload, get_layerwise_info, initialize_layerwise_reload, load_checkpoint_weight_patches
-from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
-from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
-from rollstream.storage.weights.resident import TensorPatch
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.vllm.release import (
+    CheckpointWeightPatch,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+    load_checkpoint_weight_patches,
+)
+from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
+from rollstream.producers.engines.vllm.staging import (
+    StagedTensor,
+    patches_from_parts,
+    read_staged_patches,
+    staged_tensors,
+)
+from rollstream.storage.weights.resident import TensorPatch
 
 
 @dataclass
@@ -45,7 +58,11 @@ class WeightChunk(WeightTransferUpdateInfo):
     def received(self) -> tuple[list[tuple[str, torch.Tensor]], list[TensorPatch]]:
         if self.upload:
             parts = UPLOADS.pop(self.upload)
-            return (parts, []) if self.patched is None else ([], patches_from_parts(parts, self.patched))
+            return (
+                (parts, [])
+                if self.patched is None
+                else ([], patches_from_parts(parts, self.patched))
+            )
         if not self.path:
             return self.tensors, self.patches
         if self.patched is None:

@@ -6,25 +6,43 @@ was never written (upstream issue 55005): its kernel for the CPU writes into a c
 read. The function that calls the kernel is replaced where triton is missing. A runner that can
 verify drafts runs verification in every step, also without drafts: on the CPU such a step is made a
 plain one.
+
+Ends vLLM's process together with the rollout that started it, also after `kill -9`: otherwise it
+would keep computing and keep its memory.
+
+The extension of vLLM's worker: loading weights, reading them back, and drafts.
+
+vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
+transfer engine there, and makes a worker of another process end with the rollout that started it.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false
-
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
 import time
 from typing import Any
 
 import torch
 
+from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.drafts.merged import CombinedSource, running_tokens
-from rollstream.producers.drafts.shared import SharedHistory
-from rollstream.producers.drafts.source_part import DraftSource
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.windows import WINDOW_RULES
-from rollstream.producers.engines.vllm.release import HAS_TRITON, rejection_sampler
-from rollstream.producers.engines.vllm.tally import DraftCounters
+from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
+from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.engines.vllm.parameter_map import served_tensors
+from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters
+from rollstream.producers.engines.vllm.release import (
+    HAS_TRITON,
+    WeightTransferEngineFactory,
+    rejection_sampler,
+)
+from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
+from rollstream.producers.engines.vllm.transfer import VersionTransfer
 
 NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
 
@@ -94,3 +112,71 @@ def expand_to_tokens(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x)
     return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_S = 0.5
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends; does nothing if Python's multiprocessing did not start
+    it.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent.pid,), daemon=True).start()
+    if os.getppid() != parent.pid:  # the parent died before the call above
+        _end()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+end_with_parent()
+patch_sampler()
+if "rollstream" not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine("rollstream", VersionTransfer)
+
+
+class WorkerExtension(DraftingWorker):
+    """Methods of vLLM's worker, whose attributes they use."""
+
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def give_up_update(self) -> None:
+        """End an update that failed between chunks, as vLLM's own methods do when a chunk fails."""
+        self._weight_update_active = False
+        self.weight_transfer_engine.give_up()
+
+    def differs(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether the served bits differ from those that loading this tensor gives."""
+        served = served_tensors(self.model_runner.get_model(), name)
+        return not all(_is_same(one, tensor) for one in served)
+
+    def differs_from_staged(self, path: str, entries: list[StagedTensor]) -> bool:
+        """As `differs`, for the one tensor of a staged file."""
+        ((name, tensor),) = staged_tensors(path, entries)
+        return self.differs(name, tensor)
+
+
+def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
+    wanted = tensor.to(device=served.device, dtype=served.dtype)
+    return torch.equal(_bits(served), _bits(wanted))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits as integers, so that −0 differs from +0."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(widths[tensor.element_size()])

@@ -10,13 +10,19 @@ import sys
 import msgspec
 from rich.console import Console
 
-from rollstream.cli.pipes import quiet_on_closed_pipe
-from rollstream.cli.history.listing import checkpoint_line, checkpoints_table, kept_checkpoint, positions_table, checkpoint_detail_line
-from rollstream.cli.history.finding import find_store
+from rollstream.cli.common import quiet_on_closed_pipe
+from rollstream.cli.history.listing import (
+    checkpoint_detail_line,
+    checkpoint_line,
+    checkpoints_table,
+    find_store,
+    kept_checkpoint,
+    positions_table,
+)
+from rollstream.errors import ObjectMissing
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import ObjectMissing
 
 
 @quiet_on_closed_pipe

@@ -12,15 +12,25 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from rollstream.cli.pipes import quiet_on_closed_pipe
-from rollstream.cli.history.finding import LATEST, find_store, find_version, is_version
-from rollstream.cli.history.lines import VersionLine, difference_line, tensor_lines, version_line
-from rollstream.cli.history.tables import differences_table, tensors_table, versions_table
-from rollstream.storage.weights.manifest import read_manifest
+from rollstream.cli.common import quiet_on_closed_pipe
+from rollstream.cli.history.listing import (
+    LATEST,
+    VersionLine,
+    difference_line,
+    differences_table,
+    find_store,
+    find_version,
+    is_version,
+    tensor_lines,
+    tensors_table,
+    version_line,
+    versions_table,
+)
+from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.errors import CorruptObject, ObjectMissing
 
 SHARD_BYTES = 4 << 30  # close to the default of transformers
 
@@ -74,7 +84,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from rollstream.storage.weights.verification import verify_version
+    from rollstream.storage.weights.verify import verify_version
 
     if arguments.version is None:
         wanted = [stored.version for stored in stored_versions(store) if stored.whole]

@@ -8,12 +8,18 @@ import sys
 from pathlib import Path
 
 from rollstream.consumers.trainer.checkpoint import TrainerState
-from rollstream.runs.forking import ForkPlan, check_folders, find_checkpoint, prompts_left_at, plan_fork
-from rollstream.runs.parentage import Parentage, PromptsLeft, read_parentage
-from rollstream.runs.replay_source import open_replay_source
-from rollstream.report.opening import run_folder
-from rollstream.storage.checkpoints import CheckpointId
 from rollstream.errors import ConfigurationError
+from rollstream.report.reading import run_folder
+from rollstream.runs.fork import (
+    ForkPlan,
+    check_folders,
+    find_checkpoint,
+    plan_fork,
+    prompts_left_at,
+)
+from rollstream.runs.parentage import Parentage, PromptsLeft, read_parentage
+from rollstream.runs.replay_output import open_replay_source
+from rollstream.storage.checkpoints import CheckpointId
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -10,21 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollstream.consumers.replay.offline_log import RecordedSource, SourceTrajectory, LabelledSource, check_tokens
-from rollstream.consumers.replay.jsonl import TextEncoder, JsonLines
 from rollstream.analysis.fields import FieldCondition
-from rollstream.cli.replay.progress import progress_bar, print_notice, count_steps
-from rollstream.config.settings import Configuration
+from rollstream.cli.replay.progress import count_steps, print_notice, progress_bar
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
-from rollstream.runs.replay_filter import needs_steps, parse_conditions, is_wanted_trajectory
-from rollstream.runs.replay_folder import check_outside_run, lock_replay_folder, write_replay_request, read_replay_request, replay_configuration, refuse_other_request
-from rollstream.runs.replay_source import ReplaySource, open_replay_source
-from rollstream.report.opening import open_history
+from rollstream.config.settings import Configuration
+from rollstream.consumers.replay.jsonl import JsonLines, TextEncoder
+from rollstream.consumers.replay.offline_log import (
+    LabelledSource,
+    RecordedSource,
+    SourceTrajectory,
+    check_tokens,
+)
+from rollstream.errors import ConfigurationError
+from rollstream.report.reading import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_conditions
+from rollstream.runs.replay_output import (
+    ReplaySource,
+    check_outside_run,
+    lock_replay_folder,
+    open_replay_source,
+    read_replay_request,
+    refuse_other_request,
+    replay_configuration,
+    write_replay_request,
+)
 from rollstream.streams.admissible import REFUSAL_KINDS
-from rollstream.errors import ConfigurationError
 from rollstream.streams.values import Address
 
 JSONL = (".jsonl", ".ndjson")
@@ -87,7 +100,9 @@ def _trained(
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
-        from rollstream.runs.replay_offline import OfflineTraining  # imports torch, which takes seconds
+        from rollstream.runs.replay_offline import (
+            OfflineTraining,  # imports torch, which takes seconds
+        )
 
         training = OfflineTraining(folder, configuration)
         if sources:
@@ -108,7 +123,9 @@ def _trained(
     return result
 
 
-def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) -> list[LabelledSource]:
+def _sources(
+    arguments: argparse.Namespace, c: Configuration, stack: ExitStack
+) -> list[LabelledSource]:
     """Opens the sources, each under a distinct name."""
     conditions = parse_conditions(arguments.where)
     asked = needs_steps(conditions)
@@ -131,9 +148,13 @@ def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) 
     return found
 
 
-def _is_wanted(conditions: list[FieldCondition], steps: dict[Address, int], draft: SourceTrajectory) -> bool:
+def _is_wanted(
+    conditions: list[FieldCondition], steps: dict[Address, int], draft: SourceTrajectory
+) -> bool:
     step = None if draft.at is None else steps.get(draft.at)
-    return not conditions or is_wanted_trajectory(conditions, draft.record, draft.timestamp_ms, step)
+    return not conditions or is_wanted_trajectory(
+        conditions, draft.record, draft.timestamp_ms, step
+    )
 
 
 def _check(sources: list[LabelledSource], vocabulary: int) -> None:

@@ -6,14 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from rollstream.consumers.replay.topic_copy import HISTORY, CopiedTopic, CopyRequest, copy_topic, prepare_target, count_records
 from rollstream.analysis.fields import check_topic
-from rollstream.cli.replay.progress import progress_bar, print_notice
-from rollstream.runs.replay_filter import needs_steps, parse_conditions, message_filter
-from rollstream.runs.replay_source import ReplaySource, open_replay_source
+from rollstream.cli.replay.progress import print_notice, progress_bar
+from rollstream.consumers.replay.topic_copy import (
+    HISTORY,
+    CopiedTopic,
+    CopyRequest,
+    copy_topic,
+    count_records,
+    prepare_target,
+)
+from rollstream.errors import ConfigurationError
+from rollstream.runs.replay import message_filter, needs_steps, parse_conditions
+from rollstream.runs.replay_output import ReplaySource, open_replay_source
 from rollstream.streams.bus import Message
 from rollstream.streams.connect import open_bus
-from rollstream.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:

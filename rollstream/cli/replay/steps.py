@@ -5,21 +5,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.consumers.replay.recorded_steps import RecordedSteps
-from rollstream.cli.replay.progress import print_notice, count_steps
+from rollstream.cli.replay.progress import count_steps, print_notice
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, write_configuration
-from rollstream.runs.replay_folder import check_outside_run, lock_replay_folder, write_replay_request, read_replay_request, replay_configuration, refuse_other_request
-from rollstream.runs.replay_source import ReplaySource, open_replay_source
-from rollstream.runs.replaying import ReplayRequest, replay_request
-from rollstream.report.opening import open_history, run_folder
+from rollstream.consumers.replay.recorded_steps import RecordedSteps
+from rollstream.errors import ConfigurationError
 from rollstream.report.overlay import OverlaidRun, write_overlay
-from rollstream.report.reading import read_history
+from rollstream.report.reading import open_history, read_history, run_folder
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+from rollstream.runs.replay import ReplayRequest, replay_request
+from rollstream.runs.replay_output import (
+    ReplaySource,
+    check_outside_run,
+    lock_replay_folder,
+    open_replay_source,
+    read_replay_request,
+    refuse_other_request,
+    replay_configuration,
+    write_replay_request,
+)
 from rollstream.storage.archive.log import LogWithArchive
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.errors import ConfigurationError
 
 OVERLAY_FILE = "beside.html"
 
@@ -57,7 +64,9 @@ def _asked(
     last = arguments.to_step
     if last is None and before is not None:
         last = before.get("to_step")
-    return replay_request(run, arguments.overrides, arguments.where, arguments.from_step, last, recorded)
+    return replay_request(
+        run, arguments.overrides, arguments.where, arguments.from_step, last, recorded
+    )
 
 
 def _trained(
@@ -69,7 +78,11 @@ def _trained(
     folder: RunFolder,
 ) -> dict[str, Any]:
     """Repeats the steps; returns the counts and the differing steps."""
-    from rollstream.runs.replay import differing_steps, find_replay_start, run_replay  # imports torch, which takes seconds
+    from rollstream.runs.replay import (  # imports torch, which takes seconds
+        differing_steps,
+        find_replay_start,
+        run_replay,
+    )
 
     model = model_folder(asked.before, asked.folder.path).absolute()
     own = folder, replay_configuration(asked.now, folder.path, model)
@@ -80,7 +93,9 @@ def _trained(
         write_configuration(*own)
         _print_start(asked, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
-            print_notice(f"an earlier replay stopped after step {start.behind.step}: resuming there")
+            print_notice(
+                f"an earlier replay stopped after step {start.behind.step}: resuming there"
+            )
         hashes = {configured.configuration_hash for configured in recorded.configured}
         if hashes - {fingerprint(asked.before)}:
             print_notice("the run changed its configuration; all steps use its last configuration")
@@ -96,7 +111,9 @@ def _trained(
     return result
 
 
-def _reports(asked: ReplayRequest, folder: RunFolder, source: LogWithArchive, store: ObjectStore) -> list[Path]:
+def _reports(
+    asked: ReplayRequest, folder: RunFolder, source: LogWithArchive, store: ObjectStore
+) -> list[Path]:
     """Writes the report of the replay and a page that compares it with the run; returns both paths.
     The run is only read.
     """

@@ -11,8 +11,8 @@ from math import isfinite
 from re import fullmatch
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from rollstream.storage.stores.keys import is_key
 from rollstream.errors import ConfigurationError
+from rollstream.storage.stores.base import is_key
 
 DEADLINE_S = 120.0
 DEADLINE_S_MIN, DEADLINE_S_MAX = 0.2, 3600.0

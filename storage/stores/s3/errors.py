@@ -49,7 +49,12 @@ _CODES = {
     "BadDigest": FailureKind.TRANSIENT,
     "IncompleteBody": FailureKind.TRANSIENT,
 }
-_STATUSES = {412: FailureKind.PRECONDITION, 416: FailureKind.RANGE, 429: FailureKind.TRANSIENT, 408: FailureKind.TRANSIENT}
+_STATUSES = {
+    412: FailureKind.PRECONDITION,
+    416: FailureKind.RANGE,
+    429: FailureKind.TRANSIENT,
+    408: FailureKind.TRANSIENT,
+}
 
 _CREDENTIALS = (
     "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role"
@@ -85,7 +90,11 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
     if kind is None and code == "404":
         kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
     if kind is None:
-        kind = FailureKind.TRANSIENT if status >= 500 and code != "NotImplemented" else FailureKind.REFUSED
+        kind = (
+            FailureKind.TRANSIENT
+            if status >= 500 and code != "NotImplemented"
+            else FailureKind.REFUSED
+        )
     in_doubt = kind is FailureKind.TRANSIENT and status >= 500
     return S3Failure(kind, code, message, in_doubt)
 

@@ -1,4 +1,7 @@
-"""Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
+"""Runs the same work on many pieces in parallel; the first failure cancels those not yet
+started.
+
+Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
 moment.
 
 The first request returns size, etag and hash; the others require that etag, so a read during which
@@ -6,18 +9,47 @@ the object is replaced starts again instead of mixing two objects. Missing bytes
 again, and a complete object is checked against its hash. Nothing else is ever returned.
 """
 
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from dataclasses import dataclass
 from io import BytesIO
+from typing import TypeVar
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.s3.client import ObjectHead, S3Client
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
-from rollstream.storage.stores.s3.ranges import FIRST_BYTES, RANGE_BYTES, ByteRange, split_range
-from rollstream.storage.stores.s3.retries import Attempts, TimeLimits, allowance_s
-from rollstream.storage.stores.s3.threads import run_in_parallel
 from rollstream.deadline import Deadline
 from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import content_hash
+from rollstream.storage.stores.s3.client import (
+    FIRST_BYTES,
+    RANGE_BYTES,
+    ByteRange,
+    ObjectHead,
+    S3Client,
+    split_range,
+)
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
+from rollstream.storage.stores.s3.retries import Attempts, TimeLimits, allowance_s
+
+_P = TypeVar("_P")
+_T = TypeVar("_T")
+
+
+def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
+    """The results of `work` for each piece, in order. Raises the failure of one of them.
+
+    No piece is still running when it returns or raises.
+    """
+    futures = [pool.submit(work, piece) for piece in pieces]
+    try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            raise error
+    return [future.result() for future in futures]
+
 
 HASH = "xxh3"
 NONCE = "nonce"
@@ -69,9 +101,13 @@ class S3Reader:
             except S3Failure as failure:
                 if failure.kind is not FailureKind.PRECONDITION:
                     raise
-                attempts.wait(S3Failure(FailureKind.CONFLICT, "Replaced", "while it was read", False))
+                attempts.wait(
+                    S3Failure(FailureKind.CONFLICT, "Replaced", "while it was read", False)
+                )
 
-    def _read_once(self, name: str, start: int, end: int | None, attempts: Attempts) -> ObjectContent:
+    def _read_once(
+        self, name: str, start: int, end: int | None, attempts: Attempts
+    ) -> ObjectContent:
         first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
         first = self._read_first(name, ByteRange(start, first_end), attempts)
         size = first.found.size

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
 from rollstream.deadline import Deadline
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
 SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, with eight parts in parallel

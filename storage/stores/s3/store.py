@@ -9,16 +9,24 @@ advice. `docs/s3.md` has the interleavings.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from rollstream.storage.stores.keys import KEY_BYTES_MAX, KeyRefused, check_key, check_prefix, is_key
-from rollstream.storage.stores.base import Data, ListedObject, ObjectStat
+from rollstream.deadline import Deadline
+from rollstream.errors import ObjectExists, StoreError, SwapLost
+from rollstream.storage.stores.base import (
+    KEY_BYTES_MAX,
+    Data,
+    KeyRefused,
+    ListedObject,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    is_key,
+)
+from rollstream.storage.stores.s3.address import S3Address
 from rollstream.storage.stores.s3.client import S3Client
 from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, translate_s3_errors
-from rollstream.storage.stores.s3.address import S3Address
 from rollstream.storage.stores.s3.read import S3Reader
 from rollstream.storage.stores.s3.retries import Attempts, time_limits
 from rollstream.storage.stores.s3.write import S3Writer
-from rollstream.deadline import Deadline
-from rollstream.errors import ObjectExists, StoreError, SwapLost
 
 IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads together
 

@@ -10,15 +10,18 @@ import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from rollstream.storage.stores.hashing import content_hash
-from rollstream.storage.stores.base import Data
-from rollstream.storage.stores.s3.client import WriteCondition, S3Client
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
-from rollstream.storage.stores.s3.ranges import PART_BYTES, ByteRange, plan_parts
-from rollstream.storage.stores.s3.read import HASH, NONCE, S3Reader
-from rollstream.storage.stores.s3.retries import RETRIED_KINDS, Attempts, TimeLimits, allowance_s
-from rollstream.storage.stores.s3.threads import run_in_parallel
 from rollstream.deadline import Deadline
+from rollstream.storage.stores.base import Data, content_hash
+from rollstream.storage.stores.s3.client import (
+    PART_BYTES,
+    ByteRange,
+    S3Client,
+    WriteCondition,
+    plan_parts,
+)
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
+from rollstream.storage.stores.s3.read import HASH, NONCE, S3Reader, run_in_parallel
+from rollstream.storage.stores.s3.retries import RETRIED_KINDS, Attempts, TimeLimits, allowance_s
 
 UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
 _log = logging.getLogger(__name__)
@@ -28,7 +31,9 @@ _LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
 class S3Writer:
     """Writes to one bucket; `pool` bounds the requests in flight of all writes together."""
 
-    def __init__(self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits) -> None:
+    def __init__(
+        self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits
+    ) -> None:
         self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
 
     def put(self, name: str, data: Data) -> str:

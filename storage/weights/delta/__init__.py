@@ -2,9 +2,14 @@
 it.
 """
 
-from rollstream.storage.weights.delta.codec import apply_tensor
-from rollstream.storage.weights.delta.coding import Changes, CodedTensor, Coding, ValueCoding, squash
-from rollstream.storage.weights.delta.encode import encode_tensor, encode_whole
+from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor, encode_whole
+from rollstream.storage.weights.delta.coding import (
+    Changes,
+    CodedTensor,
+    Coding,
+    ValueCoding,
+    squash,
+)
 
 __all__ = [
     "Changes",

@@ -1,4 +1,20 @@
-"""Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
+"""Encodes new elements by their distance from the old ones, counted in representable numbers
+(ulps).
+
+A float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN …
+−0, +0 … +NaN), and differences are taken modulo its width, so every bit pattern is restored.
+Integers are their own order. An optimiser moves most changed weights by one or two such steps,
+where the changed bits themselves look random.
+
+Encodes ascending positions as the gaps between them, in byte planes.
+
+A gap is the number of unchanged elements before a changed one. It is split into low bytes, as many
+as make the rest small, and that rest, the escaped plane: a byte below 255, preceded by a byte 255
+for every 255 that it is larger. Gaps between random positions are geometrically distributed, hence
+memoryless, so this plane compresses near its entropy at any density; the planes beneath it are
+noise.
+
+Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
 the positions and new values of changed elements. Segments are independent, so encoding needs memory
 for one. Decoding needs memory for all changes, because nothing is written before everything fits.
 
@@ -25,11 +41,132 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rollstream.storage.weights.delta.coding import Bits, Changes, Element, Indices, ValueCoding
-from rollstream.storage.weights.delta.gaps import read_positions, write_positions
-from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter, corrupt_delta
-from rollstream.storage.weights.delta.ulps import ulp_differences, add_ulps, read_steps, write_steps
 from rollstream.storage.stores.base import Data
+from rollstream.storage.weights.delta.coding import (
+    Bits,
+    Bytes,
+    Changes,
+    Element,
+    Indices,
+    ValueCoding,
+)
+from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter, corrupt_delta
+
+
+def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
+    """Steps from old to new, modulo the width."""
+    return _ordered(new, element) - _ordered(old, element)
+
+
+def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
+    """The elements that many steps from the old ones; inverts `ulp_differences`."""
+    return _unordered(_ordered(old, element) + steps, element)
+
+
+def _ordered(bits: Bits, element: Element) -> Bits:
+    """The elements as integers in numeric order. Negative floats get all bits flipped, others only
+    the sign; an arithmetic shift makes the mask.
+    """
+    if not element.is_float:
+        return bits
+    flips = bits.view(element.signed) >> (8 * element.bytes - 1)
+    flips |= np.iinfo(element.signed).min
+    return bits ^ flips.view(element.bits)
+
+
+def _unordered(order: Bits, element: Element) -> Bits:
+    if not element.is_float:
+        return order
+    flips = ~(order.view(element.signed) >> (8 * element.bytes - 1))
+    flips |= np.iinfo(element.signed).min
+    return order ^ flips.view(element.bits)
+
+
+def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
+    """Write non-zero steps: which go down, which are larger than 1, and by how much those
+    exceed 2.
+    """
+    signed = steps.view(element.signed)
+    sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
+    far = sizes != 1
+    beyond = sizes[np.flatnonzero(far)] - element.bits.type(2)
+    writer.flags(signed < 0)
+    writer.flags(far)
+    if len(beyond):
+        planes = (int(beyond.max()).bit_length() + 7) // 8
+        writer.number(planes)
+        writer.planes(beyond, planes)
+
+
+def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
+    """Read `count` non-zero steps."""
+    down = reader.flags(count).astype(element.bits)
+    far = reader.flags(count)
+    sizes = np.ones(count, element.bits)
+    among = np.flatnonzero(far)
+    if len(among):
+        planes = reader.number(element.bytes)
+        sizes[among] = reader.planes(len(among), planes, element.bits) + element.bits.type(2)
+    # Two's complement: −x is x with all bits flipped, plus 1.
+    return (sizes ^ -down) + down
+
+
+ESCAPE = 255
+LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
+GAP_MEAN_MAX = 256  # of the escaped part
+
+
+def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
+    """Write one or more ascending positions below `elements`."""
+    planes = 0
+    while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
+        planes += 1
+    gaps = positions.copy()
+    gaps[1:] -= positions[:-1] + 1
+    escaped = _escape(gaps >> (8 * planes))
+    writer.number(planes)
+    writer.number(len(escaped))
+    writer.stream(escaped)
+    writer.planes(gaps.view(np.uint64), planes)
+
+
+def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
+    """Read `count` positions, checked to ascend strictly below `elements` whatever the payload
+    holds.
+    """
+    planes = reader.number(LOW_PLANES_MAX)
+    size = reader.number(count + (elements >> (8 * planes)) // ESCAPE)
+    gaps = _unescape(reader.stream(size), count)
+    if planes:
+        if int(gaps.max()) > elements >> (8 * planes):
+            raise corrupt_delta("a gap past the end of the tensor")
+        low = reader.planes(count, planes, np.dtype("<u8")).view(np.int64)
+        gaps = (gaps << (8 * planes)) + low
+    gaps += 1
+    positions = np.cumsum(gaps)
+    positions -= 1
+    if positions[-1] >= elements:
+        raise corrupt_delta("a position past the end of the tensor")
+    return positions
+
+
+def _escape(gaps: Indices) -> Bytes:
+    last = gaps.astype(np.uint8)
+    far = np.flatnonzero(gaps >= ESCAPE)
+    if not len(far):
+        return last
+    above, last[far] = np.divmod(gaps[far], ESCAPE)
+    return np.insert(last, np.repeat(far, above), ESCAPE)
+
+
+def _unescape(escaped: Bytes, count: int) -> Indices:
+    ends = np.flatnonzero(escaped != ESCAPE)
+    if len(ends) != count or not len(escaped) or ends[-1] != len(escaped) - 1:
+        raise corrupt_delta("the number of gaps differs from that of positions")
+    if len(ends) == len(escaped):
+        return escaped.astype(np.int64)
+    return np.diff(np.cumsum(escaped, dtype=np.int64)[ends], prepend=0)
+
 
 SEGMENT = 1 << 22  # elements
 COMPARED = 1 << 17  # elements compared at a time, so that they stay in cache

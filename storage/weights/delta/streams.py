@@ -10,9 +10,9 @@ they allocate memory, so a damaged payload costs no more memory than a valid one
 import numpy as np
 import zstandard
 
-from rollstream.storage.weights.delta.coding import Bits, Bytes, Flags
-from rollstream.storage.stores.base import Data
 from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import Data
+from rollstream.storage.weights.delta.coding import Bits, Bytes, Flags
 
 NUMBER_BYTES_MAX = 10  # 64 bits, seven a byte
 

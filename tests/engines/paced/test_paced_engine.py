@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.paced.engine import CATCH_UP_S_MAX
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, gather, prompt, resumed
 from tests.support.paced_samples import ROOFLINE, VOCABULARY, WEIGHTS, HandPace, open_paced, run_all

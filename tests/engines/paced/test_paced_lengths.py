@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.engines.factory import lengths_from
-from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal, LogNormalMixture, read_trace
-from rollstream.producers.engines.paced.settings import LengthPartSettings, LengthSettings
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.factory import lengths_from
+from rollstream.producers.engines.paced.lengths import (
+    LengthSampler,
+    LogNormal,
+    LogNormalMixture,
+    read_trace,
+)
+from rollstream.producers.engines.paced.settings import LengthPartSettings, LengthSettings
 from tests.support.engine_samples import prompt
 
 LONGTAIL = LengthSampler(LogNormal(1_600, 16_000), 0.7)

@@ -6,12 +6,20 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from rollstream.producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile, write_profile
-from rollstream.producers.engines.profile import TimedEngine, fit_profile, measure_points
-from rollstream.config.config import load
 from rollstream.cli.main import main
-from rollstream.roles.profiling import run_profile
+from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.profile import (
+    EngineProfile,
+    TimedEngine,
+    fit_profile,
+    measure_points,
+    model_key,
+    profile_path,
+    read_profile,
+    write_profile,
+)
+from rollstream.roles.profiling import run_profile
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
@@ -67,7 +75,9 @@ def read_any(folder: Path) -> Path:
     from rollstream.producers.engines.roofline import Roofline
 
     path = folder / "other.json"
-    write_profile(path, EngineProfile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1))
+    write_profile(
+        path, EngineProfile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1)
+    )
     assert read_profile(path).batch_max == 2
     return path
 

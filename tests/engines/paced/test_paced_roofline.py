@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.producers.engines.factory import roofline_from
-from rollstream.producers.engines.roofline import NEARLY_FREE, Roofline, batch_max, roofline_of_hardware
-from rollstream.producers.engines.paced.settings import RooflineSettings
-from rollstream.producers.engines.profiles import EngineProfile, read_profile, write_profile
-from rollstream.producers.engines.profile import StepTiming, relative_errors, fit_roofline, fit_profile
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.factory import roofline_from
+from rollstream.producers.engines.paced.settings import RooflineSettings
+from rollstream.producers.engines.profile import (
+    EngineProfile,
+    StepTiming,
+    fit_profile,
+    fit_roofline,
+    read_profile,
+    relative_errors,
+    write_profile,
+)
+from rollstream.producers.engines.roofline import (
+    NEARLY_FREE,
+    Roofline,
+    batch_max,
+    roofline_of_hardware,
+)
 
 SECONDS = st.floats(1e-6, 1e-1)
 ROOFLINES = st.builds(

@@ -2,12 +2,12 @@
 
 import pytest
 
+from rollstream.config.config import fingerprint, load
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.factory import open_paced, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.paced.settings import PacedSettings
-from rollstream.config.settings import Configuration
-from rollstream.config.config import fingerprint, load
-from rollstream.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
 LONGTAIL = EXAMPLES / "longtail.toml"

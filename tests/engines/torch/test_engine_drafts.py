@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
 from rollstream.producers.drafts import AnswerHistory, prompt_key
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.windows import MULTIPLICATIVE
-from rollstream.producers.engines.draws import trajectory_key, uniforms
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
+from rollstream.producers.engines.base import (
+    EngineOptions,
+    GenerationRequest,
+    WeightUpdate,
+    trajectory_key,
+    uniforms,
+)
 from rollstream.producers.engines.torch import TorchEngine
-from rollstream.streams.draft_runs import join_drafts, accepted_tokens
+from rollstream.streams.draft_runs import accepted_tokens, join_drafts
 from rollstream.streams.values import Drafts, Sampling, Version
 from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
 from tests.support.engine_samples import (
@@ -224,7 +227,10 @@ def updated(number: int) -> WeightUpdate:
 
 def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode: str) -> Gained:
     """Plain steps, each update after as many tokens as there."""
-    engine, gained = drafting(MODELS[1], AnswerHistory(64), slots=1, switch=DraftGate(forced=False)), {}
+    engine, gained = (
+        drafting(MODELS[1], AnswerHistory(64), slots=1, switch=DraftGate(forced=False)),
+        {},
+    )
     engine.submit(request)
     for version, count in spans:
         if version != engine.version:

@@ -18,13 +18,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.producers.engines.torch.weights import PreparedWrites, TensorWrite
-from rollstream.storage.weights.tensors import untie
 from rollstream.storage.weights.resident import TensorPatch
-from rollstream.errors import EngineRefused
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Sampling, Version
 from tests.support.engine_samples import (
     FAMILIES,

@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.producers.engines.torch.order import RowLayout, RowSegment, length_classes, row_segments
+from rollstream.producers.engines.torch.rows import (
+    RowLayout,
+    RowSegment,
+    length_classes,
+    row_segments,
+)
 
 SLOTS = 8
 
@@ -45,7 +50,10 @@ def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int
 
 
 def test_regions_join_where_padding_is_cheaper_than_a_call() -> None:
-    assert row_segments([2, 3, 0, 10], [0, 10, 0, 90], 100) == (RowSegment(0, 5, 0), RowSegment(5, 15, 90))
+    assert row_segments([2, 3, 0, 10], [0, 10, 0, 90], 100) == (
+        RowSegment(0, 5, 0),
+        RowSegment(5, 15, 90),
+    )
     assert row_segments([1, 4], [50, 20], 10_000) == (RowSegment(0, 5, 20),)
     assert row_segments([4, 0, 4], [50, 0, 50], 100) == (RowSegment(0, 8, 50),)
     assert row_segments([0, 0], [0, 0], 10) == ()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from rollstream.producers.drafts import AnswerHistory, prompt_key
-from rollstream.producers.drafts.merged import CombinedSource
-from rollstream.producers.drafts.node import NodeHistory
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.streams.values import Sampling
 from tests.engines.torch.test_engine_drafts import asked, assert_same, drafting
 from tests.support.engine_samples import run_all, tiny_model

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.producers.engines.torch.sampling import draw_tokens, inverse_cdf, plan_sampling, processed_logprobs
+from rollstream.producers.engines.torch.sampling import (
+    draw_tokens,
+    inverse_cdf,
+    plan_sampling,
+    processed_logprobs,
+)
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import (
     ask,

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ObjectExists, SwapLost
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from testbed.repository import ROOT
 
 

@@ -5,8 +5,8 @@ does, and whether what is stored afterwards is the whole old or the whole new ob
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.errors import ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
 
 SMALL = 3_000
 LARGE = (16 << 20) + 5  # written in two parts, read in two

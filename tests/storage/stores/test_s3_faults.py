@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from rollstream.errors import (
+    CorruptObject,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    StoreTimeout,
+    SwapLost,
+)
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.s3.address import parse_s3_url
-from rollstream.errors import CorruptObject, ObjectExists, ObjectMissing, StoreError, StoreTimeout, SwapLost
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from tests.storage.stores.s3_operations import KEY, LARGE, OPERATIONS, READS, SMALL, content

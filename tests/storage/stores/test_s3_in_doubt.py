@@ -4,9 +4,9 @@ server; and a read that crosses a swap.
 
 import pytest
 
+from rollstream.errors import ObjectExists, SwapLost
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.s3.address import parse_s3_url
-from rollstream.errors import ObjectExists, SwapLost
 from testbed.servers.fault_proxy import Fault, FaultProxy
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.s3_operations import KEY, LARGE, SMALL, content

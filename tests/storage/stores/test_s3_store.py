@@ -10,10 +10,10 @@ import sys
 import boto3
 import pytest
 
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.keys import KeyRefused
-from rollstream.storage.stores.s3.address import parse_s3_url
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
+from rollstream.storage.stores.base import KeyRefused
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.s3.address import parse_s3_url
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_races_of_processes

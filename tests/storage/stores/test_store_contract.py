@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.keys import KeyRefused
 from rollstream.errors import ConfigurationError, ObjectExists, ObjectMissing, SwapLost
+from rollstream.storage.stores.base import KeyRefused
+from rollstream.storage.stores.connect import open_store
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_won, count_up, won_keys
 

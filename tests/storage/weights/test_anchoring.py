@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.storage.weights.anchoring import AnchorRule, AnchorChain, anchor_due, is_kept_beside
+from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, is_kept_beside
 from rollstream.storage.weights.pointer import Pointer
 from rollstream.storage.weights.retention import StoredVersion, plan_retention
 from rollstream.streams.values import Version
@@ -45,7 +45,11 @@ def test_a_version_held_by_a_rollout_of_the_chain_before_always_stays(every, ver
         due = anchor_due(number, chain, rule)
         base = None if due or not stored else stored[-1].version
         stored.append(StoredVersion(Version(number, 1), base))
-        chain = AnchorChain(1, 0, 100) if due else AnchorChain(chain.length + 1, chain.delta_bytes + size, 100)
+        chain = (
+            AnchorChain(1, 0, 100)
+            if due
+            else AnchorChain(chain.length + 1, chain.delta_bytes + size, 100)
+        )
         assert chain.length <= max(1, versions_max // 2)
         pointer = Pointer("run", 1, Version(number, 1), "", "", None)
         held = {stored[-2].version} if number else set()

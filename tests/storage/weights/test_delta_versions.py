@@ -4,13 +4,18 @@ import pytest
 import torch
 from safetensors.torch import load as load_safetensors
 
-from rollstream.storage.weights.manifest import manifest_key, version_folder
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.models import build_model, model_files, model_from_version, published_tensors
-from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
-from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.storage.models import (
+    build_model,
+    model_files,
+    model_from_version,
+    published_tensors,
+)
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.manifest import manifest_key, version_folder
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.values import Version
 from tests.storage.storage_samples import TINY
 from tests.storage.weights.version_samples import (
@@ -107,7 +112,9 @@ def test_a_model_is_built_from_a_delta():
     store, models = MemoryStore(), [build_model("Qwen3ForCausalLM", TINY, seed=3)]
     tensors = [published_tensors(models[0], torch.float32)]
     files = model_files(models[0], None, torch.float32)
-    first = publish_version(store, NewVersion("run", Version(0, 1), tensors[0], files, 1 << 20, 0.0))
+    first = publish_version(
+        store, NewVersion("run", Version(0, 1), tensors[0], files, 1 << 20, 0.0)
+    )
     after = changed(tensors[0], 1)
     second = NewVersion("run", Version(1, 1), after, {}, 1 << 20, 0.0)
     publish_version(store, second, first, tensors[0], False)

@@ -5,8 +5,14 @@ than it takes.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.storage.weights.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
-from rollstream.storage.weights.fetch_plan import HeldTensors, FetchPlanner, FetchPrices, plan_fetch
+from rollstream.storage.weights.fetch_plan import FetchPlanner, FetchPrices, HeldTensors, plan_fetch
+from rollstream.storage.weights.manifest import (
+    Delta,
+    DeltaEntry,
+    Manifest,
+    TensorEntry,
+    TensorFiles,
+)
 from rollstream.streams.values import Version
 
 FULL = 100  # bytes of each tensor, as U8

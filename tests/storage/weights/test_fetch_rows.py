@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.storage.weights.manifest import manifest_key
-from rollstream.storage.weights.fetch import fetch_rows
 from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.weights.fetch import fetch_rows
+from rollstream.storage.weights.manifest import manifest_key
 from tests.storage.weights.test_delta_versions import CountingStore, flip
 from tests.storage.weights.version_samples import History, changed
 

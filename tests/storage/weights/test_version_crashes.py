@@ -6,13 +6,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollstream.storage.weights.manifest import manifest_key
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
-from rollstream.storage.weights.pointer import advance_pointer, believed_pointer, read_pointer, take_pointer
-from rollstream.storage.weights.publish import NewVersion, publish_version
-from rollstream.storage.weights.retention import plan_retention, delete_versions, stored_versions
 from rollstream.errors import Fenced, SwapLost
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.manifest import manifest_key
+from rollstream.storage.weights.pointer import (
+    advance_pointer,
+    believed_pointer,
+    read_pointer,
+    take_pointer,
+)
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.storage.weights.retention import delete_versions, plan_retention, stored_versions
 from rollstream.streams.values import Version
 from tests.storage.store_faults import FaultyStore, Killed
 

@@ -7,15 +7,28 @@ import torch
 from safetensors.torch import load as load_safetensors
 from transformers import AutoModelForCausalLM
 
-from rollstream.storage.stores.file import FileStore
-from rollstream.storage.weights.manifest import manifest_key, parse_version, version_folder
-from rollstream.storage.stores.memory import MemoryStore
+from rollstream.errors import (
+    ConfigurationError,
+    CorruptObject,
+    Fenced,
+    ObjectMissing,
+    StoreError,
+    SwapLost,
+)
 from rollstream.storage.models import model_files, published_tensors
-from rollstream.storage.weights.shards import pack_tensors, plan_ranges, plan_shards
-from rollstream.storage.weights.fetch_part import fetch_tensors, fetch_model_file
-from rollstream.storage.weights.pointer import POINTER_KEY, advance_pointer, believed_pointer, read_pointer, take_pointer
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.memory import MemoryStore
+from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.manifest import manifest_key, parse_version, version_folder
+from rollstream.storage.weights.pointer import (
+    POINTER_KEY,
+    advance_pointer,
+    believed_pointer,
+    read_pointer,
+    take_pointer,
+)
 from rollstream.storage.weights.publish import NewVersion, publish_version
-from rollstream.errors import ConfigurationError, CorruptObject, Fenced, ObjectMissing, StoreError, SwapLost
+from rollstream.storage.weights.shards import pack_tensors, plan_ranges, plan_shards
 from rollstream.streams.values import Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
@@ -37,7 +50,9 @@ def some_tensors(seed=0):
 def published(store, version=V1, tensors=None, shard_bytes=1 << 20, parent=None, now_s=1.0):
     files = {"config.json": b"{}"}
     tensors = some_tensors() if tensors is None else tensors
-    return publish_version(store, NewVersion("run", version, tensors, files, shard_bytes, now_s), parent)
+    return publish_version(
+        store, NewVersion("run", version, tensors, files, shard_bytes, now_s), parent
+    )
 
 
 def at(version):

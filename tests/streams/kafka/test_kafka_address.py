@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.streams.connect import open_bus
 from rollstream.errors import BusError, ConfigurationError
+from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, client_settings, parse_kafka_url, read_secrets
-from rollstream.streams.kafka.producer import record_cost_bytes, bounded_batches
-from rollstream.streams.kafka.bound import ByteSemaphore
 from rollstream.streams.kafka.log_filter import RateLimitedHandler
+from rollstream.streams.kafka.producer import ByteSemaphore, bounded_batches, record_cost_bytes
 from rollstream.streams.kafka.topic_settings import configs_of, topic_of
 from rollstream.streams.topics import Topic, catalogue
 
 
 def test_a_url_names_brokers_a_prefix_and_options() -> None:
-    address = parse_kafka_url("kafka://a:9092,b:9093/lab.run-7?security=sasl_ssl&mechanism=scram-sha-512")
+    address = parse_kafka_url(
+        "kafka://a:9092,b:9093/lab.run-7?security=sasl_ssl&mechanism=scram-sha-512"
+    )
     assert address.servers == ("a:9092", "b:9093")
     assert address.topic("ledger") == "lab.run-7.ledger"
     assert parse_kafka_url("kafka://a:9092").topic("ledger") == "ledger"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
-from rollstream.streams.connect import open_bus
 from rollstream.errors import BusError, BusTimeout
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.reader import TopicReader, from_begin
@@ -166,7 +166,9 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
     before = psutil.Process().memory_info().rss
     value, acknowledged = os.urandom(1 << 20), []
     threads = [
-        threading.Thread(target=lambda: acknowledged.append(bus.append("t", [AppendEntry(b"k", value)])))
+        threading.Thread(
+            target=lambda: acknowledged.append(bus.append("t", [AppendEntry(b"k", value)]))
+        )
         for _ in range(60)
     ]
     for thread in threads:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from rollstream.errors import PositionLost
 from rollstream.producers.drafts.topic_follower import TopicFollower
-from rollstream.streams.bus import Bus, AppendEntry, Message
+from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import encode
 from rollstream.streams.connect import open_bus
-from rollstream.errors import PositionLost
-from rollstream.streams.wrapper import BusWrapper
 from rollstream.streams.records import Annotation
 from rollstream.streams.topics import Topic
+from rollstream.streams.wrapper import BusWrapper
 from testbed.servers import kafka_broker
 from testbed.waiting import WAIT_S
 

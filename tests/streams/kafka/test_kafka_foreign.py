@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import decode, encode
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Trajectory

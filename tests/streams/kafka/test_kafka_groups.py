@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollstream.streams.bus import Bus, AppendEntry, GroupReader, Message
-from rollstream.streams.connect import open_bus
 from rollstream.deadline import Deadline
 from rollstream.errors import PositionLost
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
+from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.records import Position

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.errors import BusError
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
-from rollstream.errors import BusError
 from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
 from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.topics import Topic

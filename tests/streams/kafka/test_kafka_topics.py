@@ -8,10 +8,10 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from rollstream.storage.log import open_log
-from rollstream.streams.bus import Bus, AppendEntry, Message
-from rollstream.streams.connect import open_bus
 from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.storage.claim_check import open_log
+from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.topic_settings import BrokerTopic, unreplicated_topics
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic, catalogue, partition_of

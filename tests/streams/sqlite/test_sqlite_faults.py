@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
-from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.sqlite.mounts import network_file_system
 from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.sqlite.database import network_file_system
 from rollstream.streams.topics import Topic
 from testbed.waiting import WAIT_S
 from tests.streams.sqlite.test_sqlite_processes import start
@@ -50,7 +50,7 @@ def test_a_folder_on_a_network_file_system_is_refused(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr("rollstream.streams.sqlite.mounts.MOUNTS", mounts)
+    monkeypatch.setattr("rollstream.streams.sqlite.database.MOUNTS", mounts)
     with pytest.raises(BusError, match=r"network file system \(nfs4\).*use a local folder"):
         SqliteBus(tmp_path / "bus")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.streams.bus import AppendEntry
 from rollstream.errors import BusError
+from rollstream.streams.bus import AppendEntry
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import Topic
 from testbed.repository import ROOT

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollstream.streams.bus import AppendEntry
-from rollstream.streams.sqlite.rows import ROW_BYTES, pack_rows, unpack_row
 from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.sqlite.topic_log import ROW_BYTES, pack_rows, unpack_row
 from rollstream.streams.topics import Topic
 
 ENTRIES = st.lists(
@@ -16,7 +16,9 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.integers(0, 1 << 40), st.integers(0, 40))
-def test_what_was_packed_is_unpacked(entries: list[AppendEntry], first: int, row_bytes: int) -> None:
+def test_what_was_packed_is_unpacked(
+    entries: list[AppendEntry], first: int, row_bytes: int
+) -> None:
     rows = list(pack_rows(entries, first, 17, row_bytes))
     messages = [message for row in rows for message in unpack_row("t", 2, row)]
     assert [AppendEntry(m.key, m.value) for m in messages] == entries

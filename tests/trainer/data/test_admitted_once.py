@@ -9,16 +9,22 @@ import pytest
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.consumers.trainer.metrics import OTHER_TASKS, StepMetrics
-from rollstream.consumers.trainer.data.lag import lags_of, mask_by_lag
-from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.data.prepare import lags_of, mask_by_lag
+from rollstream.consumers.trainer.data.sample import admitted_sample
+from rollstream.consumers.trainer.data.selection import UpdateProgress
 from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
-from rollstream.consumers.trainer.data.progress import UpdateProgress
-from rollstream.consumers.trainer.data.sample_part import admitted_sample
-from rollstream.streams.admissible import REFUSAL_KINDS, BelievedVersions, TrainingBounds, believed_terms, refusal
+from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.metrics import OTHER_TASKS, StepMetrics
+from rollstream.streams.admissible import (
+    REFUSAL_KINDS,
+    BelievedVersions,
+    TrainingBounds,
+    believed_terms,
+    refusal,
+)
 from rollstream.streams.records import GroupClosed, StepDone, Take
-from rollstream.streams.values import Span, Version
 from rollstream.streams.topics import partition_of
+from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish
 from testbed.stepped.hand_fed_trainer import HandFed, completion
 

@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.sample import AnnotatedRewards, names_needed, annotated_rewards
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.data.patience import NO_ANNOTATION_S, AnnotationWatch
 from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.sample import (
+    AnnotatedRewards,
+    annotated_rewards,
+    names_needed,
+)
+from rollstream.consumers.trainer.data.selection import NO_ANNOTATION_S, AnnotationWatch
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import from_begin
-from rollstream.streams.values import Address
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter, publish
 from tests.trainer.data.test_intake_of_foreign_records import RECORD
 
@@ -126,7 +130,13 @@ def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus
 def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
     patience = AnnotationWatch(("reward",))
     with caplog.at_level(logging.WARNING):
-        times = [100.0, 110.0, 100 + NO_ANNOTATION_S, 105 + NO_ANNOTATION_S, 100 + 2 * NO_ANNOTATION_S]
+        times = [
+            100.0,
+            110.0,
+            100 + NO_ANNOTATION_S,
+            105 + NO_ANNOTATION_S,
+            100 + 2 * NO_ANNOTATION_S,
+        ]
         said = [patience.check(3, annotated_s=0.0, now_s=now_s) for now_s in times]
     assert said == [False, False, True, False, True]
     assert "3 finished groups wait for annotations (reward)" in caplog.text

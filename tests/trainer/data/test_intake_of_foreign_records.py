@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.data.sample_part import sample_of
+from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.errors import DecodeError
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
-from rollstream.errors import DecodeError
 from rollstream.streams.reader import from_begin
-from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 from rollstream.streams.topics import catalogue, partition_of
+from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
 
 RECORD = Trajectory(

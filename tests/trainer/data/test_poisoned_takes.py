@@ -6,10 +6,22 @@ import pytest
 
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.replay.recorded_steps import read_recorded
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.data.poisoned_takes import (
+    FAILED_MAX,
+    SILENT_MAX,
+    ComputeFailed,
+    plan_superseded,
+)
 from rollstream.consumers.trainer.ledger import Ledger
-from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX, SILENT_MAX, plan_superseded
-from rollstream.streams.records import GroupClosed, Position, StepDone, Superseded, Take, TakeFailed, TakeRetried
+from rollstream.streams.records import (
+    GroupClosed,
+    Position,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+)
 from testbed.stepped.hand_fed_trainer import HandFed, Killed
 
 BAD = frozenset({"0.1"})

@@ -7,16 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.consumers.trainer.data.advantages import advantages
-from rollstream.consumers.trainer.data.selection import GroupCandidate, freshest, load_choice, oldest
-from rollstream.consumers.trainer.data.lag import is_dropped, lag_histogram, lags_of, mask_by_lag
+from rollstream.consumers.trainer.data.prepare import (
+    advantages,
+    is_dropped,
+    lag_histogram,
+    lags_of,
+    mask_by_lag,
+)
+from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.data.selection import (
+    GroupCandidate,
+    freshest,
+    load_choice,
+    oldest,
+    pack_micro_batches,
+)
+from rollstream.consumers.trainer.learn.loss import LossStatistics
 from rollstream.consumers.trainer.learn.row_layout import token_rows
-from rollstream.consumers.trainer.data.packing import pack_micro_batches
-from rollstream.consumers.trainer.data.sample_part import sample_of
-from rollstream.consumers.trainer.learn.sums import LossStatistics
 from rollstream.errors import ConfigurationError, DecodeError
-from rollstream.streams.values import Span, Version
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Span, Version
 from tests.trainer.learning_reference import sample
 
 
@@ -122,7 +132,12 @@ def test_choice_does_not_depend_on_the_order_of_arrival(candidates, count, rando
 
 
 def test_oldest_takes_small_versions_first_then_small_numbers():
-    candidates = [GroupCandidate(7, 2), GroupCandidate(9, 1), GroupCandidate(3, 2), GroupCandidate(4, 5)]
+    candidates = [
+        GroupCandidate(7, 2),
+        GroupCandidate(9, 1),
+        GroupCandidate(3, 2),
+        GroupCandidate(4, 5),
+    ]
     assert oldest(candidates, 3) == [9, 3, 7]
     assert freshest(candidates, 3) == [4, 3, 7]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.masters import Masters
-from rollstream.consumers.trainer.learn.policy_forward import policy_scorer
+from rollstream.consumers.trainer.learn.row_layout import token_rows
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, sample, settings

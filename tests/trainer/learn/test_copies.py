@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rollstream.consumers.trainer.learn.copies import BufferPool
+from rollstream.consumers.trainer.learn.workers import BufferPool
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:

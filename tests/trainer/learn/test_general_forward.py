@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rollstream.consumers.trainer.learn import scoring
-from rollstream.consumers.trainer.learn.grid import first_fit, token_grid
-from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn import scores
+from rollstream.consumers.trainer.learn.forward import (
+    can_pack,
+    check_trainable,
+    forward_scores,
+    policy_scorer,
+)
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.forward import can_pack, check_trainable
-from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
+from rollstream.consumers.trainer.learn.row_layout import first_fit, token_grid, token_rows
 from rollstream.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, PACKED, PADDED, build_other
 from tests.trainer.learning_reference import (
@@ -103,7 +106,7 @@ class Widest(TorchDispatchMode):
 def test_only_trained_tokens_have_logits_and_not_all_at_once(samples, monkeypatch):
     model, rows = build_other("gemma2_capped"), token_rows(samples)
     whole = forward_scores(model, rows, packed=True)
-    monkeypatch.setattr(scoring, "LOGITS_MAX", 5 * VOCABULARY)
+    monkeypatch.setattr(scores, "LOGITS_MAX", 5 * VOCABULARY)
     with Widest() as seen:
         sliced = forward_scores(model, rows, packed=True)
         sliced.logprobs.sum().backward()

@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.config.config import load
 from rollstream.config.run_folder import model_folder
-from rollstream.roles.run_task import prompt_order
-from rollstream.roles.train_role import config_and_tokenizer_files
-from rollstream.storage.models import load_model
+from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.errors import ConfigurationError
+from rollstream.roles.context import prompt_order
+from rollstream.roles.train import config_and_tokenizer_files
+from rollstream.storage.models import load_model
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import VOCABULARY, build, settings
@@ -141,7 +141,11 @@ def test_versions_carry_what_is_small_and_no_foreign_weights(tmp_path):
     for name in ("pytorch_model.bin", "model.onnx", "README.md", "tokenizer.model"):
         (folder / name).write_bytes(b"x")
     (folder / "original.json").mkdir()
-    assert set(config_and_tokenizer_files(folder)) == {"config.json", "generation_config.json", "tokenizer.model"}
+    assert set(config_and_tokenizer_files(folder)) == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.model",
+    }
 
 
 def run_of(folder, tokens, **task):

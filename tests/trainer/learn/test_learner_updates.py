@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.consumers.trainer.data.compute_failure import ComputeFailed
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.optimiser import learning_rate
 from rollstream.errors import ConfigurationError

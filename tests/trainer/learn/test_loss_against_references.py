@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.consumers.trainer.learn import scoring
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn import scores
+from rollstream.consumers.trainer.learn.forward import forward_scores, policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
 from rollstream.consumers.trainer.learn.llama import has_packed_form
-from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from tests.trainer.learning_reference import (
     ARCHITECTURES,
     build,
@@ -79,7 +79,7 @@ def test_packed_and_general_form_score_alike(samples):
 
 def test_a_large_vocabulary_is_scored_in_slices_with_equal_results(samples, monkeypatch):
     whole = update(build(), [samples], settings())
-    monkeypatch.setattr(scoring, "LOGITS_MAX", 23 * 7)
+    monkeypatch.setattr(scores, "LOGITS_MAX", 23 * 7)
     sliced = update(build(), [samples], settings())
     assert sliced[0]["loss"] == pytest.approx(whole[0]["loss"], abs=1e-6)
     assert largest_difference(sliced[1], whole[1]) < 1e-6

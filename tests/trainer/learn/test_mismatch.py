@@ -7,16 +7,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
-from rollstream.consumers.trainer.data.sample_part import Sample, sample_of
-from rollstream.producers.engines.base import GenerationRequest
-from rollstream.producers.engines.options import EngineOptions
+from rollstream.monitor.observer import warnings_of as concerns_of
+from rollstream.monitor.snapshot import run_settings_of, take_snapshot
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch import TorchEngine
-from rollstream.config.settings import Configuration
-from rollstream.monitor.plan import run_settings_of
-from rollstream.monitor.snapshot import take_snapshot
-from rollstream.monitor.all import warnings_of as concerns_of
 from rollstream.streams.records import GENERATED, PROMPT, StepDone, Trajectory
 from rollstream.streams.values import Sampling, Span, Version
 from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings
@@ -160,7 +158,8 @@ def test_parts_combine_to_the_whole_and_the_smaller_lag_counts(samples: list[Sam
     )
     counts = [int(one.mask.sum()) for one in samples]
     parts = [
-        logprob_gaps(part, [one], 3) for part, one in zip(logprobs.split(counts), samples, strict=True)
+        logprob_gaps(part, [one], 3)
+        for part, one in zip(logprobs.split(counts), samples, strict=True)
     ]
     together = sum(parts, LogprobGaps()).metrics()
     assert together == pytest.approx(logprob_gaps(logprobs, samples, 3).metrics())

@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import open_learner
-from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel, change_weights, make_weights
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.paced import (
+    PacedLearner,
+    PacedModel,
+    change_weights,
+    make_weights,
+)
 from rollstream.errors import ConfigurationError
 
 SIZE = 2 * 3_000_000  # one tensor of many rows and one that is what is left

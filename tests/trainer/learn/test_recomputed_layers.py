@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.forward import (
+    forward_scores,
+    policy_scorer,
+    recompute_layers,
+)
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.policy_forward import forward_scores, policy_scorer
-from rollstream.consumers.trainer.learn.recompute import recompute_layers
+from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, build_other
 from tests.trainer.learn.test_learner_updates import stream, train

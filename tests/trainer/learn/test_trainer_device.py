@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rollstream.consumers.trainer.learn.device import device_of
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.forward import device_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.errors import ConfigurationError
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, settings

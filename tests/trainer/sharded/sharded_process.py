@@ -19,20 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import open_learner
-from rollstream.consumers.trainer.data.sample_part import Sample
+from rollstream.consumers.trainer.sharded.commands import RankCommander
 from rollstream.consumers.trainer.sharded.follower import run_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.messages import EndRanks
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
-from rollstream.consumers.trainer.sharded.commands import RankCommander
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.weights.manifest import Manifest
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.distributed import Tensors
-from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.errors import RollstreamError
+from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.distributed import Tensors
+from rollstream.storage.weights.manifest import Manifest
+from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
 from tests.trainer.learning_reference import build, sample, settings
 

@@ -6,8 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollstream.consumers.trainer.sharded.messages import (
+    BeginTraining,
+    RankCommand,
+    TrainRound,
+    decode,
+    encode,
+    wire_sample,
+)
 from rollstream.consumers.trainer.sharded.rank_plan import owners, rounds, rows_per_rank, slice_of
-from rollstream.consumers.trainer.sharded.messages import BeginTraining, TrainRound, RankCommand, decode, encode, wire_sample
 from tests.trainer.learning_reference import sample
 
 RANKS = st.integers(1, 9)

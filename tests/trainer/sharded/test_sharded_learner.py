@@ -13,7 +13,7 @@ from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.verification import verify_version
+from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.values import Version
 from testbed.waiting import WAIT_S, wait_for
 from tests.trainer.learning_reference import build, largest_difference

@@ -13,12 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollstream.cli.common import StopSignals
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.supervisor import train_group
-from rollstream.cli.signals import StopSignals
-from rollstream.supervisor.rank_names import rank_environment
-from rollstream.supervisor.restarts import EXIT_REFUSED
-from rollstream.supervisor.train_group import group_exit_code, rank_group_environment, run_rank_processes, threads_per_rank
+from rollstream.supervisor.process import EXIT_REFUSED
+from rollstream.supervisor.train_group import (
+    group_exit_code,
+    rank_environment,
+    rank_group_environment,
+    run_rank_processes,
+    threads_per_rank,
+)
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 
@@ -141,14 +146,14 @@ def test_a_second_signal_kills(tmp_path):
 LAUNCHER = """
 import sys
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.cli.signals import listen
+from rollstream.cli.common import listen
 from rollstream.supervisor.train_group import run_group
 sys.exit(run_group(sys.argv[1:], TrainerSettings(processes=2), listen()))
 """
 
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path):
-    code = "from rollstream.supervisor.lifeline import end_with_parent; end_with_parent()\n" + SLEEP
+    code = "from rollstream.supervisor.process import end_with_parent; end_with_parent()\n" + SLEEP
     command = [sys.executable, "-c", LAUNCHER, *line(code, tmp_path)]
     with subprocess.Popen(command, cwd=ROOT) as launcher:
         started = [psutil.Process(pid) for pid in pids(tmp_path, 2)]

@@ -11,11 +11,20 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from rollstream.producers.engines.vllm.protocol import StepOutput, CoreLoad, CoreRequest, PauseResult
-from rollstream.producers.engines.vllm.remote.routes import ServerRoutes
-from rollstream.producers.engines.vllm.remote.streams import TokenStreams
-from rollstream.producers.engines.vllm.remote.http import generate_body, parse_load, request_name
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.vllm.protocol import (
+    CoreLoad,
+    CoreRequest,
+    PauseResult,
+    StepOutput,
+)
+from rollstream.producers.engines.vllm.remote.http import (
+    ServerRoutes,
+    generate_body,
+    parse_load,
+    request_name,
+)
+from rollstream.producers.engines.vllm.remote.streams import TokenStreams
 
 METRICS_POLL_S = 0.5
 HEALTH_CHECK_S = 30.0

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from rollstream.producers.engines.vllm.protocol import StepOutput
-from rollstream.producers.engines.vllm.remote.routes import CONNECT_TIMEOUT_S, NO_REUSE
-from rollstream.producers.engines.vllm.remote.http import parse_output
 from rollstream.errors import DecodeError, EngineRefused
+from rollstream.producers.engines.vllm.protocol import StepOutput
+from rollstream.producers.engines.vllm.remote.http import CONNECT_TIMEOUT_S, NO_REUSE, parse_output
 
 GENERATE_ROUTE = "/inference/v1/generate"
 EVENT_BYTES_MAX = 1 << 20

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from rollstream.errors import CorruptObject, EngineRefused
 from rollstream.producers.engines.vllm.staging import StagedTensor
 from rollstream.storage.weights.tensors import tensor_hash, tensor_of
-from rollstream.errors import CorruptObject, EngineRefused
 
 
 @dataclass(slots=True)
@@ -79,7 +79,9 @@ class ChunkUploads:
         chunk = self._chunks.setdefault(name, ChunkUpload(bytearray(size)))
         chunk.put(begin, base64.b64decode(piece, validate=True))
 
-    def check(self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
+    def check(
+        self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]
+    ) -> None:
         self.check_owner(owner)
         chunk = self._chunks.get(name)
         if chunk is None:

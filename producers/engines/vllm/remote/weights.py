@@ -11,15 +11,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.engines.vllm.chunks import PreparedUpdate, check_update, patch_chunks, whole_chunks
-from rollstream.producers.engines.vllm.messages import describe_patches, patch_parts
 from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors
 from rollstream.producers.engines.vllm.remote.core import RemoteCore
-from rollstream.producers.engines.vllm.remote.routes import LOAD_TIMEOUT_S
-from rollstream.producers.engines.vllm.staging import ALIGNMENT, StagedTensor
+from rollstream.producers.engines.vllm.remote.http import LOAD_TIMEOUT_S
+from rollstream.producers.engines.vllm.staging import (
+    ALIGNMENT,
+    StagedTensor,
+    describe_patches,
+    patch_parts,
+)
+from rollstream.producers.engines.vllm.weights import (
+    PreparedUpdate,
+    check_update,
+    patch_chunks,
+    whole_chunks,
+)
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
-from rollstream.errors import EngineRefused
 from rollstream.streams.values import Version
 
 PIECE_BYTES = 4 << 20  # receiving one piece delays a step of the server
@@ -45,7 +54,9 @@ class RemoteWeights:
     between GPUs and not read back.
     """
 
-    def __init__(self, core: RemoteCore, needed: ExpectedTensors, in_place: bool, is_parallel: bool) -> None:
+    def __init__(
+        self, core: RemoteCore, needed: ExpectedTensors, in_place: bool, is_parallel: bool
+    ) -> None:
         self._core, self._routes, self._needed = core, core.routes, needed
         self._in_place, self._is_parallel = in_place, is_parallel
         self._sets, self._is_begun = 0, False
@@ -89,7 +100,9 @@ class RemoteWeights:
         self._core.loads += 1
         self.held = update.version
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+    def compare(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
         """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
         if self._is_parallel:
             return WeightComparison(0, ())
@@ -110,7 +123,9 @@ class RemoteWeights:
             found |= self._routes.call("served_hashes", some, within_s=LOAD_TIMEOUT_S)[0]
         return found
 
-    def _chunks(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[tuple[Parts, Patched | None]]:
+    def _chunks(
+        self, update: WeightUpdate, prepared: PreparedUpdate
+    ) -> Iterator[tuple[Parts, Patched | None]]:
         if prepared.patches is None:
             whole = whole_chunks(self._needed, update.tensors)
             yield from ((parts, None) for parts in whole)
@@ -150,7 +165,9 @@ def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
             tensor.shape,
             DTYPE_NAMES[tensor.dtype],
         )
-        entry = StagedTensor(name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes)
+        entry = StagedTensor(
+            name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes
+        )
         entries.append(entry)
         hashes.append(tensor_hash(kind, tuple(shape), tensor_bytes(tensor)))
         end = begin + tensor.nbytes

@@ -1,6 +1,6 @@
 """The worker extension of a vLLM server (`vllm serve --worker-extension-cls
-rollstream.producers.engines.vllm.remote.worker.ServerWorker`): the server's properties, its owner, the
-progress of its requests, and the loading of weights.
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`): the server's properties, its owner,
+the progress of its requests, and the loading of weights.
 
 Each method is called by name over `/collective_rpc`; a refusal is returned as `{"refused": …}`.
 """
@@ -11,12 +11,12 @@ Each method is called by name over `/collective_rpc`; a refusal is returned as `
 from collections.abc import Callable
 from typing import Any
 
-from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
-from rollstream.producers.engines.vllm.served import served_tensors
-from rollstream.producers.engines.vllm.staging import StagedTensor
-from rollstream.producers.engines.vllm.worker_part import WorkerExtension
-from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 from rollstream.errors import RollstreamError
+from rollstream.producers.engines.vllm.parameter_map import served_tensors
+from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
+from rollstream.producers.engines.vllm.staging import StagedTensor
+from rollstream.producers.engines.vllm.worker import WorkerExtension
+from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 
 RpcAnswer = dict[str, Any]
 
@@ -58,7 +58,9 @@ class ServerWorker(WorkerExtension):
     def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
         return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
-    def check_chunk(self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]) -> RpcAnswer:
+    def check_chunk(
+        self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
+    ) -> RpcAnswer:
         """`refused` names the tensor that differs from its hash."""
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 

@@ -8,10 +8,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollstream.errors import CorruptObject
 from rollstream.storage.weights.delta import apply_tensor, encode_tensor
 from rollstream.storage.weights.delta.coding import ELEMENTS
 from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter
-from rollstream.errors import CorruptObject
 from tests.storage.weights.delta.delta_samples import optimiser_step, pairs
 
 CODINGS = [("sparse", "ulp"), ("sparse", "absolute"), ("dense", ""), ("same", "")]
