@@ -207,7 +207,8 @@ class SimulatedDispatch:
         rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
-                RolloutRoom(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
+                RolloutRoom(
+                    name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
                      rollout.speed)
                 for name, rollout in self.rollouts.items() if rollout.alive
             ]  # fmt: skip

@@ -126,7 +126,8 @@ def build_trainer(
     annotation_watch = AnnotationWatch(plan.rule.names)
     takes = TakeFeeder(
         recall, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
-        lambda: versions.highest, _publishing_terms(state, recorded, versions.highest, provenance.term),
+        lambda: versions.highest,
+        _publishing_terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
     forgetting = LogTruncation(bus, store, plan.archived) if plan.truncate else None
     retention = CheckpointRetention(plan.checkpoints.keep, forgetting)

@@ -130,7 +130,8 @@ def check_topic(topic: str) -> None:
     """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
     if topic not in known_topics():
         raise ConfigurationError(
-            f"no topic {topic!r}; {_nearest(topic, known_topics())}topics: {', '.join(TOPIC_RECORDS)}, "
+            f"no topic {topic!r}; {_nearest(topic, known_topics())}"
+            f"topics: {', '.join(TOPIC_RECORDS)}, "
             "and .dead beside each"
         )
 

@@ -108,7 +108,8 @@ def _archive_alone(path: Path, named: str) -> RunLocation:
         if (store / ARCHIVE_FOLDER).is_dir():
             return RunLocation(named, f"file:{store}", folder=path)
     raise ConfigurationError(
-        f"{path} holds neither a run (no config.json there) nor an archive (no folder {ARCHIVE_FOLDER}/)"
+        f"{path} holds neither a run (no config.json there) "
+        f"nor an archive (no folder {ARCHIVE_FOLDER}/)"
     )
 
 

@@ -151,7 +151,8 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
         return found
     found = _rows(
         session,
-        f"SELECT DISTINCT trajectory FROM {known} WHERE starts_with(trajectory, {sql_literal(name)}) "
+        f"SELECT DISTINCT trajectory FROM {known} "
+        f"WHERE starts_with(trajectory, {sql_literal(name)}) "
         f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
     )
     if len(found) > 1:

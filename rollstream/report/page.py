@@ -148,4 +148,5 @@ def _chart_card(chart: Chart) -> str:
         )
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    return f'<section class="card"><h2>{escape(chart.title)}</h2>{note}{legend}{draw_chart(chart)}</section>'
+    title, drawn = escape(chart.title), draw_chart(chart)
+    return f'<section class="card"><h2>{title}</h2>{note}{legend}{drawn}</section>'

@@ -46,7 +46,8 @@ def move_arrows(
         yield (
             f'<g class="move"><title>{escape(title)}</title>'
             f'<path class="shaft" d="M{x:.1f} {start:.1f}V{foot:.1f}"/>'
-            f'<path d="M{x - ARROW_HALF_WIDTH:.1f} {foot:.1f}h{2 * ARROW_HALF_WIDTH:g}L{x:.1f} {tip:.1f}z"/></g>'
+            f'<path d="M{x - ARROW_HALF_WIDTH:.1f} {foot:.1f}'
+            f'h{2 * ARROW_HALF_WIDTH:g}L{x:.1f} {tip:.1f}z"/></g>'
         )
 
 

@@ -170,7 +170,8 @@ class Supervisor:
             return None
         if has_refused and (words := child.words()):
             return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
-        often = f"died {recent} times within {self._policy.within_s:g} s, last with {describe_exit(code)}"
+        last = describe_exit(code)
+        often = f"died {recent} times within {self._policy.within_s:g} s, last with {last}"
         how = "refused to start" if has_refused else often
         quoted = "\n".join(f"  | {line}" for line in last_lines(child.log))
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")

@@ -225,7 +225,8 @@ def _start_server(
         if not token and not _is_loopback(settings.host):
             raise ConfigurationError(
                 f"relay.host {settings.host}: other machines reach this address, so relays, "
-                f"rollouts and the trainer need a shared secret: set {TOKEN_VARIABLE} to the same value in "
+                f"rollouts and the trainer need a shared secret: set {TOKEN_VARIABLE} "
+                "to the same value in "
                 'the environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
             )
         return RelayServer(address, shelf, pace, settings.connections_max, status, token)

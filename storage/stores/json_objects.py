@@ -41,7 +41,8 @@ def decode_json(data: bytes, type_: type[_T], key: str) -> _T:
         number = FORMAT
     if number > FORMAT:
         raise NewerRelease(
-            f"object {key} has format {number}, and formats up to {FORMAT} are known; {upgrade_advice('')}"
+            f"object {key} has format {number}, and formats up to {FORMAT} are known; "
+            f"{upgrade_advice('')}"
         )
     try:
         return msgspec.json.decode(data, type=type_)

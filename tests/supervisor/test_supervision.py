@@ -224,7 +224,10 @@ def test_roles_end_when_their_supervisor_is_killed(supervised):
 
 
 def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
-    code = "from rollstream.supervisor.process import end_with_parent; end_with_parent(); print('survived')"
+    code = (
+        "from rollstream.supervisor.process import end_with_parent; "
+        "end_with_parent(); print('survived')"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")

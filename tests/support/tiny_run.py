@@ -208,7 +208,8 @@ class TinyRun:
         rewards = RewardPool(self.task)
         status_s = self.rollout.status_s
         voice = RolloutPublisher(
-            self.bus, SynchronousSender(self.bus), name, term, self.rollout, StatusSchedule(status_s),
+            self.bus, SynchronousSender(self.bus), name, term, self.rollout,
+            StatusSchedule(status_s),
             heartbeat=Heartbeat(self.bus, status_s),
         )  # fmt: skip
         voice.applied(compare_all_tensors(fetched, engine.read_back, time.perf_counter()))

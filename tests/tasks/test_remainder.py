@@ -119,7 +119,8 @@ def test_impossible_options_are_refused():
 
 def test_tasks_and_rewards_start_without_torch():
     code = (
-        "import sys, rollstream.producers.rewards.process, rollstream.producers.tasks.remainder, rollstream.producers.tasks.scripted;"
+        "import sys, rollstream.producers.rewards.process, rollstream.producers.tasks.remainder, "
+        "rollstream.producers.tasks.scripted;"
         "sys.exit(any(heavy in sys.modules for heavy in ('torch', 'transformers', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

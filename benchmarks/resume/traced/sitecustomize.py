@@ -19,12 +19,16 @@ from pathlib import Path
 
 SECTIONS = {
     "rollstream.consumers.trainer.ledger": {"Ledger.append": "ledger"},
-    "rollstream.consumers.trainer.learn.learner": {"TorchLearner.state_hash": "ledger", "TorchLearner.state": "checkpoint"},
+    "rollstream.consumers.trainer.learn.learner": {
+        "TorchLearner.state_hash": "ledger", "TorchLearner.state": "checkpoint",
+    },
     "rollstream.consumers.trainer.publisher": {
         "write_checkpoint": "checkpoint", "StepPublisher._clean_up": "checkpoint",
     },
     "rollstream.consumers.trainer.loop": {"SimulatedTrainer._state": "checkpoint"},
-    "rollstream.producers.rollout.publisher": {"RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials"},
+    "rollstream.producers.rollout.publisher": {
+        "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
+    },
     "rollstream.producers.rollout.sender": {"publish_all": "partials"},
 }  # fmt: skip
 """Module → function → what it is counted as."""

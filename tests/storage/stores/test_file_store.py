@@ -14,7 +14,10 @@ from rollstream.errors import ObjectMissing, StoreError
 from rollstream.storage.stores.file import LEFTOVER_AGE_S, FileStore
 from tests.storage.stores.racing import check_races_of_processes
 
-START = "import sys, os; from rollstream.storage.stores.file import FileStore; store = FileStore(sys.argv[1])\n"
+START = (
+    "import sys, os; from rollstream.storage.stores.file import FileStore; "
+    "store = FileStore(sys.argv[1])\n"
+)
 
 
 def python(script, *arguments, **options):

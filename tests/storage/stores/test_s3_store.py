@@ -203,7 +203,10 @@ except ValueError as error:
 
 
 def test_opening_a_folder_does_not_import_boto3(tmp_path):
-    script = "import sys; from rollstream.storage.stores.connect import open_store; open_store(sys.argv[1])\n"
+    script = (
+        "import sys; from rollstream.storage.stores.connect import open_store; "
+        "open_store(sys.argv[1])\n"
+    )
     script += "print(bool({'boto3', 'botocore'} & set(sys.modules)))"
     command = [sys.executable, "-c", script, f"file:{tmp_path}"]
     run = subprocess.run(command, capture_output=True, text=True)

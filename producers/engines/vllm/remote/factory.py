@@ -76,7 +76,8 @@ def _wait(routes: ServerRoutes) -> None:
         now = time.monotonic()
         if now - began > START_TIMEOUT_S:
             raise EngineRefused(
-                f"vLLM server {routes.host}: no answer within {START_TIMEOUT_S:g} s (rollouts.vllm.url); "
+                f"vLLM server {routes.host}: no answer within {START_TIMEOUT_S:g} s "
+                "(rollouts.vllm.url); "
                 f"start it with: {SERVER_COMMAND}"
             )
         if now - told > LOG_EVERY_S:
