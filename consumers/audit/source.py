@@ -11,6 +11,10 @@ A range that is neither archived nor in the log is returned as a `MissingRange`,
 after it. An archived row is returned as the bytes that it had in the log, verified against the
 hash stored beside it.
 """
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
     neither.
     """
 
-    kind: Literal["score", "reply", "failed_answer"]
+    kind: Literal["score", "reply", "failed"]
     reward: float = 0.0
     scores: dict[str, float] = {}  # msgspec copies empty defaults
     tokens: tuple[int, ...] = ()

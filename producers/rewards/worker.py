@@ -29,7 +29,7 @@ _NAMES = """
 """
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
 
-HeldQuestion = TypeVar("Held")
+HeldQuestion = TypeVar("HeldQuestion")
 
 
 def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
 BATCH_ROWS = 2048  # rows per batch of a result
 ZONED_TIME = "TIMESTAMP WITH TIME ZONE"
-Converted = TypeVar("Taken")
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ draws there; a drafted token is accepted while it is equal. This has the distrib
 acceptance rate of rejection sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML
 2023), and gives the same tokens as a run without drafts, up to rounding.
 """
+# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field

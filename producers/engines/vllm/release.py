@@ -4,6 +4,7 @@ Importing this module imports vLLM, so import it inside of functions, after `req
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportAttributeAccessIssue=false
 
 from vllm import EngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
