@@ -1,14 +1,12 @@
-"""Metrics of a version's answers to held-out prompts, and the line that records them. Pure.
+"""Evaluates a version: an engine answers all held-out prompts, several samples and one greedy
+answer each, and the rewards become metrics.
+
+Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
+The reward pool judges the answers, so a task's code cannot end the evaluation.
 
 Sampled accuracy (T = 1) is the metric to watch. Greedy answers change all together when the most
 likely style changes; that is a change of mode, not of skill. An answer without a reward (dead)
 counts as wrong, and is counted.
-
-Generates answers to all held-out prompts, several samples and one greedy answer each, and
-measures them.
-
-Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
-The reward pool judges the answers, so a task's code cannot end the evaluation.
 """
 
 import time

@@ -1,7 +1,5 @@
-"""The machines of a simulation as one value, computed from constants, a model and a
-number of GPUs.
-
-The dispatcher's state of one rollout and of one open group.
+"""The machines of a simulation as one value, computed from constants, a model and a number of GPUs;
+and the dispatcher's state of one rollout and of one open group.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
-"""Settings of `rollstream simulate`, one docstring line per field; `simulator/experiment.py` runs
-them.
-
-Runs every policy on every cluster of the settings, each policy under its best split
-of the GPUs.
+"""The settings of `rollstream simulate`, and the runs that they describe: every policy on every
+cluster, each policy under its best split of the GPUs.
 """
 
 from collections.abc import Iterator, Mapping

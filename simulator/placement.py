@@ -1,10 +1,10 @@
-"""Placement in the simulated cluster. Each wave is laid out once, from its prompts' length history,
-by the service's planner; policies without that mechanism use plainer layouts.
+"""Placement in the simulated cluster, and the predicted answer lengths that it uses.
 
-Predicted answer lengths: the rule of the service's `Lengths`, updated with finished answers.
-
-The history starts with one full pass over the prompts, as in a run's second epoch. Prompts are
-identified by number, so nothing is hashed. There is no history by task.
+Each wave is laid out once, from its prompts' length history, by the service's planner; policies
+without that mechanism use plainer layouts. The history follows the rule of the service's length
+history and is updated with finished answers. It starts with one full pass over the prompts, as in a
+run's second epoch. Prompts are identified by number, so nothing is hashed. There is no history by
+task.
 """
 
 from collections import OrderedDict

@@ -1,17 +1,13 @@
-"""Time integrals of a rollout's work and cache use.
+"""One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
 
-Times of many decode steps at once. Between two events of a rollout its batch is constant and its
-KV cache grows by one token per row and step, so step times sum in closed form.
-
-Exact, up to rounding, for the `Roofline` of the paced engine: `span_s(…, n)` is the last of its
-`ends_s(…, n)`.
-
-One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
-
-The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant,
-and the steps until the next answer ends or the cache is full last `seconds_of_steps`. A request in
+The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant
+and the cache grows by one token per row and step, so step times sum in closed form: the steps until
+the next answer ends or the cache is full last `seconds_of_steps`. This is exact, up to rounding,
+for the `Roofline` of the paced engine (it equals the last of the roofline's `ends_s`). A request in
 the middle of a step takes effect at the step's end. The cache never holds more than its capacity:
 the newest sequences return to the queue and are prefilled again later, as in vLLM.
+
+`ReplicaUsage` holds the time integrals of work and cache use.
 """
 
 from bisect import insort

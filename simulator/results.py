@@ -1,6 +1,5 @@
-"""The measurements of a simulated run, as plain values.
-
-Records a simulated run while it happens, and computes its result at the end.
+"""The measurements of a simulated run as plain values, and the recorder that collects them during
+the run.
 """
 
 from collections import Counter

@@ -1,14 +1,10 @@
-"""The lengths of the answers to each prompt, drawn or taken from a run; the same under every
-policy.
+"""The workload of a simulation: trajectories, and the lengths of the answers to each prompt, drawn
+or recorded. It is the same under every policy.
 
 A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
 work. Two answers to one prompt correlate as in the paced engine: a Gaussian copula with one part
 per prompt, shared by all passes, and one part per answer. History therefore predicts part of a
-length.
-
-Recorded answer lengths: a text file, a Parquet file, or an archive of a run.
-
-A simulated trajectory, from admission to training.
+length. Recorded lengths come from a text file, a Parquet file, or the archive of a run.
 """
 
 from dataclasses import dataclass, field

@@ -1,23 +1,19 @@
-"""Turns partials of running trajectories, of all rollouts, into draft history (the siblings of
-Seer).
+"""Fills the draft history of a node from the log, in exactly one rollout of the node at a time.
 
-A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The last
-few tokens of each trajectory are kept, so that patterns reach across the boundary of two partials.
-A partial whose group or predecessor is unknown is used as far as possible on its own.
+`DraftFeed` decides which rollout that is. When the filling rollout ends, for whatever reason, the
+next rollout that polls takes over. All rollouts of the node draft from the same shared memory
+(`drafts/node.py`).
 
-Feeds the draft history from the log: finished answers from `trajectories`, late rewards from
-`annotations`, and answers in progress from `partials`.
+`HistoryFeed` reads finished answers from `trajectories` and late rewards from `annotations`. It
+starts as far back as the history holds, in the archive where the log is truncated, and then follows
+the log a few records at a time between two polls of the engine. Nothing is committed and nothing
+depends on completeness: a record that is read twice or never changes a rollout's speed, never its
+tokens.
 
-Reading starts as far back as the history holds, in the archive where the log is truncated, and then
-follows the log a few records at a time between two polls of the engine. Nothing is committed and
-nothing depends on completeness: a record that is read twice or never changes a rollout's speed,
-never its tokens.
-
-Fills the draft history of a node from the log, in exactly one rollout of the node at a time.
-
-The filling rollout reads finished and running trajectories from the log. When it ends, for whatever
-reason, the next rollout that polls takes over. All rollouts of the node draft from the same shared
-memory (`drafts/node.py`).
+`PartialFeed` turns partials of running trajectories, of all rollouts, into history (the siblings of
+Seer). A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The
+last few tokens of each trajectory are kept, so that patterns reach across the boundary of two
+partials. A partial whose group or predecessor is unknown is used as far as possible on its own.
 """
 
 import atexit

@@ -1,14 +1,11 @@
-"""The messages between a role and its reward processes, and the calls of the task's code that
-answer them.
-
-Whatever that code raises or returns becomes an `RewardAnswer` of valid types, one line on a pipe.
-No result of a task, an environment or a scorer's function can end the role that asked.
-
-The process in which a task's own code runs: questions arrive on a pipe, answers leave in the
+"""The process in which a task's own code runs: questions arrive on a pipe, answers leave in the
 same order.
 
-It ends when its parent ends, for whatever reason: a thread sees the pipe close even while a
-judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
+Whatever that code raises or returns becomes a `RewardAnswer` of valid types, one line on the pipe.
+No result of a task, an environment or a scorer's function can end the role that asked.
+
+The process ends when its parent ends, for whatever reason: a thread sees the pipe close even while
+a judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
 `rollstream.producers.rewards.pool` starts it as `python -m rollstream.producers.rewards.process
 SETTINGS [FUNCTION]`, with the task's settings as JSON.
 """

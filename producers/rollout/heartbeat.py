@@ -1,13 +1,11 @@
-"""When a status record is due, and the speed, idle time and previous KV use that it reports; when
-the last record is repeated because the loop is busy.
+"""A rollout's `status` records: when one is due, what it reports of speed, idle time and previous
+KV use, and the thread that sends it.
 
-The thread that sends a rollout's `status` records, so that a rollout with a busy loop does not
-look dead.
-
-This thread is the only sender of `status` in the process, so records stay in order. It publishes
+The thread is the only sender of `status` in the process, so records stay in order. It publishes
 what the loop hands over. While the loop hands over nothing (it swaps weights, recomputes a cache,
-waits for the log), the thread repeats the last record with `stalled_s`. `end` publishes the last
-record and joins the thread, so no repeat can follow a `leaving` status.
+waits for the log), the thread repeats the last record with `stalled_s`, so a rollout with a busy
+loop does not look dead. `end` publishes the last record and joins the thread, so no repeat can
+follow a `leaving` status.
 
 A stopped process (SIGSTOP), or native code that never releases the interpreter lock, stops this
 thread too, and the rollout looks dead. A deadlocked loop does not stop it: `stalled_s` grows, and

@@ -1,19 +1,14 @@
-"""Merges two consecutive updates into one. Pure.
-
-A version that was fetched ahead of time and never served then costs its engine nothing: the next
-update is still a patch of the served version.
-
-Chooses the tensors that are read back after an update: a bounded sample that rotates through all
-of them.
-
-Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
+"""Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
 stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
 it (invariant 6). The tensors are in memory of this process. They are moved from version to version
-in place, each compared with its hash, then prepared for the engine. After the swap some of them are
-read back from the engine and compared. One thread does one of these at a time, so the tensors do
-not change between `take` and the comparison.
+in place, each compared with its hash, then prepared for the engine. After the swap a bounded sample
+of them, which rotates through all tensors, is read back from the engine and compared. One thread
+does one of these at a time, so the tensors do not change between `take` and the comparison.
+
+A version that was fetched ahead of time and never served costs its engine nothing: its update is
+merged with the next one, which is then still a patch of the served version.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

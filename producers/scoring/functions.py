@@ -1,7 +1,5 @@
-"""A finished trajectory as a scorer's function gets it: facts of the record, tokens by turn, and
-text.
-
-Loads a scorer's function by its import path.
+"""A scorer's function, loaded by its import path, and the finished trajectory that it gets: facts
+of the record, tokens by turn, and text.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,4 @@
-"""Turns records into questions for the reward pool, and verdicts into annotations. Pure.
-
-The scorer: reads finished trajectories and writes annotations about them, in batches.
+"""The scorer: reads finished trajectories and writes annotations about them, in batches.
 
 Scorers share the partitions of `trajectories` as a consumer group. A batch is committed once all
 its annotations are in the log. After a kill the successor scores the batch again, and the first

@@ -1,14 +1,11 @@
-"""The task contract: the prompts, their order, and how an answer is judged.
+"""The task contract: the prompts, their order, and how an answer is judged; and the description
+from which `load_task` builds a task.
 
 A task is stateless: all its results are pure functions of its options and the arguments. The prompt
 source therefore only keeps a position, and any process can build the same task from the same
 options. Import and judging stay light (no torch, no transformers), because reward processes start
-in a fraction of a second.
-
-The description from which `load_task` builds a task; the settings of a run satisfy it.
-
-Reward processes decode it from JSON themselves. They start by the dozen, and importing pydantic
-would take as long as all their other imports.
+in a fraction of a second. They start by the dozen, so they decode the description from JSON without
+pydantic, whose import takes as long as all their other imports.
 """
 
 from collections.abc import Mapping, Sequence

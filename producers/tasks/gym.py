@@ -1,17 +1,15 @@
-"""Converts entries of procedural data sets to JSON and back without loss: tuples and key types are
-kept.
-
-Some scoring functions compare tuples, and some data sets differ between two processes with the same
-seed (they iterate over sets of strings). A reward must therefore get the very entry of the prompt.
-
-Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
+"""Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
 
 Questions have no end: each stream (training of one seed, warm-up, held out) consists of chunks. A
 chunk is a data set whose seed is a hash of the stream's name and the chunk's number, so any
 position can be read first. The question itself decides whether it is held out: a quarter of all
 questions, by checksum, in every stream. Training, warm-up and held-out questions are therefore
-disjoint even where a data set has few. (A few data sets iterate over sets of strings: their order
-is equal in two processes only under the same PYTHONHASHSEED.)
+disjoint even where a data set has few.
+
+Some scoring functions compare tuples, and some data sets differ between two processes with the same
+seed (they iterate over sets of strings: their order is equal only under the same PYTHONHASHSEED). A
+reward must therefore get the very entry of the prompt: `pack` and `unpack` convert entries to JSON
+and back without loss; tuples and key types are kept.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

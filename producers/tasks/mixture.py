@@ -1,15 +1,13 @@
-"""Which part of a mixture gives the prompt at a position: exact weights over a cycle, spread
-evenly. Pure.
+"""Several tasks as one, mixed by exact weights.
 
-Smooth weighted round robin (nginx's load balancing): at each place every part gains its weight, and
-the part with the most weight gives the prompt and pays the total. Over one cycle each part gives
-exactly its weight's share of prompts; any section of the order deviates by about one prompt.
+A mixture is stateless like every task. The cycle maps a position to a part and to that part's own
+position in its shuffled epochs. The reference carries the part's label, so judgements and replies
+find the part in any process. All parts share one tokenizer.
 
-Several tasks as one, mixed by weight.
-
-A mixture is stateless like every task. The interleave maps a position to a part and to that part's
-own position in its shuffled epochs. The reference carries the part's label, so judgements and
-replies find the part in any process. All parts share one tokenizer.
+The cycle is a smooth weighted round robin (nginx's load balancing): at each place every part gains
+its weight, and the part with the most weight gives the prompt and pays the total. Over one cycle
+each part gives exactly its weight's share of prompts; any section of the order deviates by about
+one prompt.
 """
 
 import json

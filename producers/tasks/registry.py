@@ -1,13 +1,9 @@
-"""Loads your own code by `module:attribute`, from the working directory or PYTHONPATH.
-
-A mistake raises `ConfigurationError`, which names the setting and what was found instead; nothing
-is guessed.
-
-Builds the task of a run by its registered name, or by `module:attribute` for your own.
+"""Builds the task of a run by its registered name, or by `module:attribute` for your own, from the
+working directory or PYTHONPATH.
 
 A builder gets the task's options as keyword arguments. If it has a parameter `text`, it gets the
 run's tokenizer and chat template (`text.py`) there. A mistake raises `ConfigurationError`, which
-names what was found instead; nothing is guessed.
+names the setting and what was found instead; nothing is guessed.
 """
 
 import inspect

@@ -1,16 +1,15 @@
-"""A multi-turn task whose environment replies from a script: an example, used by the tests.
+"""Two small tasks without data: `scripted`, whose environment replies from a script, and
+`numbered`, whose prompts differ by a number only.
 
-The environment names a digit (`4=`), the model answers with the running total modulo 10 and `;`,
-and so on to the end of the script. The reward is the share of right totals. The reference is the
-script and the state is the number of digits named so far, so a trajectory can resume in another
-process.
+Scripted: the environment names a digit (`4=`), the model answers with the running total modulo 10
+and `;`, and so on to the end of the script. The reward is the share of right totals. The reference
+is the script and the state is the number of digits named so far, so a trajectory can resume in
+another process.
 
-Prompts that differ by a number only, for runs with the engine `paced`, where only the lengths of
-the answers matter.
-
-There are `prompts` of them, repeated in every pass in a new order. The reward is drawn from a hash
-of the answer, with a different probability for each prompt, so that rewards differ within a group;
-a model can learn nothing from it.
+Numbered: for runs with the engine `paced`, where only the lengths of the answers matter. There are
+`prompts` of them, repeated in every pass in a new order. The reward is drawn from a hash of the
+answer, with a different probability for each prompt, so that rewards differ within a group; a model
+can learn nothing from it.
 """
 
 import json

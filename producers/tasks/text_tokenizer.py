@@ -1,14 +1,13 @@
-"""The built-in tokenizer of text tasks: one token per byte, for models that start from scratch.
-
-Nothing is downloaded and every text can be encoded: 0 to 255 are the bytes themselves, six special
-tokens follow. Its chat template is ChatML with one token per role, because a byte-level model
-spends a token on every letter of a template.
-
-A tokenizer of text tasks, from a model's folder or the built-in one.
+"""A tokenizer of text tasks, from a model's folder or the built-in one.
 
 It has two halves over the same files: `light` (the `tokenizers` library, fast to start) decodes in
 reward processes; `whole` (transformers without torch, loaded on first use) applies chat templates
 and writes the files.
+
+The built-in tokenizer has one token per byte, for models that start from scratch. Nothing is
+downloaded and every text can be encoded: 0 to 255 are the bytes themselves, six special tokens
+follow. Its chat template is ChatML with one token per role, because a byte-level model spends a
+token on every letter of a template.
 """
 
 # pyright: reportUnknownMemberType=false, reportAttributeAccessIssue=false

@@ -1,6 +1,5 @@
-"""Limits how fast a process sends, for links that others use too.
-
-One HTTP/1.1 connection to a relay, on the client's side.
+"""The client's side of a relay: one HTTP/1.1 connection, the shared secret, and a limit of the send
+rate.
 
 Bytes go straight from the socket into shared memory, and a silence does not break the connection;
 the standard library's client can do neither.

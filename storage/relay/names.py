@@ -1,11 +1,9 @@
-"""The objects that a relay can hold: those of a version's folder, and no others.
+"""The objects that a relay can hold (those of a version's folder, no others), and the parsing of
+requests for them. Pure.
 
 Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
 whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
-file.
-
-Parses requests to a relay. Pure: untrusted texts in, values out, `ValueError` for everything
-else.
+file. Every invalid text raises `ValueError`.
 """
 
 import re

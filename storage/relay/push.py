@@ -1,16 +1,16 @@
-"""The push: a thread that sends objects to the head of the chain, one after the other. If the head
-fails, the next head gets the rest of the object.
-
-The trainer's store in front of the chain of relays: objects created under `weights/` go to the
+"""The trainer's store in front of the chain of relays: objects created under `weights/` go to the
 head of the chain while they are uploaded.
 
-Objects of a version are uploaded in the background, so a slow store does not delay the push of the
-next object. Creating the manifest waits for all of them, so the manifest is still the last object
-(invariant 6). The push guarantees nothing. Relays believe a version by its announcement, verify it
-against the announced manifest, and read missing objects from the bucket. A push that does not fit,
-fails, or finds no relay is given up; the trainer never waits for one. A relay may hold a version
-before `latest.json` moves to it. Rollouts act on announcements only, which come later, so no
-trajectory has a version that was not believed.
+`ChainPush` is the thread that sends them, one object after the other. If the head fails, the next
+head gets the rest of the object.
+
+`PushingStore` uploads the objects of a version in the background, so a slow store does not delay
+the push of the next object. Creating the manifest waits for all of them, so the manifest is still
+the last object (invariant 6). The push guarantees nothing. Relays believe a version by its
+announcement, verify it against the announced manifest, and read missing objects from the bucket. A
+push that does not fit, fails, or finds no relay is given up; the trainer never waits for one. A
+relay may hold a version before `latest.json` moves to it. Rollouts act on announcements only, which
+come later, so no trajectory has a version that was not believed.
 """
 
 import logging

@@ -1,21 +1,14 @@
-"""HTTP/1.1 responses of a relay: every response has a length, and every error of a request becomes
-a response or a closed connection.
-
-A client that is refused while it still sends its body can read the reason within `LINGER_S`.
-
-Receives a push: an object from where it ends here, straight into shared memory, kept only if it
-matches the announced hash.
-
-Sends an object of a relay: its bytes as they arrive, straight from shared memory, rate-limited.
-
-A neighbour (`receiving=1`) gets bytes that are not verified yet; all others get verified objects
-only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
-
-The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
+"""The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
-name. A range that is not complete yet is sent as it arrives (`sending.py`). At most
-`connections_max` requests are served at the same time; others get 503.
+name. At most `connections_max` requests are served at the same time; others get 503. Every response
+has a length, and every error of a request becomes a response or a closed connection. A client that
+is refused while it still sends its body can read the reason within `LINGER_S`.
+
+A push is received straight into shared memory, from where the object ends here, and kept only if it
+matches the announced hash. An object is sent straight from shared memory as its bytes arrive,
+rate-limited. A neighbour (`receiving=1`) gets bytes that are not verified yet; all others get
+verified objects only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
 """
 
 import hmac

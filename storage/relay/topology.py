@@ -1,21 +1,18 @@
-"""The order in which relays read from each other. Pure: the known relays in, the upstream out
-(invariant 9).
+"""The other relays, the order in which relays read from each other, and the versions that a relay
+keeps.
 
 Relays are ordered by their terms. One counter of the store issues the terms of all relays, so no
 two are equal and a later start comes later. Each relay reads from the nearest living one before it;
 the head receives the trainer's push and reads the bucket. A dead relay is left out, so its
-successor reads from its predecessor or becomes head; a new relay is appended.
+successor reads from its predecessor or becomes head; a new relay is appended. A relay that this
+process fails to reach is suspected for a while and left out at once; heartbeats in `status` decide
+the rest.
 
 No cycle of waiting can form, whatever each relay believes about the others, because every relay
 reads from lower terms only. Two relays with different views (A has noticed that C is dead, B has
 not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
 
-The other relays, from the `status` topic and from this process's own failures to reach them.
-
-A relay that fails is suspected for a while and left out of the chain at once; heartbeats decide the
-rest.
-
-Decides which versions a relay keeps within its bounds. Pure.
+The planning functions are pure (invariant 9).
 """
 
 import logging
