@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from benchmarks.case import Case, alone, paired
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
-from rollstream.storage.archive.files import archive_key
+from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.tables import table_of
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import encode

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollstream.storage.archive.files import archive_key, encode_file
+from rollstream.storage.archive.file_names import archive_key
+from rollstream.storage.archive.files import encode_file
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import Envelope, encode, record_hash

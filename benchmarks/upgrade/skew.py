@@ -180,7 +180,8 @@ def _copied() -> str:
         world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
-        from rollstream.storage.archive.reading import archived_files, messages_of
+        from rollstream.storage.archive.messages import messages_of
+        from rollstream.storage.archive.reading import archived_files
 
         files = archived_files(world.store, world.configuration.run, "trajectories")
         kept = [m.value for file in files for m in messages_of(world.store, "trajectories", file)]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
-from rollstream.storage.archive.files import (
+from rollstream.storage.archive.file_names import (
     ArchiveFile,
     archive_key,
     message_bytes,

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from rollstream.consumers.audit.folds import AuditMessage, InvariantResult
 from rollstream.errors import BusError, CorruptObject, PositionLost
-from rollstream.storage.archive.files import ArchiveFile
+from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
@@ -131,7 +131,7 @@ def split_batch(
     their hashes as `TrajectoryRows`, all others as messages. Raises `CorruptObject` at a row that
     differs.
     """
-    from rollstream.storage.archive.reading import messages_in
+    from rollstream.storage.archive.messages import messages_in
 
     offsets = batch.column("offset").to_numpy()
     wanted = np.flatnonzero((offsets >= low) & (offsets < (1 << 62 if high is None else high)))
@@ -312,8 +312,8 @@ class AuditSource:
     def _rows(
         self, topic: str, file: ArchiveFile, high: int | None
     ) -> Iterator[Message | TrajectoryRows]:
+        from rollstream.storage.archive.messages import batches_of  # pyarrow: only with an archive
         from rollstream.storage.archive.originals import OriginalBytes
-        from rollstream.storage.archive.reading import batches_of  # pyarrow: only with an archive
 
         assert self.store is not None
         partition, originals = file.partition, OriginalBytes(topic)

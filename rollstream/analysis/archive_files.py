@@ -27,7 +27,7 @@ import xxhash
 
 from rollstream.analysis.locate import RunLocation
 from rollstream.errors import ConfigurationError, CorruptObject
-from rollstream.storage.archive.files import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
+from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore

@@ -24,7 +24,7 @@ from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offe
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.storage.archive.files import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.hf_folder import hf_vocabulary_size
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

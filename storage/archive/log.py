@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollstream.errors import BusError, PositionLost
-from rollstream.storage.archive.files import ArchiveFile
-from rollstream.storage.archive.reading import archived_files, archived_to, messages_of, table_from
+from rollstream.storage.archive.file_names import ArchiveFile
+from rollstream.storage.archive.messages import messages_of
+from rollstream.storage.archive.reading import archived_files, archived_to, table_from
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.reader import TopicReader, from_begin

@@ -1,36 +1,29 @@
 """Reads the archive: its files, how far each partition is archived, and the files' tables.
 
 A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
-gives advice; no such file is skipped silently.
-
-The rows of one archived file as the messages that they were in the log, byte for byte.
+gives advice; no such file is skipped silently. Listing files does not import pyarrow.
 """
-
-from __future__ import annotations
-
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from rollstream.errors import CorruptObject, NewerRelease
-from rollstream.storage.archive.files import ArchiveFile, archive_prefix, parse_archive_key
-from rollstream.storage.archive.originals import OriginalBytes
+from rollstream.storage.archive.file_names import ArchiveFile, archive_prefix, parse_archive_key
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
-from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence
 from rollstream.streams.release import upgrade_advice
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
 
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
 BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time when rows are processed in order
@@ -180,41 +173,3 @@ def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
             f"archive file {file.key} has columns of format {int(number)}, and formats up to "
             f"{SCHEMA_NUMBER} are known; {upgrade_advice('')}"
         )
-
-
-def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[Message]:
-    """The file's messages in the order of their offsets. Raises `CorruptObject` at a row that
-    differs from its hash, or if the file is not an archive file.
-    """
-    originals = OriginalBytes(topic)
-    for batch in batches_of(store, file):
-        yield from messages_in(batch, originals, file.partition)
-
-
-def batches_of(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """The file's rows in the order of their offsets. Raises `CorruptObject` if it is not an archive
-    file.
-    """
-    for batch in batches_from(store, file):
-        lacking = [name for name in _NEEDED if name not in batch.schema.names]
-        if lacking:
-            raise damaged_file(file, f"it lacks {', '.join(lacking)}")
-        yield batch
-
-
-def messages_in(
-    batch: pa.RecordBatch, originals: OriginalBytes, partition: int
-) -> Iterator[Message]:
-    """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
-    offsets = batch.column("offset").to_numpy().tolist()
-    stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()
-    keys = batch.column("key").to_numpy(zero_copy_only=False).tolist()
-    values = originals.values(batch)
-    for offset, stamp, key, value in zip(offsets, stamps, keys, values, strict=True):
-        yield Message(originals.topic, partition, offset, stamp, key.encode(), value)
-
-
-_NEEDED = (
-    "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
-    "original",
-)  # fmt: skip

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import store_url
-from rollstream.storage.archive.files import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from testbed.recount import places_of, recount

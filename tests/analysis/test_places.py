@@ -12,7 +12,7 @@ from rollstream.analysis.archive_files import ArchiveCache
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
-from rollstream.storage.archive.files import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.memory import MemoryStore
 from testbed.repository import ROOT

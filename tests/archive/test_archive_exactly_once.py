@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import BusError, PositionLost
-from rollstream.storage.archive.files import message_bytes
+from rollstream.storage.archive.file_names import message_bytes
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
 from rollstream.storage.archive.rows import classify_rows
 from rollstream.storage.archive.tables import originals_of

@@ -14,13 +14,13 @@ from numpy.testing import assert_array_equal
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import CorruptObject
-from rollstream.storage.archive.files import (
+from rollstream.storage.archive.file_names import (
     ArchiveFile,
     archive_key,
-    encode_file,
     parse_archive_key,
     utc_day,
 )
+from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.reading import (
     archived_files,
     archived_to,

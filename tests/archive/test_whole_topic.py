@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.archive.files import archive_key, encode_file
+from rollstream.storage.archive.file_names import archive_key
+from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.log import whole_topic
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.records import Fence, GroupClosed

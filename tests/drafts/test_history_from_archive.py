@@ -9,7 +9,8 @@ import pytest
 
 from rollstream.producers.drafts.feed import HistoryFeed
 from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.storage.archive.files import archive_key, encode_file
+from rollstream.storage.archive.file_names import archive_key
+from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.log import LogWithArchive
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.bus import Bus
