@@ -1,20 +1,21 @@
-"""The largest draft length of a sequence, from the acceptance of its last draft.
+"""Whether and how far the batch drafts.
 
-`additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back
-to 2 after a rejection. `multiplicative` is the rule in its authors' code: twice as many up to 16,
-or half as many down to 2. `marginal` has a constant window of 32: only the marginal benefit of a
-token limits the length (`plan.py`).
+`DraftGate` turns drafting on where verification passes make more tokens per second than plain steps
+would under the present load (TLT's and Seer's rule). It keeps two costs, of a plain step by its
+rows and of a pass by its tokens, in seconds of an undisturbed machine, and one factor, the load:
+how many times longer the newest steps took. The load is measured on the steps that run now, so the
+other cost stays valid while other processes on the machine come and go. Probes check that a load
+slows both kinds alike: some plain steps while drafting is on, some passes while it is off. A probe
+that loses is followed by a rest of a hundred times the time that it lost. The acceptance rate while
+drafting is off needs no passes: drafts are looked up for past positions and compared with the
+tokens that came. This file computes nothing on a device and reads no clock; the engine passes both
+results and times to it.
 
-Whether the batch drafts now: on where verification passes make more tokens per second than plain
-steps would under the present load (TLT's and Seer's rule).
-
-Two costs are kept, of a plain step by its rows and of a pass by its tokens, in seconds of an
-undisturbed machine, and one factor, the load: how many times longer the newest steps took. What
-runs now tells the load, so that the other cost holds while a neighbour comes or goes. That a load
-slows both alike is checked by probes: some plain steps while drafts are on, some passes while they
-are off. A probe that loses is followed by a rest of a hundred times what it lost. How right drafts
-would be while they are off is known for nothing: the history is asked for the past and compared
-with what came. Nothing here computes or reads a clock; the engine tells it both.
+`WindowRule` limits the draft length of a sequence by the acceptance of its last draft. `additive`
+is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back to 2 after
+a rejection. `multiplicative` is the rule in its authors' code: twice as many up to 16, or half as
+many down to 2. `marginal` has a constant window of 32: only the marginal benefit of a token limits
+the length (`planner.py`).
 """
 
 from collections import deque

@@ -1,16 +1,15 @@
-"""The rank of an answer among those to the same prompt: the number of its pass, plus a priority in
-[0, 1] from its reward. An answer of a later pass ranks first, then the one with the higher reward.
-
-Rewards may come late, so the places of answers without one are kept by name, to rank them again.
-
-A bounded history of earlier answers by prompt: for any few tokens, what followed them.
+"""A bounded history of earlier answers by prompt: for any few tokens, what followed them.
 
 All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
 each position the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that
 points to the best place to copy from. `choice` defines which occurrence is best: `priority` (the
-highest rank: later passes over the prompt first, then the higher reward), `newest`, or `count` (a
-majority vote over what came next, Boyer and Moore 1981). Following the highest priority at every
-branch is the same as copying from the sequence that has it, so a draft is one slice.
+highest rank), `newest`, or `count` (a majority vote over what came next, Boyer and Moore 1981).
+Following the highest priority at every branch is the same as copying from the sequence that has it,
+so a draft is one slice.
+
+The rank of an answer is the number of its prompt's pass, plus a priority in [0, 1] from its reward:
+answers of a later pass come first, then those with the higher reward. Rewards may come late, so the
+places of answers without one are kept by name, to rank them again.
 
 One thread writes. Other threads, and other processes where the memory is shared, may draft
 meanwhile: their reads may be torn, which is safe because every draft is verified. The writer relies

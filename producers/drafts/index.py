@@ -1,16 +1,16 @@
-"""64-bit keys of the few tokens before a position, one for each length, and for its prompt.
+"""The n-gram index of a history: keys, and the hash table from a key to a place in the ring.
 
-`ngram_keys` computes them for all positions of a sequence at once, `ngram_sums` and `ngram_key`
-for one position in plain integers; both give the same keys. A key is a polynomial in an odd
-multiplier, modulo 2^64, then two rounds of mixing. Keys can collide, so a look-up also compares
+A key is a 64-bit hash of the few tokens before a position, one per n-gram length, and of the
+prompt: a polynomial in an odd multiplier, modulo 2^64, then two rounds of mixing. `ngram_keys`
+computes the keys of all positions of a sequence at once, `ngram_sums` and `ngram_key` those of one
+position in plain integers; both give the same keys. Keys can collide, so a look-up also compares
 the tokens.
 
-A hash table of bounded size in flat arrays: key → place of the best occurrence, and its rank.
-
-An entry is within `PROBES` slots of its key's first slot, and every slot between was used at some
-time, which bounds look-ups and insertions; if all these slots are taken the oldest occurrence is
-replaced. Places only grow, so an entry whose place is below `floor` is dead and its slot free.
-Insertions are done in batches; look-ups are in `lookup.py`.
+The table has a bounded size and is in flat arrays: key → place of the best occurrence, and its
+rank. An entry is within `PROBES` slots of its key's first slot, and every slot between was used at
+some time, which bounds look-ups and insertions; if all these slots are taken the oldest occurrence
+is replaced. Places only grow, so an entry whose place is below `floor` is dead and its slot free.
+Insertions are done in batches; look-ups are in `source.py`.
 """
 
 from collections.abc import Sequence

@@ -1,22 +1,19 @@
-"""The node's history as a reader: opened by name, read without locks.
+"""One history for all rollouts of a node: each of them drafts from it, one of them writes it.
 
-`SharedHistory(path).draft(prompt_key(tokens, sources), newest, most)` works as `History.draft`. It
-needs neither torch nor a log, so an engine's own processes can use it. While there is no segment of
-that name it returns no drafts; a segment that replaces another is picked up without a call.
+The holder of the folder's lock writes (`NodeHistory`). The kernel frees the lock when its holder
+dies, however it dies, so the next process that asks takes over: it continues in the same memory,
+from which the others keep drafting, and inserts the log's answers again from as far back as the
+history reaches. A segment that a killed run left and no process uses is removed first.
+docs/histospec.md has the interleavings.
 
-One history for all rollouts of a node: each of them drafts from it, one of them writes it.
+`SharedHistory` is the reader: it opens the segment by name and reads it without locks. It needs
+neither torch nor a log, so an engine's own processes can use it. While there is no segment of that
+name it returns no drafts; a segment that replaces another is picked up without a call.
 
-The holder of the folder's lock writes. The kernel frees the lock when its holder dies, however it
-dies, so the next process that asks takes over: it continues in the same memory, from which the
-others keep drafting, and inserts the log's answers again from as far back as the history reaches.
-A segment that a killed run left and no process uses is removed first. docs/histospec.md has the
-interleavings.
-
-The draft source of a rollout's engine: the history of its node, and the sequences that run in
-this engine (Seer's siblings), which other processes get later or never.
-
-If both match equally many tokens, the running sequences are used: they come from the newest
-weights. They are kept in a small separate history, where they are soon overwritten.
+`CombinedSource` is the draft source of a rollout's engine: the node's history, and the sequences
+that run in this engine (Seer's siblings), which other processes get later or never. If both match
+equally many tokens, the running sequences are used: they come from the newest weights. They are
+kept in a small separate history, where they are soon overwritten.
 """
 
 import logging
@@ -67,7 +64,7 @@ class SharedHistory:
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """The view for look-ups now (`lookup.drafted`)."""
+        """The view for look-ups now (`source.look_up_draft`)."""
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
         self._asked += 1
@@ -115,7 +112,7 @@ LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # another leaving process holds the lock
 
 class NodeHistory:
     """The node's history in this process. `folder` is the same for all processes of a run on a node
-    (`segment.segment_folder`).
+    (`shared_memory.segment_folder`).
     """
 
     def __init__(

@@ -1,16 +1,14 @@
-"""The arrays of a history in one block of memory, private or a mapped file: a header of a few
-words, the table's keys, places and ranks, and the ring of tokens.
+"""The memory of a history: its arrays, and the shared-memory file that holds them.
 
-The header holds all sizes, so that a process that maps the file needs nothing else. It is read and
-checked once, when the file is mapped; afterwards no value in the memory can cause an access outside
-of it.
+The arrays are in one block of memory, private or a mapped file: a header of a few words, the
+table's keys, places and ranks, and the ring of tokens. The header holds all sizes, so that a
+process that maps the file needs nothing else. It is read and checked once, when the file is mapped;
+afterwards no value in the memory can cause an access outside of it.
 
-The shared-memory file that holds a node's history: naming, creating, mapping and removing it.
-
-The folder's name contains user, run and node, so no run uses the file of another. There are two
-locks, which the kernel frees when their holder dies: the folder's lock is held by the one process
-that writes, the file's lock is shared by all rollouts that have the file mapped. A process that
-gets the folder's lock may write; one that gets the file's lock exclusively knows that no other
+The file's folder is named after user, run and node, so no run uses the file of another. There are
+two locks, which the kernel frees when their holder dies: the folder's lock is held by the one
+process that writes, the file's lock is shared by all rollouts that have the file mapped. A process
+that gets the folder's lock may write; one that gets the file's lock exclusively knows that no other
 process uses the file.
 """
 

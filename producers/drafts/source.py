@@ -1,15 +1,13 @@
-"""The draft source contract: an engine asks it for drafts, and passes the tokens it generates to
-it.
+"""The draft source contract, and the look-up in a history's memory.
 
-The engine verifies every token of a draft, so a wrong, old or torn draft costs time and never
-changes an output. Prompts are identified by their tokens, not by a request, so that an engine
-without request ids can use the same calls.
+An engine asks a source for drafts, and passes the tokens that it generates to it. The engine
+verifies every token of a draft, so a wrong, old or torn draft costs time and never changes an
+output. Prompts are identified by their tokens, not by a request, so that an engine without request
+ids can use the same calls.
 
-Looks up drafts in the memory of a history, while another process may write to it.
-
-Whatever the memory holds, random bytes included, a look-up stays inside of it, ends after a few
-slots, and returns a draft or none: it returns tokens only from a place whose preceding tokens equal
-the newest ones.
+A look-up may run while another process writes to the memory. Whatever the memory holds, random
+bytes included, a look-up stays inside of it, ends after a few slots, and returns a draft or none:
+it returns tokens only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""Collects draft statistics of one sequence until its next emission, as a `Drafts` record.
+"""Speculative decoding of one engine, row by row.
 
-Speculative decoding of one engine, row by row: look up drafts in the history, learn from
-verified drafts, and add running sequences to the history, so that their siblings can draft from
-them. The engine calls this with the rows to draft for and with the result of each pass.
+Looks up drafts in the history, learns from verified drafts, and adds running sequences to the
+history, so that their siblings can draft from them. The engine calls this with the rows to draft
+for and with the result of each pass. `DraftsBuilder` collects the statistics of one sequence until
+its next emission, as a `Drafts` record.
 """
 
 import time

@@ -10,26 +10,13 @@
   meanwhile.
 * Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them is
   its own choice.
-
-The randomness of sampling: one uniform per (seed, trajectory, position), and nothing else
-(invariant 10).
-
-Counter-based: the 64-bit key of a trajectory is xxh3-64 of its name seeded by the run's seed, and
-position p takes element p of the SplitMix64 sequence that starts there (Steele, Lea, Flood, "Fast
-splittable pseudorandom number generators", 2014). There is no state, so any position of any
-trajectory can be drawn on any machine, in any order.
-
-What every engine that computes a model is opened with, beside the model itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
-import xxhash
-from numpy.typing import NDArray
 
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.source import DraftSource
@@ -204,32 +191,15 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, SplitMix64's increment
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-def trajectory_key(seed: int, trajectory: str) -> int:
-    """The start of the random sequence of this trajectory; any integer is a valid seed."""
-    return xxhash.xxh3_64_intdigest(trajectory.encode(), seed=seed % 2**64)
-
-
-def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Uniforms in [0, 1) with 53 random bits; `keys` and `positions` (token indices) broadcast."""
-    bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
-    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as intended
-    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-    bits ^= bits >> np.uint64(31)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`slots` sequences of at most `context_max` tokens are decoded together.
+    """The options of an engine that computes a model, beside the model itself.
+
+    `slots` sequences of at most `context_max` tokens are decoded together.
 
     A running trajectory is emitted every `emit_every` tokens. `device` None is the CPU for the
     engine `torch`, and a GPU where there is one for `vllm`. With `drafts` the engine verifies
-    drafts from this source while `switch` (default: a new one) finds that they pay.
+    drafts from this source while `gate` (default: a new one) finds that they pay.
     """
 
     slots: int

@@ -1,12 +1,12 @@
-"""The result of `rollstream profile` for an engine and its model, as a small file: the constants of
-the roofline, the errors of the fit, and B_max.
-
-Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
+"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
 
 The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
 arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
 a point is bound either by reads or by arithmetic. The fit alternates: assign each point to one of
 the two, fit the constants, assign again, until the assignment no longer changes.
+
+The result is a small file, an `EngineProfile`: the constants of the roofline, the errors of the
+fit, and B_max.
 """
 
 import json

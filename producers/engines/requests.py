@@ -1,7 +1,5 @@
-"""Checks that all engines make before they accept a request. Each error names the trajectory or the
-parameter.
-
-Emissions that an engine has made and `poll` has not returned yet.
+"""Checks that all engines make before they accept a request, and removal of unsent emissions. Each
+error names the trajectory or the parameter.
 """
 
 from collections.abc import Container

@@ -15,12 +15,8 @@ import torch
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import store_url
-from rollstream.producers.engines.base import (
-    EngineOptions,
-    GenerationRequest,
-    trajectory_key,
-    uniforms,
-)
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.storage.models import model_from_version
 from rollstream.storage.stores.base import ObjectStore

@@ -1,12 +1,5 @@
-"""One trajectory inside the paced engine: counts only, because its tokens follow from their
-positions.
-
-A token is a function of (seed, trajectory, position) and of the vocabulary alone (invariant 10):
-uniform over all tokens that are no stop tokens, except for a stop token at the drawn length.
-Without stop tokens a turn continues to `tokens_max`.
-
-Which sequences run and which wait, under a limit of slots and of KV capacity, as in vLLM's
-scheduler.
+"""Which sequences of the paced engine run and which wait, under a limit of slots and of KV
+capacity, as in vLLM's scheduler.
 
 * First come, first served: the first sequence of the queue enters when a slot is free and its
   tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free for
@@ -16,7 +9,11 @@ scheduler.
 * The oldest sequence always fits (the context is at most the capacity), so there is always
   progress.
 
-A sequence has KV for all of its tokens but the newest, which is the input of the next step.
+A sequence has KV for all of its tokens but the newest, which is the input of the next step. It
+keeps counts only, because its tokens follow from their positions: a token is a function of (seed,
+trajectory, position) and of the vocabulary alone (invariant 10), uniform over all tokens that are
+no stop tokens, except for a stop token at the drawn length. Without stop tokens a turn continues to
+`tokens_max`.
 """
 
 from collections import deque
@@ -27,8 +24,9 @@ from typing import Literal
 
 import numpy as np
 
-from rollstream.producers.engines.base import Emission, GenerationRequest, trajectory_key, uniforms
+from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.engines.paced.lengths import LengthSampler
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Floats, Tokens, Version
 

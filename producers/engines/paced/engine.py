@@ -1,13 +1,11 @@
-"""The clock of a paced engine: seconds of the simulated accelerator, which may pass faster than
-wall-clock seconds.
-
-The engine contract without a model: lengths are drawn, tokens follow from their positions, and
+"""The engine contract without a model: lengths are drawn, tokens follow from their positions, and
 steps last as long as a roofline of batch and KV gives.
 
 Weights are served, patched and compared as in a real engine, though nothing is computed with them.
 Between two events (a turn ends, tokens are due, the cache is full) all step times are known
 beforehand, so the engine sleeps until the next event: its processor time does not depend on how
-long steps are. Steps continue while the caller is busy, as they do on an accelerator.
+long steps are. Steps continue while the caller is busy, as they do on an accelerator. The engine's
+clock counts seconds of the simulated accelerator, which may pass faster than wall-clock seconds.
 """
 
 import time

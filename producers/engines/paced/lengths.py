@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.base import trajectory_key, uniforms
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.streams.values import Tokens
 
 NORMAL = NormalDist()

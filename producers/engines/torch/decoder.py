@@ -1,7 +1,7 @@
 """The decoder contract: a model's decode step, verification pass and prefill, and its served
 weights.
 
-Two decoders implement it: `fused.py` for the Llama and Qwen families, `generic.py` for all others.
+Two decoders implement it: `llama.py` for the Llama and Qwen families, `hf_decoder.py` for others.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""Refuses models that this engine cannot serve, as far as their configuration shows it.
-
-Chooses the decoder for a configuration, loads its weights and, where it uses transformers'
-forward, tests it.
+"""Chooses the decoder for a configuration, loads its weights and, where it uses transformers'
+forward, tests it. Models that the engine cannot serve are refused by their configuration, before
+any memory is allocated.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

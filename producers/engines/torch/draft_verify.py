@@ -1,15 +1,14 @@
-"""Speculation for the rows of a batch: each row's draft, its acceptance, and the tokens to share
-with its siblings.
+"""Drafts of the rows of a batch, and the input and result of a verification pass.
 
-Everything here is on the host. The state of a row lives while the row is in the batch, and holds
-the tokens that were generated and not collected yet.
+`BatchSpeculation` makes each row's draft, records its acceptance, and shares new tokens with the
+row's siblings. Everything in it is on the host. The state of a row lives while the row is in the
+batch, and holds the tokens that were generated and not collected yet.
 
-One forward pass over the drafts of all rows: packing its input, and accepting drafted tokens.
-
-At each position the token is drawn that plain sampling with the key (seed, trajectory, position)
-draws there; a drafted token is accepted while it is equal. This has the distribution and the
-acceptance rate of rejection sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML
-2023), and gives the same tokens as a run without drafts, up to rounding.
+A pass verifies the drafts of all rows in one forward. At each position the token is drawn that
+plain sampling with the key (seed, trajectory, position) draws there; a drafted token is accepted
+while it is equal. This has the distribution and the acceptance rate of rejection sampling for
+drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the same tokens as a run
+without drafts, up to rounding.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from rollstream.producers.drafts.acceptance import HistoryAgreement
 from rollstream.producers.drafts.history import prompt_key
 from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
-from rollstream.producers.engines.base import uniforms
+from rollstream.producers.engines.randomness import uniforms
 from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens

@@ -1,9 +1,8 @@
-"""Which Llama- and Qwen-family configurations the fused decode path serves, and their sizes.
+"""The weights of the fused decode path of the Llama and Qwen families, and the configurations that
+it serves.
 
 For any other configuration `fused_shape` returns the reason as text, and the model runs through
 transformers' forward.
-
-The weights of the fused decode path, and the place of each checkpoint tensor in them.
 
 Query, key and value projections are one matrix, gate and up another, all stored (in, out): with few
 rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm

@@ -1,13 +1,11 @@
-"""Prefill: sequences of different lengths are packed into few forward passes.
+"""Prefill, and the prefix cache of prompts.
 
-Sequences of similar length share a pass. They are padded on the left, so every newest token is in
-the last column.
+Sequences of different lengths are packed into few forward passes; those of similar length share a
+pass. They are padded on the left, so every newest token is in the last column.
 
-The prefix cache: a prompt is prefilled once for its group, and the KV is copied to each row.
-
-Entries are keyed by the tokens and dropped when the weights change, so no KV is reused across
-versions. The prompts of waiting sequences are prefilled ahead, many per pass, before slots are free
-for them.
+A prompt is prefilled once for its group, and the KV is copied to each row. Cache entries are keyed
+by the tokens and dropped when the weights change, so no KV is reused across versions. The prompts
+of waiting sequences are prefilled ahead, many per pass, before slots are free for them.
 """
 
 # pyright: reportUnknownMemberType=false

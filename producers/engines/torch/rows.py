@@ -1,19 +1,17 @@
-"""The newest generated tokens, on the device: a block of steps × rows, copied to the host on
-demand.
+"""The rows of a batch: their order, their newest tokens, and the host state of their sequences.
 
-Column 0 is copied from the last column of the previous block. The newest column of a row holds the
-token that is the input of its next step.
+`RowLayout` orders rows such that attention reads little padding. Rows of similar length are
+neighbours: there is a region per length class, the longest first. Rows in use are packed at the
+front. A row that leaves is replaced by the last row of its region, that one by the last row of the
+next region, and so on. All rows grow by one token per step, so a row rarely changes its region. The
+layout only plans: every method returns the moves `(from, to)` that the caller makes, in this order.
 
-The order of the rows of a batch, such that attention reads little padding.
+`TokenBuffer` holds the newest generated tokens on the device, a block of steps × rows that is
+copied to the host on demand. Column 0 is copied from the last column of the previous block. The
+newest column of a row holds the token that is the input of its next step.
 
-Rows of similar length are neighbours: there is a region per length class, the longest first. Rows
-in use are packed at the front. A row that leaves is replaced by the last row of its region, that
-one by the last row of the next region, and so on. All rows grow by one token per step, so a row
-rarely changes its region. This file only plans: every method returns the moves `(from, to)` that
-the caller makes, in this order.
-
-One trajectory inside the engine: its tokens on the host, and the places of its newest tokens on
-the device.
+`TorchSequence` is one trajectory inside the engine: its tokens on the host, and the places of its
+newest tokens on the device.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -25,7 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollstream.producers.engines.base import GenerationRequest, trajectory_key, uniforms
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.streams.values import Floats, Tokens
 
 

@@ -2,9 +2,9 @@
 distribution.
 
 The inverse CDF in vocabulary order is used rather than Gumbel noise: it needs one uniform per
-position instead of one per vocabulary entry, so drawing costs the same at 18 entries and at 150
-000, and a draft of many positions is verified by one call. The sum is computed in float64, so a
-token changes only if rounding of the logits moves a boundary across the uniform. Greedy rows
+position instead of one per vocabulary entry, so drawing costs the same at 18 entries and at 150k,
+and a draft of many positions is verified by one call. The sum is computed in float64, so a token
+changes only if rounding of the logits moves a boundary across the uniform. Greedy rows
 (`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
 """
 

@@ -1,12 +1,10 @@
-"""Checks of weights, made before any of them is written: a failed update must not leave a mixture
-of two versions.
-
-The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
+"""The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
 them with the tensors that they came from.
 
-Everything is checked before anything is written. All slow work of a patch (checks, index
-arithmetic, products with norms, casts) is done in `prepare`, which writes nothing that is served
-and may run beside decoding; `apply` then only copies.
+Everything is checked before anything is written: a failed update must not leave a mixture of two
+versions. All slow work of a patch (checks, index arithmetic, products with norms, casts) is done in
+`prepare`, which writes nothing that is served and may run beside decoding; `apply` then only
+copies.
 """
 
 # pyright: reportUnknownMemberType=false

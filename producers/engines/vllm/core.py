@@ -1,16 +1,14 @@
-"""Calls to a vLLM core that runs in a process of its own; each ends when that process dies.
-
-vLLM 0.32 waits without end if its core dies during a call (`call_utility`): no code fails the
-pending future. A rollout that hangs there neither generates nor is restarted. So every call of
-vLLM's client goes through `call_core`, which checks once a second that the core is alive.
-
-vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
+"""vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
 classes.
 
 The core runs in a process of its own, which computes on between the steps taken here, or in this
 process, where each step is a call. All tokens returned before `pause` returned have one version.
 Engines of one process share torch's process groups, and collecting one engine destroys the groups
 of the next, so no engine is ever closed: the next engine of the same model and shape reuses it.
+
+vLLM 0.32 waits without end if its core's process dies during a call (`call_utility`): no code fails
+the pending future. A rollout that hangs there neither generates nor is restarted. So every call of
+vLLM's client goes through `call_core`, which checks once a second that the core is alive.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false

@@ -1,8 +1,5 @@
-"""Opens vLLM's engine and its served weights from settings: in this process, in one of its own, or
-on a vLLM server by URL.
-
-vLLM behind the engine contract (`rollstream.producers.engines.base.Engine`), without a thread of
-its own.
+"""vLLM behind the engine contract (`rollstream.producers.engines.base.Engine`), without a thread of
+its own. vLLM runs in this process, in one of its own, or on a server by URL.
 
 A sequence is waiting here, inside vLLM, or held after a stop; this file moves sequences between
 these states and emits their tokens. vLLM never has more sequences than free slots, so it admits
@@ -76,7 +73,7 @@ class VllmEngine:
     `tensors` are the weights of `version` under their checkpoint names, of any floating dtype. With
     `settings.process` vLLM computes in a process of its own, also between calls; without, only
     inside `poll`. A core in another process must be able to map the draft source by name
-    (`drafting.py`).
+    (`drafts.py`).
     """
 
     def __init__(

@@ -1,10 +1,9 @@
-"""The size of a vLLM engine, computed from a run's settings and the device.
-
-The installed vLLM: its release, the environment variables that must be set before its first
-import, and the error where it is missing.
+"""The installed vLLM, and the size of an engine on this machine.
 
 vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
-a time; any other is refused by its number, so that it does not fail inside vLLM.
+a time; any other is refused by its number, so that it does not fail inside vLLM. Environment
+variables are set before its first import. `VllmShape` has the sizes of an engine, computed from a
+run's settings and the device.
 """
 
 import math

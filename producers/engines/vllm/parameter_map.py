@@ -1,8 +1,9 @@
-"""The tensors that a checkpoint of a model must hold, derived from the model's configuration alone:
-transformers builds the model on the meta device, without memory, and names its tensors.
+"""The tensors of a checkpoint in a model: which ones it must hold, and where vLLM serves them.
 
-A checkpoint's tensor as vLLM serves it: which parameter holds it, and in which rows.
+The expected tensors follow from the model's configuration alone: transformers builds the model on
+the meta device, without memory, and names its tensors.
 
+`served_tensors` finds the parameter of vLLM that holds a checkpoint's tensor, and the rows in it.
 On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A packed
 copy is read by multiplying the unit matrix with it: each product has one term that is not zero, so
 the result has the same bits.

@@ -1,18 +1,16 @@
-"""Draft statistics in shared memory, in total and by request: vLLM's worker adds to them and the
-rollout reads them, in the same or in another process. A call to the worker would wait for the end
-of a step.
-
-A place belongs to one stay at a time, and its numbers only grow, so a reader that takes differences
-counts nothing twice and loses nothing. The counts of a step are written before the rollout gets its
-tokens.
-
-Speculation for vLLM's batch, from step to step: which rows draft how many tokens, and how many
+"""Speculation for vLLM's batch, from step to step: which rows draft how many tokens, and how many
 of these are accepted.
 
 vLLM packs the tokens of a step without padding and takes a different number of them from each row,
-so lengths are not levelled. While the switch is off, a draft is looked up from time to time, kept,
+so lengths are not levelled. While the gate is off, a draft is looked up from time to time, kept,
 and compared with the tokens that come. It is looked up before they come, so that a history which
 gets these tokens meanwhile does not appear to have predicted them.
+
+The statistics are in shared memory (`DraftCounters`), in total and by request: vLLM's worker adds
+to them and the rollout reads them, in the same or in another process. A call to the worker would
+wait for the end of a step. A place belongs to one stay at a time, and its numbers only grow, so a
+reader that takes differences counts nothing twice and loses nothing. The counts of a step are
+written before the rollout gets its tokens.
 """
 
 import mmap

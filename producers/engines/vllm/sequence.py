@@ -7,7 +7,8 @@ import numpy as np
 import xxhash
 
 from rollstream.producers.drafts.history import prompt_key
-from rollstream.producers.engines.base import Emission, GenerationRequest, trajectory_key
+from rollstream.producers.engines.base import Emission, GenerationRequest
+from rollstream.producers.engines.randomness import trajectory_key
 from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts
 from rollstream.streams.values import Tokens, Version
 

@@ -1,11 +1,9 @@
-"""Tensors for another process of this machine, in shared memory that the kernel frees when its last
-user ends.
+"""Chunks of an update as messages to vLLM's workers: tensors within a process, and for another
+process of this machine a staged file in shared memory.
 
 A staged file is written once, named by a path that the other process opens, and described by plain
-values: a message between the processes contains names, types, shapes and offsets only.
-
-The chunks of an update as messages to vLLM's workers: tensors within a process, and for another
-process a staged file with plain values that describe it.
+values: a message between the processes contains names, types, shapes and offsets only. The kernel
+frees the file when its last user ends.
 """
 
 # pyright: reportUnknownMemberType=false

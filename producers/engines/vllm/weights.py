@@ -1,11 +1,9 @@
-"""Checks an update and cuts it into the chunks that are sent to vLLM's workers. Pure.
-
-Everything is checked before anything is written. Patches are used where they are exact: the served
-version is their base, and vLLM stores its matrices unpacked. On the CPU vLLM packs them, so there a
-version is always loaded whole.
-
-The version that vLLM serves: loading another one, and comparing the served weights with the
+"""The version that vLLM serves: loading another one, and comparing the served weights with the
 tensors that they came from.
+
+An update is checked and cut into chunks before anything is written. Patches are used where they are
+exact: the served version is their base, and vLLM stores its matrices unpacked. On the CPU vLLM
+packs them, so there a version is always loaded whole.
 
 From the start of a load until one succeeds, no version is held. All work that can run beside
 decoding (checks, and for a core in another process the copy to shared memory) is done in `prepare`.

@@ -1,19 +1,15 @@
-"""Speculative decoding inside vLLM's worker, beside the proposer: setting the history to draft
-from, and a correction of the sampler.
+"""The extension of vLLM's worker: loading weights, reading them back, and drafts.
+
+vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
+transfer engine there, replaces a wrong function of the sampler, and makes a worker of another
+process end with the rollout that started it, also after `kill -9`: otherwise it would keep
+computing and keep its memory.
 
 vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory that
 was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is never
 read. The function that calls the kernel is replaced where triton is missing. A runner that can
 verify drafts runs verification in every step, also without drafts: on the CPU such a step is made a
 plain one.
-
-Ends vLLM's process together with the rollout that started it, also after `kill -9`: otherwise it
-would keep computing and keep its memory.
-
-The extension of vLLM's worker: loading weights, reading them back, and drafts.
-
-vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
-transfer engine there, and makes a worker of another process end with the rollout that started it.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false

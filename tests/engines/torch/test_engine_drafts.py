@@ -14,13 +14,8 @@ from transformers import PreTrainedModel
 
 from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
-from rollstream.producers.engines.base import (
-    EngineOptions,
-    GenerationRequest,
-    WeightUpdate,
-    trajectory_key,
-    uniforms,
-)
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.streams.draft_runs import accepted_tokens, join_drafts
 from rollstream.streams.values import Drafts, Sampling, Version

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollstream.producers.engines.base import trajectory_key, uniforms
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import ask, open_torch, prompt, run_all, tiny_model
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.producers.engines.base import WeightUpdate, trajectory_key, uniforms
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.producers.engines.torch.sampling import draw_tokens, plan_sampling
 from rollstream.streams.values import Sampling, Tokens, Version

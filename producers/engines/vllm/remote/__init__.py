@@ -1,3 +1,6 @@
-"""A vLLM server by URL as a rollout's engine: the client, and the extension that the server's
-workers load.
+"""A vLLM server by URL as a rollout's engine.
+
+The client: `factory` checks and claims the server, `core` implements the calls of `protocol` on
+`http` and `streams`, and `weights` sends new weights. On the server, `worker` is the extension that
+its workers load, and `uploads` receives the weights. Nothing is imported here.
 """

@@ -1,4 +1,4 @@
-"""A vLLM server behind the calls of `exchange.EngineCore`.
+"""A vLLM server behind the calls of `protocol.EngineCore`.
 
 The server computes on its own, so at a pause its workers report how many tokens each request has.
 The client reads that many tokens of each, and drops the requests that the workers do not have (not

@@ -1,11 +1,8 @@
-"""The wire format of a vLLM server: requests for tokens, the events of a stream, and the lines of
-`/metrics` that are used. Pure.
+"""HTTP calls to a vLLM server, and its wire format: requests for tokens, the events of a stream,
+and the lines of `/metrics` that are used. Token streams are read in `streams.py`.
 
-Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored.
-
-HTTP calls to the routes of a vLLM server that answer at once; token streams are in `streams.py`.
-
-Every failure is an `EngineRefused` that names the server and the route, and never the key.
+Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. Every failure
+is an `EngineRefused` that names the server and the route, and never the key.
 """
 
 from collections.abc import Iterable, Mapping
