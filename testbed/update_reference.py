@@ -14,7 +14,9 @@ def over_old_cache(
     """Greedy tokens and log-probabilities of the chosen ones: `before` of them by the old model,
     then by the new one on the old one's cache.
     """
-    cache, greedy, logprobs = DynamicCache(), [], []
+    cache = DynamicCache()
+    greedy: list[int] = []
+    logprobs: list[float] = []
     step = torch.tensor([start.tolist()])
     for count, token in enumerate(chosen):
         model = old if count < before else new

@@ -69,9 +69,7 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
         samples = [
             sample
             for group, records in groups.items()
-            for sample in prepare_group(
-                group, records, {r.trajectory: r.reward or 0.0 for r in records}, rule, step
-            ).samples
+            for sample in prepare_group(group, records, {}, rule, step).samples
         ]
         for batch in pack_micro_batches(samples, settings.micro_batch_tokens):
             learner.submit(batch)

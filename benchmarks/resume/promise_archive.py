@@ -9,6 +9,7 @@ longer than all the rest), names, places and hashes do not.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
@@ -74,14 +75,18 @@ def _step(step: int, begun: Sequence[GroupMembers], tokens: int) -> Iterator[Rec
     yield StepDone(step, version, f"{step:032x}", TAKES, metrics, counts, STARTED_MS / 1000)
 
 
-def _arrays(tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+Arrays = tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.float32]]
+"""Tokens, sources and log-probabilities of one completion."""
+
+
+def _arrays(tokens: int, seed: int) -> Arrays:
     random = np.random.default_rng(seed)
     sources = np.repeat(np.array([0, 1], np.uint8), [PROMPT, tokens - PROMPT])
     drawn = random.integers(0, 150_000, tokens, dtype=np.uint32)
     return drawn, sources, -random.random(tokens - PROMPT, dtype=np.float32)
 
 
-def _trajectory(group: int, index: int, step: int, arrays: Sequence) -> Trajectory:
+def _trajectory(group: int, index: int, step: int, arrays: Sequence[Arrays]) -> Trajectory:
     tokens, sources, logprobs = arrays[(group * SAMPLES + index) % len(arrays)]
     generated = len(logprobs)
     older, newer = Version(max(0, step - 2), 1), Version(step - 1, 1)

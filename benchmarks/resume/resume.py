@@ -78,9 +78,9 @@ def _settings(warm: Path, seed: int, steps: int) -> list[str]:
 def _identical(base: Path, warm: Path, quick: bool) -> Case:
     repeated = differing = 0
     most = 0
+    kills = KILLS_QUICK if quick else KILLS
     for seed in SEEDS_QUICK if quick else SEEDS:
         folder = base / f"killed-{seed}"
-        kills = KILLS_QUICK if quick else KILLS
         again = _killed(folder, _settings(warm, seed, kills[-1] + BEYOND), kills)
         found = hashes(folder)
         repeated += sum(len(steps) for steps in again)

@@ -72,6 +72,7 @@ def _write(records: Sequence[Trajectory], pairs: int) -> Case:
     ]
     table = table_of(TOPIC, messages)
     seconds: list[tuple[float, ...]] = []
+    size = 0
     with tempfile.TemporaryDirectory(prefix="rollstream-archive-") as folder:
         store = open_store(f"file:{folder}")
 

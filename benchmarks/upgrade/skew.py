@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,7 +217,9 @@ def _trained(bus: Bus) -> Counter[str]:
     return found
 
 
-def _run(world: World, role: str, until=lambda: False) -> BaseException | None:
+def _run(
+    world: World, role: str, until: Callable[[], bool] = lambda: False
+) -> BaseException | None:
     """What the role ends with; it is stopped once `until` holds, or after a while."""
     stop, errors = threading.Event(), list[BaseException]()
 

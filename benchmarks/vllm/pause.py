@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,8 @@ class _Pauses:
         self._seconds: dict[tuple[str, str], list[float]] = {}
         # Opened without a checkpoint, which reloading asks for.
         readable = {"load_config": {"load_format": "safetensors", "use_tqdm_on_load": False}}
-        engine._core._engine.collective_rpc("update_config", args=(readable,))
+        self._core: Any = engine._core  # pyright: ignore[reportPrivateUsage]  # vLLM's own engine is in it
+        self._core._engine.collective_rpc("update_config", args=(readable,))
 
     def pair(
         self,
@@ -106,7 +108,7 @@ class _Pauses:
 
     def _reload(self) -> float:
         """vLLM's own way; the label of the version stays, so the spans that it stamps do too."""
-        core = self._engine._core
+        core = self._core
         began = time.perf_counter()
         core._engine.engine_core.call_utility("pause_scheduler", "keep", False)
         core._engine.collective_rpc("reload_weights", kwargs={"weights_path": self._folder})

@@ -14,8 +14,12 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 SECTIONS = {
     "rollstream.consumers.trainer.ledger": {"Ledger.append": "ledger"},
@@ -33,7 +37,7 @@ SECTIONS = {
 }  # fmt: skip
 """Module → function → what it is counted as."""
 
-_found: Counter[str] = Counter()
+_found: dict[str, float] = defaultdict(float)
 _calls: Counter[str] = Counter()
 _within = threading.local()
 _started: list[float] = []
@@ -41,15 +45,19 @@ _lock = threading.Lock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module of SECTIONS as everybody would, and counts in it once it is loaded."""
+    """Finds a module of SECTIONS on the usual path, and counts in it once it is loaded."""
 
-    def find_spec(self, fullname, path, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname not in SECTIONS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.loader is not None
         load = spec.loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: ModuleType) -> None:
             load(module)
             for name, section in SECTIONS[fullname].items():
                 _count(module, name, section)
@@ -58,12 +66,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _count(module, name: str, section: str) -> None:
+def _count(module: ModuleType, name: str, section: str) -> None:
     *owners, last = name.split(".")
-    owner = getattr(module, owners[0]) if owners else module
+    owner: Any = getattr(module, owners[0]) if owners else module
     plain = getattr(owner, last)
 
-    def counted(*arguments, **named):
+    def counted(*arguments: Any, **named: Any) -> Any:
         if getattr(_within, "any", False) or (name == "publish_all" and arguments[1] != "partials"):
             return plain(*arguments, **named)
         _begin()
