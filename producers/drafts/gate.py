@@ -167,7 +167,9 @@ class DraftGate:
     _probed: int = 0
     _changed_s: float = 0.0
     _rests: dict[int, float] = field(default_factory=dict[int, float])
-    """Until when no probe is made, by the size of the batch (`_size`)."""
+    """Until when drafts stay off after a loss, by the size of the batch (`_size`)."""
+    _probes_at: float = 0.0
+    """When plain steps are probed next. It keeps no drafts off: at the other sizes they did pay."""
     _tried_s: float | None = None
     _judged_s: float = 0.0
     _credit_s: float = 0.0
@@ -279,7 +281,7 @@ class DraftGate:
         self._judged_s = now_s
         if loses and is_fresh:
             self._lose(rows, min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
-        elif loses or now_s >= self._rests_until(rows) or (self._has_drifted() and not is_fresh):
+        elif loses or now_s >= self._probes_at or (self._has_drifted() and not is_fresh):
             self._turn(False, now_s)
             self._load.changed_mode()
             self.probing, self._probed = True, 0
@@ -295,7 +297,8 @@ class DraftGate:
         self._is_trial, self._confirmed_s = False, REST_S
         paid_s = min(lost_s, self._credit_s)
         self._credit_s -= paid_s
-        self._rest(rows, lost_s - paid_s, now_s)
+        rest_s = _rest_s(lost_s - paid_s)
+        self._rests[_size(rows)] = self._probes_at = now_s + rest_s
         self._turn(False, now_s)
         self._load.changed_mode()
 
@@ -306,7 +309,8 @@ class DraftGate:
         self.probing = False
         self.plain = self._load.settled(self.plain)
         self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
-        self._rest(rows, max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
+        cost_s = now_s - self._changed_s
+        self._probes_at = now_s + _rest_s(max(cost_s, PROBE_SHARE * self._confirmed_s))
         self._compared_s, self._is_unjudged = now_s, True
         self._note_compared()
         self._turn(True, now_s)
@@ -326,15 +330,13 @@ class DraftGate:
             return True
         return self.bias * self.advantage(rows) > MARGIN_ON
 
-    def _rest(self, rows: int, lost_s: float, now_s: float) -> None:
-        """No probe of a batch of this size before so much time has passed that the last one cost a
-        hundredth of it.
-        """
-        rest_s = min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
-        self._rests[_size(rows)] = now_s + rest_s
-
     def _rests_until(self, rows: int) -> float:
         return self._rests.get(_size(rows), 0.0)
+
+
+def _rest_s(lost_s: float) -> float:
+    """So long that what was lost is a hundredth of it."""
+    return min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
 
 
 def _size(rows: int) -> int:
