@@ -42,3 +42,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+if __name__ == "producers":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.producers", name="producers")

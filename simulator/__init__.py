@@ -48,3 +48,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+if __name__ == "simulator":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.simulator", name="simulator")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from rollstream.import_path import module_command
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
 
 _START_S = 60.0  # for the imports of a heavy task on a busy machine
@@ -129,10 +130,8 @@ def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
     """Start the process in its own session, so that Ctrl-C in the terminal reaches only
     the parent.
     """
-    command = [sys.executable, "-m", "rollstream.producers.rewards.process"]
-    arguments = [task.model_dump_json(), function]
     return subprocess.Popen(
-        command + arguments,
+        module_command("rollstream.producers.rewards.process", task.model_dump_json(), function),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,

@@ -8,8 +8,8 @@ from typing import Literal, cast
 
 import msgspec
 
+from rollstream.import_path import find_callable
 from rollstream.producers.tasks.base import Turns
-from rollstream.producers.tasks.registry import find_callable
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):

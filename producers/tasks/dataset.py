@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns, shuffled
-from rollstream.producers.tasks.registry import find_callable
 from rollstream.producers.tasks.rows import DatasetColumns, DatasetRow, read_rows
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer

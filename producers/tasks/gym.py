@@ -25,8 +25,8 @@ from zlib import crc32
 import xxhash
 
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import nearest
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns
-from rollstream.producers.tasks.registry import nearest
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 

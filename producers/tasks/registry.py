@@ -7,56 +7,16 @@ names the setting and what was found instead; nothing is guessed.
 """
 
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable, nearest
 from rollstream.producers.tasks.base import Option, PartDescription, Task, TaskDescription
 from rollstream.producers.tasks.mixture import MixturePart, mix
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-
-
-def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """The callable that `path` names; `setting` names the setting in error messages."""
-    module_name, colon, attribute = path.partition(":")
-    if not (colon and module_name and attribute):
-        raise ConfigurationError(f"{setting} = {path!r}: write it as `module:attribute`")
-    if os.getcwd() not in sys.path:  # like `python -m`, also for the console script
-        sys.path.append(os.getcwd())
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
-            f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
-        ) from error
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigurationError(
-            f"{setting} = {path!r}: importing {module_name!r} failed with "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        has = f"has {attribute!r}, which is not callable"
-        hint = nearest(attribute, (name for name in dir(module) if not name.startswith("_")))
-        missing = f"has no callable {attribute!r}{hint}"
-        raise ConfigurationError(
-            f"{setting} = {path!r}: {module_name} {missing if found is None else has}"
-        )
-    return found
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?`, or an empty text."""
-    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
 
 TASKS = {
     "dataset": "rollstream.producers.tasks.dataset:Dataset",

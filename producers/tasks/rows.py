@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.tasks.registry import nearest
+from rollstream.import_path import nearest
 from rollstream.producers.tasks.text import PromptContent
 
 

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import secrets
-import sys
 import threading
 import time
 from importlib import import_module
@@ -19,6 +18,7 @@ from rollstream.cli.common import listen_for_signals, load_and_settle
 from rollstream.config.run_folder import RunFolder
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import module_command
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
 from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
@@ -95,7 +95,7 @@ def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
 
 def _line_of_rank(folder: RunFolder, name: str, accept_config: bool) -> list[str]:
     """Returns a rank's command line. All ranks load the configuration in the run's folder."""
-    line = [sys.executable, "-m", "rollstream", "train", str(folder.configuration), "--name", name]
+    line = module_command("rollstream", "train", str(folder.configuration), "--name", name)
     return [*line, ACCEPT_CONFIG] if accept_config else line
 
 

@@ -1,12 +1,12 @@
 """Which processes a configuration needs on this machine, and the command line of each."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
+from rollstream.import_path import module_command, module_environment
 from rollstream.supervisor.process import ProcessSpec
 
 ACCEPT_CONFIG = "--accept-config"
@@ -61,7 +61,7 @@ def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessS
 def _role_spec(
     folder: RunFolder, command: str, name: str, threads: int, single: bool = False
 ) -> ProcessSpec:
-    line = [sys.executable, "-m", "rollstream", command, str(folder.configuration)]
+    line = module_command("rollstream", command, str(folder.configuration))
     if command != "warmup":
         line += ["--name", name]
     environment = {
@@ -69,6 +69,7 @@ def _role_spec(
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **module_environment(),
         "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by it
     }
     ends = "run" if command == "train" else "itself" if command == "eval" else "never"

@@ -21,6 +21,7 @@ from rollstream.cli.common import StopSignals
 from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched, rank_of
+from rollstream.import_path import module_environment
 from rollstream.supervisor.process import EXIT_REFUSED, describe_exit
 from rollstream.supervisor.process import PARENT_VARIABLE as PARENT
 
@@ -68,6 +69,7 @@ def rank_group_environment(
     return {
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         **environment,
+        **module_environment(),
         "WORLD_SIZE": str(settings.processes),
         "LOCAL_WORLD_SIZE": str(settings.processes),
         "MASTER_ADDR": HOST,

@@ -62,13 +62,23 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert rollstream.__version__ == RELEASE
 
 
+def helps(installed: Path) -> str:
+    """`rollstream --help` of an unpacked wheel, with no checkout in reach."""
+    line = [sys.executable, "-P", "-m", "rollstream", "--help"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        line, check=True, env=environment, cwd=installed, capture_output=True, text=True
+    )
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stated", ["", "abc123"])
 def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
     """Without a checkout there is none to ask, so an image states it."""
     source = tmp_path / "source"
     for name in ("streams", "storage", "producers", "consumers", "simulator", "rollstream"):
-        shutil.copytree(SOURCES / name, source / name)
+        shutil.copytree(SOURCES / name, source / name, symlinks=True)
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(SOURCES / name, source)
     repository(source)
@@ -80,5 +90,12 @@ def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
     assert f"-{RELEASE}-" in wheel.name
     with zipfile.ZipFile(wheel) as built:
         text = built.read("rollstream/_revision.py").decode()
+        folders = {name.partition("/")[0] for name in built.namelist()}
+        assert {"rollstream/streams/records.py", "rollstream/simulator/world.py"} <= {
+            *built.namelist()
+        }
+        built.extractall(tmp_path / "installed")
+    assert folders == {"rollstream", f"rollstream-{RELEASE}.dist-info"}
+    assert "usage: rollstream" in helps(tmp_path / "installed")
     assert text == f'REVISION = "{stated or git(source, "rev-parse", "HEAD")}"\n'
     assert not (source / "rollstream" / "_revision.py").exists()

@@ -17,7 +17,6 @@ Packs samples into micro-batches: one `Take` names each, and one worker trains i
 deterministic.
 """
 
-import importlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import cast
 
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,11 @@ def load_choice(name: str) -> GroupChoice:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    module, _, function = name.partition(":")
-    if not module or not function:
+    if ":" not in name:
         raise ConfigurationError(
             f"trainer.choose: {name!r} is neither of {', '.join(BUILT_IN)} nor 'module:function'"
         )
-    try:
-        found: object = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"trainer.choose: cannot import {function!r} from {module!r} ({error}); "
-            "the module must be on PYTHONPATH of the trainer"
-        ) from error
-    if not callable(found):
-        raise ConfigurationError(f"trainer.choose: {name!r} is not a function")
-    return _checked(cast(Callable[..., Iterable[int]], found), name)
+    return _checked(cast(Callable[..., Iterable[int]], find_callable(name, "trainer.choose")), name)
 
 
 def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:

@@ -1,0 +1,26 @@
+"""The names that user code imports; they keep their meaning from release to release.
+
+`Task`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several turns.
+`Finished`: a finished trajectory, as a scoring function gets it. `open_run`: a run as Arrow tables.
+`open_bus`, `publish`, `Annotation`: append a late reward to a run's log from any program.
+
+Importing this module is light: torch, Kafka and DuckDB are imported only where they are used.
+"""
+
+from rollstream import open_run
+from rollstream.producers.scoring.functions import Finished
+from rollstream.producers.tasks.base import Reply, Score, Task
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import Annotation
+from rollstream.streams.writer import publish
+
+__all__ = [
+    "Annotation",
+    "Finished",
+    "Reply",
+    "Score",
+    "Task",
+    "open_bus",
+    "open_run",
+    "publish",
+]
