@@ -1,21 +1,12 @@
-"""The base views of `rollstream query`: topics from archive and log, evaluations, settings.
-
-Reads the rows of a topic that the log holds and the archive lacks, up to the present end.
-
-Read-only: it joins no consumer group and dead-letters nothing. Rows are validated with the fence of
-invariant 7 exactly as the archive does, starting from the fence after the last archived row.
-"""
-
+"""The base views of `rollstream query`: topics from archive and log, evaluations, settings."""
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-import json
 
-# pyarrow ships no types
-# pyright: reportUnknownVariableType=false
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 import duckdb
 
@@ -28,18 +19,9 @@ from rollstream.analysis.archive_files import (
     sql_literal,
 )
 from rollstream.analysis.locate import RunLocation
-from rollstream.errors import BusError, PositionLost
-from rollstream.storage import claim_check as storage_log
-from rollstream.storage.archive.rows import classify_rows
-from rollstream.storage.archive.tables import table_of
-from rollstream.streams.bus import Bus, Message
-from rollstream.streams.connect import open_bus
-from rollstream.streams.records import Fence, Position
-from rollstream.streams.truncation import truncated_begin
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
     from rollstream.streams.bus import Bus
-
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
 ARCHIVE_RETRIES = 2  # further listings of the archive, if rows left the log since the first
@@ -113,6 +95,7 @@ class TopicViews:
         bus = self.bus()
         if bus is None:
             return [hole for hole in offset_gaps(held, ()) if hole.end is not None]
+        from rollstream.analysis.log_rows import has_topic, log_tables
 
         lost: list[OffsetGap] = []
         self._drop_table(topic)
@@ -181,64 +164,3 @@ def define_settings(connection: duckdb.DuckDBPyConnection, place: RunLocation) -
     """Create one row with the settings that views use, null without a configuration."""
     connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
     connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])
-
-
-RECORDS_MAX = 8192
-BYTES_MAX = 32 << 20  # per batch; DuckDB keeps earlier batches, spilling to disk if needed
-
-
-def open_run_log(place: RunLocation) -> Bus:
-    """Opens the run's log; creates neither topics nor a missing store."""
-    assert place.bus is not None
-    sync = cast('Literal["normal", "full"]', place.sync)
-    if not place.has_store:
-        return open_bus(place.bus, sync=sync)
-    return storage_log.open_log(place.bus, place.store, sync)
-
-
-def has_topic(bus: Bus, topic: str) -> bool:
-    """False for a prepared run that never started: its topics do not exist yet."""
-    try:
-        bus.settings(topic)
-    except BusError:
-        return False
-    return True
-
-
-def log_tables(bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]) -> Iterator[object]:
-    """Yields the hole's rows that the log holds, in the archive's format. Offsets that the log
-    lacks too are appended to `lost`.
-    """
-    end = bus.end(topic).get(hole.partition, 0)
-    end = end if hole.end is None else min(end, hole.end)
-    start, fence = hole.start, Fence(hole.term, hole.sequence)
-    kept = truncated_begin(bus, topic).get(hole.partition, Position())
-    if kept.offset > start and start < end:
-        lost.append(OffsetGap(hole.partition, start, min(kept.offset, end)))
-        start, fence = kept.offset, kept.fence
-    fences: Mapping[int, Fence] = {hole.partition: fence}
-    for messages in _messages(bus, topic, OffsetGap(hole.partition, start, end), lost):
-        judged = classify_rows(topic, messages, fences)
-        fences = judged.fences
-        yield table_of(topic, messages, judged)
-
-
-def _messages(
-    bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]
-) -> Iterator[list[Message]]:
-    at, end = hole.start, hole.end or 0
-    while at < end:
-        try:
-            read = bus.read(
-                topic, {hole.partition: at}, records_max=RECORDS_MAX, bytes_max=BYTES_MAX
-            )
-        except PositionLost:  # truncated, perhaps during this read
-            begin = min(max(bus.begin(topic)[hole.partition], at + 1), end)
-            lost.append(OffsetGap(hole.partition, at, begin))
-            at = begin
-            continue
-        messages = [message for message in read if message.offset < end]
-        if not messages:
-            return
-        at = messages[-1].offset + 1
-        yield messages

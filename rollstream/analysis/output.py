@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from rollstream.analysis.session import QueryResult
+if TYPE_CHECKING:  # `tail` formats records without duckdb
+    from rollstream.analysis.session import QueryResult
 
 CELL_CHARACTERS = 60  # longest cell, in characters
 ITEMS_SHOWN = 4  # items shown of a list or map
@@ -38,7 +39,7 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def json_lines(answer: QueryResult) -> Iterator[str]:
+def json_lines(answer: "QueryResult") -> Iterator[str]:
     """Yields one JSON object per row."""
     for rows in answer.batches:
         for row in rows:
@@ -46,7 +47,7 @@ def json_lines(answer: QueryResult) -> Iterator[str]:
             yield json.dumps({name: json_value(value) for name, value in pairs})
 
 
-def write_csv(answer: QueryResult, file: TextIO) -> None:
+def write_csv(answer: "QueryResult", file: TextIO) -> None:
     """Writes a header line, then one line per row; lists and maps as JSON, null as empty."""
     import csv  # takes a millisecond that other formats save
 
@@ -56,7 +57,7 @@ def write_csv(answer: QueryResult, file: TextIO) -> None:
         writer.writerows([_field(json_value(value)) for value in row] for row in rows)
 
 
-def table_lines(answer: QueryResult, rows_max: int, width: int) -> Iterator[str]:
+def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[str]:
     """Yields a table of the first rows, and notes about further rows and columns that do not fit.
 
     Formatted without rich, whose import takes half as long as DuckDB's.

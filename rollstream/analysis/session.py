@@ -174,7 +174,7 @@ class QuerySession:
     def bus(self) -> "Bus | None":
         """Returns the run's log, opened once; None if there is none."""
         if self._bus is None and self.place.bus is not None:
-            from rollstream.analysis.base_views import open_run_log
+            from rollstream.analysis.log_rows import open_run_log
 
             self._bus = open_run_log(self.place)
         return self._bus
@@ -246,14 +246,14 @@ class QuerySession:
                     raise
                 self._derive(name)
             return
-        from rollstream.analysis import base_views as rows
+        from rollstream.analysis import base_views
 
         if name in TOPICS:
             self._topic_views.define(name)
         elif name == "evaluations":
-            rows.define_evaluations(self.connection, self.place)
+            base_views.define_evaluations(self.connection, self.place)
         else:
-            rows.define_settings(self.connection, self.place)
+            base_views.define_settings(self.connection, self.place)
 
     def _derive(self, name: str) -> None:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")

@@ -1,33 +1,30 @@
 """Reads a topic for `tail`: messages in order of their times, validated and never changed.
 
 It joins no consumer group and dead-letters nothing: undecodable bytes are shown as such, records
-below the fence of invariant 7 as void. `passing_archive.py` reads the archive if no log is left.
-
-Reads archived rows for `tail`, for runs whose log no longer exists.
+below the fence of invariant 7 as void. `archived_tail` reads the archive if no log is left.
 """
-
-import heapq
-import threading
-
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeStubs=false
+
+import heapq
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from rollstream.analysis.fields import FieldCondition, derived_values, record_values
 from rollstream.analysis.output import json_value
-from rollstream.analysis.session import QuerySession
-from rollstream.analysis.trajectory import archive_tables
 from rollstream.errors import PositionLost, SequenceGap
-from rollstream.storage.archive.tables import records_of
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import ClassifiedMessage, classify_message
 from rollstream.streams.records import Fence, Record
+
+if TYPE_CHECKING:  # the log is read without duckdb and pyarrow
+    import pyarrow as pa
+
+    from rollstream.analysis.session import QuerySession
 
 WAIT_S = 0.25  # longest delay of Ctrl-C
 
@@ -168,14 +165,20 @@ def tail_json(topic: str, one: TailRecord) -> dict[str, Any]:
     return json_value(where | one.values(whole=True) | why)
 
 
-def archived_tail(session: QuerySession, topic: str, where: str) -> Iterator[TailRecord]:
+def archived_tail(session: "QuerySession", topic: str, where: str) -> Iterator[TailRecord]:
     """Yields the rows that meet an SQL condition, by time."""
+    from rollstream.analysis.trajectory import archive_tables
+
     sql = f'SELECT * FROM {topic} WHERE {where} ORDER BY timestamp, partition, "offset"'
     for table in archive_tables(session, sql, topic):
         yield from _tail_records(table)
 
 
-def _tail_records(table: pa.Table) -> Iterator[TailRecord]:
+def _tail_records(table: "pa.Table") -> Iterator[TailRecord]:
+    import pyarrow as pa
+
+    from rollstream.storage.archive.tables import records_of
+
     envelope = table.select(
         ["partition", "offset", "timestamp", "key", "schema", "term", "void", "reason"]
     )

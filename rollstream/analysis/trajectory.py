@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from rollstream.analysis.archive_files import sql_literal
-from rollstream.analysis.base_views import has_topic
 from rollstream.analysis.fields import record_values
+from rollstream.analysis.log_rows import has_topic
 from rollstream.analysis.output import json_value
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText

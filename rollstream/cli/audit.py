@@ -16,9 +16,9 @@ from textwrap import fill
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from rollstream.analysis.base_views import open_run_log
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
-from rollstream.cli.common import quiet_on_closed_pipe
+from rollstream.analysis.log_rows import open_run_log
+from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy

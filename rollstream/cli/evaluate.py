@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from rollstream.cli import role
-from rollstream.cli.common import load_configuration
+from rollstream.cli.configuration import load_configuration
 from rollstream.errors import ConfigurationError
 
 

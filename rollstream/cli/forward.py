@@ -5,7 +5,7 @@ import json
 import logging
 from pathlib import Path
 
-from rollstream.cli.common import listen_for_signals
+from rollstream.cli.signals import listen_for_signals
 from rollstream.config.config import essential_settings, load
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from rollstream.cli.common import load_configuration
+from rollstream.cli.configuration import load_configuration
 from rollstream.producers.engines.profile import EngineProfile, profile_path, write_profile
 from rollstream.roles.profiling import measure_profile
 

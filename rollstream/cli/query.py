@@ -10,7 +10,7 @@ from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.output import json_lines, table_lines, write_csv
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from rollstream.cli.common import quiet_on_closed_pipe
+from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.errors import ConfigurationError
 
 

@@ -14,7 +14,8 @@ import threading
 import time
 from importlib import import_module
 
-from rollstream.cli.common import listen_for_signals, load_and_settle
+from rollstream.cli.configuration import load_and_settle
+from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched
 from rollstream.errors import ConfigurationError

@@ -12,8 +12,9 @@ import time
 
 from rich.console import Console
 
-from rollstream.cli.common import StopSignals, listen_for_signals, load_and_settle
+from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.cli.signals import StopSignals, listen_for_signals
 from rollstream.config.identity import (
     check_configuration,
     read_or_create_identity,

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from rollstream.analysis.base_views import has_topic, open_run_log
 from rollstream.analysis.describe import describe
 from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
 from rollstream.analysis.locate import RunLocation, locate_asked_run
-from rollstream.analysis.tail import TailRecord, TopicTail, matching, tail_json
-from rollstream.cli.common import listen_for_signals, quiet_on_closed_pipe
+from rollstream.analysis.log_rows import has_topic, open_run_log
+from rollstream.analysis.tail import TailRecord, TopicTail, archived_tail, matching, tail_json
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.query import warn
+from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe
 from rollstream.errors import ConfigurationError
 
 LAST_RECORDS = 10  # records printed without --from and --last
@@ -102,7 +102,6 @@ def _last(
 
 def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
     from rollstream.analysis.session import QuerySession
-    from rollstream.analysis.tail import archived_tail
     from rollstream.analysis.views import TOPICS
 
     if arguments.follow:

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from rollstream.cli.common import load_and_settle
+from rollstream.cli.configuration import load_and_settle
 from rollstream.config.run_folder import RunFolder
 from rollstream.supervisor.process import end_with_parent
 

@@ -28,423 +28,218 @@ def _families(kind: Kind, rows: Iterable[tuple[str, str, str] | tuple[str, str, 
     return tuple(Family(row[0], kind, row[1], row[2], *row[3:]) for row in rows)
 
 
+# fmt: off
 EVERY_ROLE = (
-    *_families(
-        "gauge",
-        [
-            ("role_turn_age_seconds", "s", "time since the last iteration of the role's loop"),
-            ("lease_term", "term", "term of the lease that this process holds (invariant 7)"),
-            (
-                "reader_behind_records",
-                "records",
-                "distance from a reader's position to the end of the topic; in compacted topics, "
-                "offsets without a record count too",
-                "topic",
-            ),
-        ],
-    ),
-    *_families(
-        "counter",
-        [
-            ("lease_renewals_total", "renewals", "renewals of the lease"),
-            (
-                "reader_dead_total",
-                "records",
-                "undecodable records that the reader dead-lettered",
-                "topic",
-            ),
-            ("reader_void_total", "records", "records dropped by the fence (invariant 7)", "topic"),
-            (
-                "reader_lost_total",
-                "positions",
-                "positions of the draft feed that were truncated before they were read; reading "
-                "continued at the begin",
-                "topic",
-            ),
-            (
-                "log_follow_restarts_total",
-                "restarts",
-                "restarts of the consumer that prefetches all topics of this process (Kafka)",
-            ),
-            (
-                "log_follow_lost_total",
-                "feeds",
-                "single-topic feeds that ended because their position was truncated (Kafka)",
-            ),
-            (
-                "scrape_errors_total",
-                "errors",
-                "metrics that could not be read at a scrape; the log contains the errors",
-            ),
-        ],
-    ),
+    *_families("gauge", [
+        ("role_turn_age_seconds", "s", "time since the last iteration of the role's loop"),
+        ("lease_term", "term", "term of the lease that this process holds (invariant 7)"),
+        ("reader_behind_records", "records",
+         "distance from a reader's position to the end of the topic; in compacted topics, "
+         "offsets without a record count too", "topic"),
+    ]),
+    *_families("counter", [
+        ("lease_renewals_total", "renewals", "renewals of the lease"),
+        ("reader_dead_total", "records",
+         "undecodable records that the reader dead-lettered", "topic"),
+        ("reader_void_total", "records", "records dropped by the fence (invariant 7)", "topic"),
+        ("reader_lost_total", "positions",
+         "positions of the draft feed that were truncated before they were read; reading "
+         "continued at the begin", "topic"),
+        ("log_follow_restarts_total", "restarts",
+         "restarts of the consumer that prefetches all topics of this process (Kafka)"),
+        ("log_follow_lost_total", "feeds",
+         "single-topic feeds that ended because their position was truncated (Kafka)"),
+        ("scrape_errors_total", "errors",
+         "metrics that could not be read at a scrape; the log contains the errors"),
+    ]),
 )
-
 PROMPTS = (
-    *_families(
-        "counter", [("prompts_published_total", "prompts", "prompts published in the whole run")]
-    ),
-    *_families(
-        "gauge",
-        [
-            ("prompts_ahead", "prompts", "prompts published and not admitted"),
-            ("prompts_ahead_max", "prompts", "bound of `prompts_ahead`"),
-        ],
-    ),
+    *_families("counter", [
+        ("prompts_published_total", "prompts", "prompts published in the whole run"),
+    ]),
+    *_families("gauge", [
+        ("prompts_ahead", "prompts", "prompts published and not admitted"),
+        ("prompts_ahead_max", "prompts", "bound of `prompts_ahead`"),
+    ]),
 )
-
 DISPATCH = (
-    *_families(
-        "counter",
-        [
-            ("dispatch_groups_admitted_total", "groups", "groups admitted in the whole run"),
-            (
-                "dispatch_groups_trained_total",
-                "groups",
-                "groups trained in the whole run, by the ledger",
-            ),
-            (
-                "dispatch_groups_closed_total",
-                "groups",
-                "groups closed without training in the whole run",
-            ),
-            ("dispatch_trajectories_completed_total", "trajectories", "first completions"),
-            (
-                "dispatch_trajectories_late_total",
-                "trajectories",
-                "completions that arrived after their trajectory or group had ended",
-            ),
-            (
-                "dispatch_trajectories_again_total",
-                "trajectories",
-                "trajectories that restart from their prompt: generated tokens are discarded",
-            ),
-            (
-                "dispatch_trajectories_recalled_total",
-                "trajectories",
-                "trajectories that resume because a rollout loads their old version",
-            ),
-            ("dispatch_orders_total", "assignments", "assignments appended, by kind", "kind"),
-            (
-                "dispatch_moves_total",
-                "trajectories",
-                "trajectories released to resume on another rollout (repack)",
-            ),
-            (
-                "dispatch_rollouts_lost_total",
-                "rollouts",
-                "rollouts without a heartbeat for the time-out, or stuck",
-            ),
-            (
-                "dispatch_records_refused_total",
-                "records",
-                "records out of bounds, or of an attempt, name or term that is not current "
-                "(invariant 12)",
-                "topic",
-            ),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            (
-                "dispatch_groups_open",
-                "groups",
-                "groups admitted, and not complete, trained or closed",
-            ),
-            (
-                "dispatch_groups_admissible",
-                "groups",
-                "groups that may be admitted now (invariant 5)",
-            ),
-            (
-                "dispatch_trajectories_open",
-                "trajectories",
-                "unfinished trajectories of open groups",
-            ),
-            (
-                "dispatch_orders_in_force",
-                "assignments",
-                "open trajectories with an assignment in force",
-            ),
-            ("dispatch_rollouts", "rollouts", "rollouts with a heartbeat within the time-out"),
-            ("dispatch_prompts_waiting", "prompts", "prompts read and not admitted"),
-            ("dispatch_version_newest", "version", "newest announced version"),
-        ],
-    ),
+    *_families("counter", [
+        ("dispatch_groups_admitted_total", "groups", "groups admitted in the whole run"),
+        ("dispatch_groups_trained_total", "groups",
+         "groups trained in the whole run, by the ledger"),
+        ("dispatch_groups_closed_total", "groups",
+         "groups closed without training in the whole run"),
+        ("dispatch_trajectories_completed_total", "trajectories", "first completions"),
+        ("dispatch_trajectories_late_total", "trajectories",
+         "completions that arrived after their trajectory or group had ended"),
+        ("dispatch_trajectories_again_total", "trajectories",
+         "trajectories that restart from their prompt: generated tokens are discarded"),
+        ("dispatch_trajectories_recalled_total", "trajectories",
+         "trajectories that resume because a rollout loads their old version"),
+        ("dispatch_orders_total", "assignments", "assignments appended, by kind", "kind"),
+        ("dispatch_moves_total", "trajectories",
+         "trajectories released to resume on another rollout (repack)"),
+        ("dispatch_rollouts_lost_total", "rollouts",
+         "rollouts without a heartbeat for the time-out, or stuck"),
+        ("dispatch_records_refused_total", "records",
+         "records out of bounds, or of an attempt, name or term that is not current (invariant "
+         "12)", "topic"),
+    ]),
+    *_families("gauge", [
+        ("dispatch_groups_open", "groups", "groups admitted, and not complete, trained or closed"),
+        ("dispatch_groups_admissible", "groups", "groups that may be admitted now (invariant 5)"),
+        ("dispatch_trajectories_open", "trajectories", "unfinished trajectories of open groups"),
+        ("dispatch_orders_in_force", "assignments",
+         "open trajectories with an assignment in force"),
+        ("dispatch_rollouts", "rollouts", "rollouts with a heartbeat within the time-out"),
+        ("dispatch_prompts_waiting", "prompts", "prompts read and not admitted"),
+        ("dispatch_version_newest", "version", "newest announced version"),
+    ]),
 )
-
 ROLLOUT = (
-    *_families(
-        "counter",
-        [
-            ("rollout_tokens_generated_total", "tokens", "tokens generated"),
-            (
-                "rollout_trajectories_total",
-                "trajectories",
-                "trajectories published, by finish",
-                "finish",
-            ),
-            (
-                "rollout_chains_broken_total",
-                "trajectories",
-                "trajectories that restarted from their prompt because their partials could not "
-                "be resumed",
-            ),
-            ("rollout_idle_seconds_total", "s", "time without anything to generate"),
-            ("rollout_busy_seconds_total", "s", "CPU time in prefill and decode"),
-            ("rollout_fetched_bytes_total", "bytes", "bytes of weight versions fetched"),
-            (
-                "rollout_relay_bytes_total",
-                "bytes",
-                "part of `rollout_fetched_bytes_total` from the node's relay",
-            ),
-            (
-                "rollout_draft_tokens_total",
-                "tokens",
-                "draft tokens proposed (`guessed`) and accepted (`right`)",
-                "kind",
-            ),
-            (
-                "rollout_draft_lookups_total",
-                "drafts",
-                "draft look-ups in the history (`asked`) and hits (`found`)",
-                "kind",
-            ),
-            ("rollout_draft_lookup_seconds_total", "s", "time spent in draft look-ups"),
-            ("rollout_draft_passes_total", "passes", "forward passes that verified drafts"),
-            (
-                "rollout_draft_rows_total",
-                "trajectories",
-                "rows in those passes; a trajectory counts once per pass",
-            ),
-            ("rollout_draft_gained_tokens_total", "tokens", "tokens generated by those passes"),
-            (
-                "rollout_draft_changes_total",
-                "changes",
-                "switches between plain steps and verifying passes",
-            ),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            ("rollout_term", "term", "term of this rollout"),
-            ("rollout_tokens_per_second", "tokens/s", "speed between its last two heartbeats"),
-            ("rollout_slots", "slots", "sequences that are decoded together"),
-            ("rollout_running", "trajectories", "trajectories in slots"),
-            ("rollout_waiting", "trajectories", "trajectories assigned and without a slot yet"),
-            ("rollout_kv_used_tokens", "tokens", "tokens in the KV cache"),
-            ("rollout_kv_capacity_tokens", "tokens", "tokens that fit into the KV cache"),
-            ("rollout_version_held", "version", "version that generates"),
-            ("rollout_version_newest", "version", "newest announced version"),
-            (
-                "rollout_quota_left",
-                "trajectories",
-                "trajectories that it may still start under this version",
-            ),
-            ("rollout_health", "1", "1 for the state that the rollout reports", "health"),
-            (
-                "rollout_rewards_outstanding",
-                "trajectories",
-                "trajectories that wait for a reward or an environment",
-            ),
-            (
-                "rollout_oldest_trajectory_age_seconds",
-                "s",
-                "age of the oldest trajectory in progress",
-            ),
-        ],
-    ),
-    *_families(
-        "histogram",
-        [
-            ("rollout_fetch_seconds", "s", "fetching and verifying a version"),
-            (
-                "rollout_apply_seconds",
-                "s",
-                "swapping to a version, during which no token is decoded",
-            ),
-        ],
-    ),
+    *_families("counter", [
+        ("rollout_tokens_generated_total", "tokens", "tokens generated"),
+        ("rollout_trajectories_total", "trajectories",
+         "trajectories published, by finish", "finish"),
+        ("rollout_chains_broken_total", "trajectories",
+         "trajectories that restarted from their prompt because their partials could not be "
+         "resumed"),
+        ("rollout_idle_seconds_total", "s", "time without anything to generate"),
+        ("rollout_busy_seconds_total", "s", "CPU time in prefill and decode"),
+        ("rollout_fetched_bytes_total", "bytes", "bytes of weight versions fetched"),
+        ("rollout_relay_bytes_total", "bytes",
+         "part of `rollout_fetched_bytes_total` from the node's relay"),
+        ("rollout_draft_tokens_total", "tokens",
+         "draft tokens proposed (`guessed`) and accepted (`right`)", "kind"),
+        ("rollout_draft_lookups_total", "drafts",
+         "draft look-ups in the history (`asked`) and hits (`found`)", "kind"),
+        ("rollout_draft_lookup_seconds_total", "s", "time spent in draft look-ups"),
+        ("rollout_draft_passes_total", "passes", "forward passes that verified drafts"),
+        ("rollout_draft_rows_total", "trajectories",
+         "rows in those passes; a trajectory counts once per pass"),
+        ("rollout_draft_gained_tokens_total", "tokens", "tokens generated by those passes"),
+        ("rollout_draft_changes_total", "changes",
+         "switches between plain steps and verifying passes"),
+    ]),
+    *_families("gauge", [
+        ("rollout_term", "term", "term of this rollout"),
+        ("rollout_tokens_per_second", "tokens/s", "speed between its last two heartbeats"),
+        ("rollout_slots", "slots", "sequences that are decoded together"),
+        ("rollout_running", "trajectories", "trajectories in slots"),
+        ("rollout_waiting", "trajectories", "trajectories assigned and without a slot yet"),
+        ("rollout_kv_used_tokens", "tokens", "tokens in the KV cache"),
+        ("rollout_kv_capacity_tokens", "tokens", "tokens that fit into the KV cache"),
+        ("rollout_version_held", "version", "version that generates"),
+        ("rollout_version_newest", "version", "newest announced version"),
+        ("rollout_quota_left", "trajectories",
+         "trajectories that it may still start under this version"),
+        ("rollout_health", "1", "1 for the state that the rollout reports", "health"),
+        ("rollout_rewards_outstanding", "trajectories",
+         "trajectories that wait for a reward or an environment"),
+        ("rollout_oldest_trajectory_age_seconds", "s", "age of the oldest trajectory in progress"),
+    ]),
+    *_families("histogram", [
+        ("rollout_fetch_seconds", "s", "fetching and verifying a version"),
+        ("rollout_apply_seconds", "s", "swapping to a version, during which no token is decoded"),
+    ]),
 )
-
 TRAINER = (
-    *_families(
-        "counter",
-        [
-            ("trainer_steps_total", "steps", "steps whose `StepDone` this term appended"),
-            (
-                "trainer_steps_repeated_total",
-                "steps",
-                "steps of the ledger that were trained again after a restart",
-            ),
-            ("trainer_tokens_trained_total", "tokens", "tokens with loss in those steps"),
-            (
-                "trainer_tokens_masked_total",
-                "tokens",
-                "tokens masked because they are above `max_lag`",
-            ),
-            ("trainer_samples_trained_total", "trajectories", "trajectories trained"),
-            (
-                "trainer_samples_dropped_total",
-                "trajectories",
-                "trajectories dropped because they are above `max_lag`",
-            ),
-            (
-                "trainer_refused_total",
-                "trajectories",
-                "trajectories that cannot be trained (invariant 12)",
-                "kind",
-            ),
-            ("trainer_groups_total", "groups", "groups by ending (invariant 1)", "outcome"),
-            (
-                "trainer_completions_total",
-                "records",
-                "completions without effect: late, duplicate, malformed, misplaced",
-                "kind",
-            ),
-            ("trainer_wait_seconds_total", "s", "time spent waiting for data"),
-            ("trainer_busy_seconds_total", "s", "CPU time in forward and backward passes"),
-            ("trainer_pushed_bytes_total", "bytes", "bytes sent to the first relay of the chain"),
-            (
-                "trainer_push_given_up_total",
-                "objects",
-                "objects whose push failed; relays read them from the bucket",
-            ),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            ("trainer_step", "steps", "steps finished"),
-            ("trainer_steps_wanted", "steps", "steps of the whole run"),
-            ("trainer_version_published", "version", "newest believed version"),
-            ("trainer_groups_open", "groups", "groups admitted, and neither trained nor closed"),
-            (
-                "trainer_groups_complete",
-                "groups",
-                "open groups whose trajectories have all arrived",
-            ),
-            ("trainer_oldest_group_age_seconds", "s", "age of the oldest open group"),
-            (
-                "trainer_publish_waiting",
-                "steps",
-                "finished steps whose publication has not started",
-            ),
-            ("trainer_last", "as in `trainer.jsonl`", "metrics of the newest step", "metric"),
-        ],
-    ),
-    *_families(
-        "histogram",
-        [
-            ("trainer_step_seconds", "s", "duration of a step, waiting for data included"),
-            ("trainer_publish_seconds", "s", "from snapshot to `StepDone`"),
-            ("lag_steps", "tokens by steps", "trained tokens by their lag at consumption"),
-        ],
-    ),
+    *_families("counter", [
+        ("trainer_steps_total", "steps", "steps whose `StepDone` this term appended"),
+        ("trainer_steps_repeated_total", "steps",
+         "steps of the ledger that were trained again after a restart"),
+        ("trainer_tokens_trained_total", "tokens", "tokens with loss in those steps"),
+        ("trainer_tokens_masked_total", "tokens", "tokens masked because they are above `max_lag`"),
+        ("trainer_samples_trained_total", "trajectories", "trajectories trained"),
+        ("trainer_samples_dropped_total", "trajectories",
+         "trajectories dropped because they are above `max_lag`"),
+        ("trainer_refused_total", "trajectories",
+         "trajectories that cannot be trained (invariant 12)", "kind"),
+        ("trainer_groups_total", "groups", "groups by ending (invariant 1)", "outcome"),
+        ("trainer_completions_total", "records",
+         "completions without effect: late, duplicate, malformed, misplaced", "kind"),
+        ("trainer_wait_seconds_total", "s", "time spent waiting for data"),
+        ("trainer_busy_seconds_total", "s", "CPU time in forward and backward passes"),
+        ("trainer_pushed_bytes_total", "bytes", "bytes sent to the first relay of the chain"),
+        ("trainer_push_given_up_total", "objects",
+         "objects whose push failed; relays read them from the bucket"),
+    ]),
+    *_families("gauge", [
+        ("trainer_step", "steps", "steps finished"),
+        ("trainer_steps_wanted", "steps", "steps of the whole run"),
+        ("trainer_version_published", "version", "newest believed version"),
+        ("trainer_groups_open", "groups", "groups admitted, and neither trained nor closed"),
+        ("trainer_groups_complete", "groups", "open groups whose trajectories have all arrived"),
+        ("trainer_oldest_group_age_seconds", "s", "age of the oldest open group"),
+        ("trainer_publish_waiting", "steps", "finished steps whose publication has not started"),
+        ("trainer_last", "as in `trainer.jsonl`", "metrics of the newest step", "metric"),
+    ]),
+    *_families("histogram", [
+        ("trainer_step_seconds", "s", "duration of a step, waiting for data included"),
+        ("trainer_publish_seconds", "s", "from snapshot to `StepDone`"),
+        ("lag_steps", "tokens by steps", "trained tokens by their lag at consumption"),
+    ]),
 )
-
 EVALUATION = (
-    *_families(
-        "counter", [("eval_versions_total", "versions", "versions evaluated by this process")]
-    ),
-    *_families(
-        "gauge",
-        [
-            ("eval_version", "version", "newest evaluated version"),
-            ("eval_versions_due", "versions", "announced versions that are due and not evaluated"),
-            ("eval_last", "as in `eval.jsonl`", "metrics of the newest evaluation", "metric"),
-        ],
-    ),
+    *_families("counter", [
+        ("eval_versions_total", "versions", "versions evaluated by this process"),
+    ]),
+    *_families("gauge", [
+        ("eval_version", "version", "newest evaluated version"),
+        ("eval_versions_due", "versions", "announced versions that are due and not evaluated"),
+        ("eval_last", "as in `eval.jsonl`", "metrics of the newest evaluation", "metric"),
+    ]),
 )
-
 ARCHIVE = (
-    *_families(
-        "counter",
-        [
-            ("archive_files_total", "files", "files created by this process"),
-            ("archive_bytes_total", "bytes", "bytes of those files"),
-            ("archive_records_total", "records", "records in those files", "topic"),
-            ("archive_lost_total", "files", "files that another archive process had created first"),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            (
-                "archive_behind_records",
-                "records",
-                "records of the log that are not in a file yet",
-                "topic",
-            ),
-            (
-                "archive_pending_records",
-                "records",
-                "part of `archive_behind_records` that was read already",
-                "topic",
-            ),
-        ],
-    ),
+    *_families("counter", [
+        ("archive_files_total", "files", "files created by this process"),
+        ("archive_bytes_total", "bytes", "bytes of those files"),
+        ("archive_records_total", "records", "records in those files", "topic"),
+        ("archive_lost_total", "files", "files that another archive process had created first"),
+    ]),
+    *_families("gauge", [
+        ("archive_behind_records", "records",
+         "records of the log that are not in a file yet", "topic"),
+        ("archive_pending_records", "records",
+         "part of `archive_behind_records` that was read already", "topic"),
+    ]),
 )
-
 SCORE = (
-    *_families(
-        "counter",
-        [
-            (
-                "score_trajectories_total",
-                "trajectories",
-                "trajectories scored, or dead and without a score",
-                "outcome",
-            ),
-            ("score_annotations_total", "annotations", "annotations published"),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            (
-                "score_behind_records",
-                "records",
-                "records of `trajectories` that no scorer has scored",
-            )
-        ],
-    ),
+    *_families("counter", [
+        ("score_trajectories_total", "trajectories",
+         "trajectories scored, or dead and without a score", "outcome"),
+        ("score_annotations_total", "annotations", "annotations published"),
+    ]),
+    *_families("gauge", [
+        ("score_behind_records", "records", "records of `trajectories` that no scorer has scored"),
+    ]),
 )
-
 RELAY = (
-    *_families(
-        "counter",
-        [
-            ("relay_received_bytes_total", "bytes", "bytes received from the previous relay"),
-            ("relay_pushed_bytes_total", "bytes", "bytes received from the trainer"),
-            ("relay_bucket_bytes_total", "bytes", "bytes read from the bucket"),
-            ("relay_sent_bytes_total", "bytes", "bytes of objects sent to relays and rollouts"),
-            ("relay_wrong_total", "objects", "objects that differed from their hash or manifest"),
-            ("relay_evicted_total", "versions", "versions evicted for newer ones"),
-        ],
-    ),
-    *_families(
-        "gauge",
-        [
-            ("relay_term", "term", "term of this relay"),
-            ("relay_held_bytes", "bytes", "bytes held or reserved"),
-            ("relay_versions", "versions", "complete and verified versions held"),
-            ("relay_version_newest", "version", "newest complete version held"),
-            ("relay_place", "relays", "number of relays before it in the chain"),
-        ],
-    ),
+    *_families("counter", [
+        ("relay_received_bytes_total", "bytes", "bytes received from the previous relay"),
+        ("relay_pushed_bytes_total", "bytes", "bytes received from the trainer"),
+        ("relay_bucket_bytes_total", "bytes", "bytes read from the bucket"),
+        ("relay_sent_bytes_total", "bytes", "bytes of objects sent to relays and rollouts"),
+        ("relay_wrong_total", "objects", "objects that differed from their hash or manifest"),
+        ("relay_evicted_total", "versions", "versions evicted for newer ones"),
+    ]),
+    *_families("gauge", [
+        ("relay_term", "term", "term of this relay"),
+        ("relay_held_bytes", "bytes", "bytes held or reserved"),
+        ("relay_versions", "versions", "complete and verified versions held"),
+        ("relay_version_newest", "version", "newest complete version held"),
+        ("relay_place", "relays", "number of relays before it in the chain"),
+    ]),
 )
-
 SUPERVISOR = (
-    *_families(
-        "counter", [("supervisor_restarts_total", "restarts", "restarts of a role", "process")]
-    ),
-    *_families(
-        "gauge", [("supervisor_process_up", "1", "1 while the role's process runs", "process")]
-    ),
+    *_families("counter", [
+        ("supervisor_restarts_total", "restarts", "restarts of a role", "process"),
+    ]),
+    *_families("gauge", [
+        ("supervisor_process_up", "1", "1 while the role's process runs", "process"),
+    ]),
 )
+# fmt: on
 
 BY_ROLE: dict[str, tuple[Family, ...]] = {
     "every role": EVERY_ROLE,

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from rollstream.analysis.base_views import has_topic, open_run_log
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run
+from rollstream.analysis.log_rows import has_topic, open_run_log
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import (
     RunFolder,

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from rollstream.cli.common import StopSignals
+from rollstream.cli.signals import StopSignals
 from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched, rank_of

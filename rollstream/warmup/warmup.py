@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel
 
-from rollstream.cli.common import StopSignals
+from rollstream.cli.signals import StopSignals
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, RollstreamError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.common import load_and_settle
+from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import main, parser
 from rollstream.config.change import accept_change, configuration_key
 from rollstream.config.config import (

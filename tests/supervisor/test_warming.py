@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from rollstream.cli.common import StopSignals
+from rollstream.cli.signals import StopSignals
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.supervisor.lock import RunLock

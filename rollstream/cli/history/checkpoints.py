@@ -10,7 +10,6 @@ import sys
 import msgspec
 from rich.console import Console
 
-from rollstream.cli.common import quiet_on_closed_pipe
 from rollstream.cli.history.listing import (
     checkpoint_detail_line,
     checkpoint_line,
@@ -19,6 +18,7 @@ from rollstream.cli.history.listing import (
     kept_checkpoint,
     positions_table,
 )
+from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.errors import ObjectMissing
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.checkpoints import stored_checkpoints

@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from rollstream.cli.common import quiet_on_closed_pipe
 from rollstream.cli.history.listing import (
     LATEST,
     VersionLine,
@@ -26,6 +25,7 @@ from rollstream.cli.history.listing import (
     version_line,
     versions_table,
 )
+from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import read_manifest

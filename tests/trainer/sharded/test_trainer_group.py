@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollstream.cli.common import StopSignals
+from rollstream.cli.signals import StopSignals
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.supervisor import train_group
 from rollstream.supervisor.process import EXIT_REFUSED
@@ -146,9 +146,9 @@ def test_a_second_signal_kills(tmp_path):
 LAUNCHER = """
 import sys
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.cli.common import listen
+from rollstream.cli.signals import listen_for_signals
 from rollstream.supervisor.train_group import run_group
-sys.exit(run_group(sys.argv[1:], TrainerSettings(processes=2), listen()))
+sys.exit(run_group(sys.argv[1:], TrainerSettings(processes=2), listen_for_signals()))
 """
 
 

@@ -1,0 +1,42 @@
+"""Loads the configuration and the run folder that a command's arguments name."""
+
+import argparse
+from pathlib import Path
+
+from rollstream.analysis.locate import REPLAY_FILE
+from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder, folder_of_run, reach, write_configuration
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+
+
+def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
+    """Load and validate the configuration and settle it in the run's folder. Raises if a started
+    run has another configuration, and for a replay's folder.
+    """
+    configuration, folder = load_configuration(arguments)
+    if (folder.path / REPLAY_FILE).exists():
+        raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
+    if _file(arguments).absolute() != folder.configuration or arguments.overrides:
+        accepted = getattr(arguments, "accept_config", False)
+        write_configuration(
+            folder, configuration, accepted, lambda: reach(configuration, folder.path)
+        )
+    return configuration, folder
+
+
+def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
+    """Load and validate the configuration without writing to the run's folder."""
+    overrides: list[str] = list(arguments.overrides)
+    if arguments.seed is not None:
+        overrides.append(f"seed={arguments.seed}")
+    if arguments.run is not None:
+        overrides.append(f"folder={arguments.run}")
+    configuration = load(_file(arguments), overrides)
+    return configuration, folder_of_run(configuration)
+
+
+def _file(arguments: argparse.Namespace) -> Path:
+    """Returns the named file, or the `config.json` of a named run folder."""
+    path = Path(arguments.configuration)
+    return path / "config.json" if path.is_dir() else path
