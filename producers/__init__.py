@@ -6,43 +6,34 @@ separate processes, `scoring` adds late rewards as annotations. `evaluation` mea
 held-out prompts. `settings` has the settings of all of them.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.producers.evaluation import Evaluation, EvaluationPlan, evaluate
-    from rollstream.producers.prompt_source import PromptOrder, PromptSource
-    from rollstream.producers.settings import RolloutSettings, SamplingSettings, TaskSettings
+    from rollstream.producers.evaluation import (
+        Evaluation as Evaluation,
+        EvaluationPlan as EvaluationPlan,
+        evaluate as evaluate,
+    )
+    from rollstream.producers.prompt_source import (
+        PromptOrder as PromptOrder,
+        PromptSource as PromptSource,
+    )
+    from rollstream.producers.settings import (
+        RolloutSettings as RolloutSettings,
+        SamplingSettings as SamplingSettings,
+        TaskSettings as TaskSettings,
+    )
 
-__all__ = [
-    "Evaluation",
-    "EvaluationPlan",
-    "PromptOrder",
-    "PromptSource",
-    "RolloutSettings",
-    "SamplingSettings",
-    "TaskSettings",
-    "evaluate",
-]
-
-_MODULES = {
-    "Evaluation": "evaluation",
-    "EvaluationPlan": "evaluation",
-    "PromptOrder": "prompt_source",
-    "PromptSource": "prompt_source",
-    "RolloutSettings": "settings",
-    "SamplingSettings": "settings",
-    "TaskSettings": "settings",
-    "evaluate": "evaluation",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "evaluation": ("Evaluation", "EvaluationPlan", "evaluate"),
+        "prompt_source": ("PromptOrder", "PromptSource"),
+        "settings": ("RolloutSettings", "SamplingSettings", "TaskSettings"),
+    },
+)
 
 if __name__ == "producers":  # found beside the package, in a checkout
     raise ImportError("import it as rollstream.producers", name="producers")

@@ -7,48 +7,35 @@ the events of a `world`: rollouts (`cluster`, with the engine in `replica`), `di
 the measurements.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.simulator.cluster import Cluster, Job
-    from rollstream.simulator.experiment import SimulationSettings, run_policies
-    from rollstream.simulator.policies import SchedulingPolicy, policy_of
-    from rollstream.simulator.results import SimulationResult
-    from rollstream.simulator.simulation import simulate
-    from rollstream.simulator.workload import Workload
+    from rollstream.simulator.cluster import Cluster as Cluster, Job as Job
+    from rollstream.simulator.experiment import (
+        SimulationSettings as SimulationSettings,
+        run_policies as run_policies,
+    )
+    from rollstream.simulator.policies import (
+        SchedulingPolicy as SchedulingPolicy,
+        policy_of as policy_of,
+    )
+    from rollstream.simulator.results import SimulationResult as SimulationResult
+    from rollstream.simulator.simulation import simulate as simulate
+    from rollstream.simulator.workload import Workload as Workload
 
-__all__ = [
-    "Cluster",
-    "Job",
-    "SchedulingPolicy",
-    "SimulationResult",
-    "SimulationSettings",
-    "Workload",
-    "policy_of",
-    "run_policies",
-    "simulate",
-]
-
-_MODULES = {
-    "Cluster": "cluster",
-    "Job": "cluster",
-    "SchedulingPolicy": "policies",
-    "SimulationResult": "results",
-    "SimulationSettings": "experiment",
-    "Workload": "workload",
-    "policy_of": "policies",
-    "run_policies": "experiment",
-    "simulate": "simulation",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "cluster": ("Cluster", "Job"),
+        "experiment": ("SimulationSettings", "run_policies"),
+        "policies": ("SchedulingPolicy", "policy_of"),
+        "results": ("SimulationResult",),
+        "simulation": ("simulate",),
+        "workload": ("Workload",),
+    },
+)
 
 if __name__ == "simulator":  # found beside the package, in a checkout
     raise ImportError("import it as rollstream.simulator", name="simulator")

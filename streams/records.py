@@ -22,9 +22,11 @@ from rollstream.streams.values import (
     AnnotationUsed,
     Bytes,
     Drafts,
+    Fence as Fence,
     Floats,
     GroupMembers,
     Member,
+    Position as Position,
     ReadTo,
     Sampling,
     Sources,
@@ -32,8 +34,6 @@ from rollstream.streams.values import (
     Tokens,
     Version,
 )
-from rollstream.streams.values import Fence as Fence
-from rollstream.streams.values import Position as Position
 
 PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
 

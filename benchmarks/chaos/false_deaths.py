@@ -15,8 +15,7 @@ before: a status leaves only a loop that turns, and dispatch judges after one re
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, field, replace as with_fields
 
 from msgspec.structs import replace
 

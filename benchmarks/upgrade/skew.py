@@ -34,8 +34,7 @@ from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.json_objects import encode_json as encode_object
-from rollstream.storage.stores.json_objects import seal
+from rollstream.storage.stores.json_objects import encode_json as encode_object, seal
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.reader import TopicReader, from_begin

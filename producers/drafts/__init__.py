@@ -7,43 +7,31 @@ an engine: `acceptance` estimates acceptance probabilities, `planner` chooses dr
 `gate` turns drafting on and off.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.producers.drafts.gate import DraftGate
-    from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer, prompt_key
-    from rollstream.producers.drafts.node import CombinedSource, NodeHistory
-    from rollstream.producers.drafts.source import Draft, DraftSource
-    from rollstream.producers.drafts.speculation import Speculation
+    from rollstream.producers.drafts.gate import DraftGate as DraftGate
+    from rollstream.producers.drafts.history import (
+        AnswerHistory as AnswerHistory,
+        HistoryAnswer as HistoryAnswer,
+        prompt_key as prompt_key,
+    )
+    from rollstream.producers.drafts.node import (
+        CombinedSource as CombinedSource,
+        NodeHistory as NodeHistory,
+    )
+    from rollstream.producers.drafts.source import Draft as Draft, DraftSource as DraftSource
+    from rollstream.producers.drafts.speculation import Speculation as Speculation
 
-__all__ = [
-    "AnswerHistory",
-    "CombinedSource",
-    "Draft",
-    "DraftGate",
-    "DraftSource",
-    "HistoryAnswer",
-    "NodeHistory",
-    "Speculation",
-    "prompt_key",
-]
-
-_MODULES = {
-    "AnswerHistory": "history",
-    "HistoryAnswer": "history",
-    "prompt_key": "history",
-    "DraftGate": "gate",
-    "CombinedSource": "node",
-    "NodeHistory": "node",
-    "Draft": "source",
-    "DraftSource": "source",
-    "Speculation": "speculation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "gate": ("DraftGate",),
+        "history": ("AnswerHistory", "HistoryAnswer", "prompt_key"),
+        "node": ("CombinedSource", "NodeHistory"),
+        "source": ("Draft", "DraftSource"),
+        "speculation": ("Speculation",),
+    },
+)

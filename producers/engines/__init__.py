@@ -9,57 +9,43 @@ model and takes its step times from a roofline. `requests` has the checks that a
 The public names are imported on first use: most modules import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
     from rollstream.producers.engines.base import (
-        Emission,
-        Engine,
-        EngineOptions,
-        EngineStats,
-        GenerationRequest,
-        UpdateMode,
-        WeightComparison,
-        WeightUpdate,
+        Emission as Emission,
+        Engine as Engine,
+        EngineOptions as EngineOptions,
+        EngineStats as EngineStats,
+        GenerationRequest as GenerationRequest,
+        UpdateMode as UpdateMode,
+        WeightComparison as WeightComparison,
+        WeightUpdate as WeightUpdate,
     )
-    from rollstream.producers.engines.factory import open_engine, open_paced
-    from rollstream.producers.engines.profile import EngineProfile
-    from rollstream.producers.engines.roofline import Roofline
+    from rollstream.producers.engines.factory import (
+        open_engine as open_engine,
+        open_paced as open_paced,
+    )
+    from rollstream.producers.engines.profile import EngineProfile as EngineProfile
+    from rollstream.producers.engines.roofline import Roofline as Roofline
 
-__all__ = [
-    "Emission",
-    "Engine",
-    "EngineOptions",
-    "EngineProfile",
-    "EngineStats",
-    "GenerationRequest",
-    "Roofline",
-    "UpdateMode",
-    "WeightComparison",
-    "WeightUpdate",
-    "open_engine",
-    "open_paced",
-]
-
-_MODULES = {
-    "Emission": "base",
-    "Engine": "base",
-    "EngineOptions": "base",
-    "EngineStats": "base",
-    "GenerationRequest": "base",
-    "UpdateMode": "base",
-    "WeightComparison": "base",
-    "WeightUpdate": "base",
-    "open_engine": "factory",
-    "open_paced": "factory",
-    "EngineProfile": "profile",
-    "Roofline": "roofline",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "base": (
+            "Emission",
+            "Engine",
+            "EngineOptions",
+            "EngineStats",
+            "GenerationRequest",
+            "UpdateMode",
+            "WeightComparison",
+            "WeightUpdate",
+        ),
+        "factory": ("open_engine", "open_paced"),
+        "profile": ("EngineProfile",),
+        "roofline": ("Roofline",),
+    },
+)

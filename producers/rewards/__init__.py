@@ -4,19 +4,20 @@
 parent's end of one process, `process` the program that runs in it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
+    from rollstream.producers.rewards.pool import (
+        RewardOutcome as RewardOutcome,
+        RewardPool as RewardPool,
+        RewardVerdict as RewardVerdict,
+    )
 
-__all__ = ["RewardOutcome", "RewardPool", "RewardVerdict"]
-
-_MODULES = {"RewardOutcome": "pool", "RewardPool": "pool", "RewardVerdict": "pool"}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "pool": ("RewardOutcome", "RewardPool", "RewardVerdict"),
+    },
+)

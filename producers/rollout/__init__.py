@@ -7,45 +7,34 @@ for rewards and replies. `weights` fetches versions, `update_policy` decides whe
 `metrics` are the numbers that a rollout reports.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.producers.rollout.assignments import AssignmentQueue
-    from rollstream.producers.rollout.ended_turns import EndedTurns
-    from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
-    from rollstream.producers.rollout.publisher import RolloutPublisher
-    from rollstream.producers.rollout.sender import BackgroundSender, SynchronousSender
-    from rollstream.producers.rollout.weights import WeightsFollower
-    from rollstream.producers.rollout.worker import RolloutLoop
+    from rollstream.producers.rollout.assignments import AssignmentQueue as AssignmentQueue
+    from rollstream.producers.rollout.ended_turns import EndedTurns as EndedTurns
+    from rollstream.producers.rollout.heartbeat import (
+        Heartbeat as Heartbeat,
+        StatusSchedule as StatusSchedule,
+    )
+    from rollstream.producers.rollout.publisher import RolloutPublisher as RolloutPublisher
+    from rollstream.producers.rollout.sender import (
+        BackgroundSender as BackgroundSender,
+        SynchronousSender as SynchronousSender,
+    )
+    from rollstream.producers.rollout.weights import WeightsFollower as WeightsFollower
+    from rollstream.producers.rollout.worker import RolloutLoop as RolloutLoop
 
-__all__ = [
-    "AssignmentQueue",
-    "BackgroundSender",
-    "EndedTurns",
-    "Heartbeat",
-    "RolloutLoop",
-    "RolloutPublisher",
-    "StatusSchedule",
-    "SynchronousSender",
-    "WeightsFollower",
-]
-
-_MODULES = {
-    "AssignmentQueue": "assignments",
-    "BackgroundSender": "sender",
-    "EndedTurns": "ended_turns",
-    "Heartbeat": "heartbeat",
-    "RolloutLoop": "worker",
-    "RolloutPublisher": "publisher",
-    "StatusSchedule": "heartbeat",
-    "SynchronousSender": "sender",
-    "WeightsFollower": "weights",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "assignments": ("AssignmentQueue",),
+        "ended_turns": ("EndedTurns",),
+        "heartbeat": ("Heartbeat", "StatusSchedule"),
+        "publisher": ("RolloutPublisher",),
+        "sender": ("BackgroundSender", "SynchronousSender"),
+        "weights": ("WeightsFollower",),
+        "worker": ("RolloutLoop",),
+    },
+)

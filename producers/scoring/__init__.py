@@ -4,25 +4,24 @@
 scorer's function and defines the finished trajectory that it gets (`docs/late-rewards.md`).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.producers.scoring.functions import Finished, ScoringFunction
-    from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
+    from rollstream.producers.scoring.functions import (
+        Finished as Finished,
+        ScoringFunction as ScoringFunction,
+    )
+    from rollstream.producers.scoring.scorer import (
+        AnnotationPlan as AnnotationPlan,
+        Scorer as Scorer,
+    )
 
-__all__ = ["AnnotationPlan", "Finished", "Scorer", "ScoringFunction"]
-
-_MODULES = {
-    "AnnotationPlan": "scorer",
-    "Finished": "functions",
-    "Scorer": "scorer",
-    "ScoringFunction": "functions",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "functions": ("Finished", "ScoringFunction"),
+        "scorer": ("AnnotationPlan", "Scorer"),
+    },
+)

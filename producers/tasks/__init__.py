@@ -6,55 +6,40 @@ of `rows`), `gym` (reasoning_gym) and `mixture` (several tasks by weight). Tasks
 with `text_tokenizer`; the others use `character_tokenizer`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
     from rollstream.producers.tasks.base import (
-        Document,
-        Environment,
-        Reply,
-        Score,
-        Task,
-        TaskPrompt,
-        Teacher,
-        Tokenizer,
-        Turns,
+        Document as Document,
+        Environment as Environment,
+        Reply as Reply,
+        Score as Score,
+        Task as Task,
+        TaskPrompt as TaskPrompt,
+        Teacher as Teacher,
+        Tokenizer as Tokenizer,
+        Turns as Turns,
     )
-    from rollstream.producers.tasks.registry import load_task
-    from rollstream.producers.tasks.text import TaskText
+    from rollstream.producers.tasks.registry import load_task as load_task
+    from rollstream.producers.tasks.text import TaskText as TaskText
 
-__all__ = [
-    "Document",
-    "Environment",
-    "Reply",
-    "Score",
-    "Task",
-    "TaskPrompt",
-    "TaskText",
-    "Teacher",
-    "Tokenizer",
-    "Turns",
-    "load_task",
-]
-
-_MODULES = {
-    "Document": "base",
-    "Environment": "base",
-    "Reply": "base",
-    "Score": "base",
-    "Task": "base",
-    "TaskPrompt": "base",
-    "TaskText": "text",
-    "Teacher": "base",
-    "Tokenizer": "base",
-    "Turns": "base",
-    "load_task": "registry",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "base": (
+            "Document",
+            "Environment",
+            "Reply",
+            "Score",
+            "Task",
+            "TaskPrompt",
+            "Teacher",
+            "Tokenizer",
+            "Turns",
+        ),
+        "registry": ("load_task",),
+        "text": ("TaskText",),
+    },
+)

@@ -39,8 +39,7 @@ from rollstream.config.run_folder import (
     write_configuration,
 )
 from rollstream.config.settings import Configuration
-from rollstream.consumers.dispatch.persistence import STATE_KEY as DISPATCH_KEY
-from rollstream.consumers.dispatch.persistence import PersistedState
+from rollstream.consumers.dispatch.persistence import STATE_KEY as DISPATCH_KEY, PersistedState
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.learn.base import open_learner

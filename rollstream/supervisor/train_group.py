@@ -22,8 +22,7 @@ from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched, rank_of
 from rollstream.import_path import module_environment
-from rollstream.supervisor.process import EXIT_REFUSED, describe_exit
-from rollstream.supervisor.process import PARENT_VARIABLE as PARENT
+from rollstream.supervisor.process import EXIT_REFUSED, PARENT_VARIABLE as PARENT, describe_exit
 
 RANKS_END_S = 10.0
 """For the other ranks once one has ended: rank 0 asks round who is gone and says so, or, when the

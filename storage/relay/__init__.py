@@ -7,30 +7,27 @@ store, which sends new versions to the head of the chain. `store` is a rollout's
 from the node's relay and otherwise from the object store. `docs/relay.md` explains the protocol.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.storage.relay.push import PushingStore
-    from rollstream.storage.relay.relay import Relay
-    from rollstream.storage.relay.settings import RelaySettings, folder_for
-    from rollstream.storage.relay.store import RelayStore
-    from rollstream.storage.relay.topology import RelayDirectory
+    from rollstream.storage.relay.push import PushingStore as PushingStore
+    from rollstream.storage.relay.relay import Relay as Relay
+    from rollstream.storage.relay.settings import (
+        RelaySettings as RelaySettings,
+        folder_for as folder_for,
+    )
+    from rollstream.storage.relay.store import RelayStore as RelayStore
+    from rollstream.storage.relay.topology import RelayDirectory as RelayDirectory
 
-__all__ = ["PushingStore", "Relay", "RelayDirectory", "RelaySettings", "RelayStore", "folder_for"]
-
-_MODULES = {
-    "PushingStore": "push",
-    "Relay": "relay",
-    "RelayDirectory": "topology",
-    "RelaySettings": "settings",
-    "RelayStore": "store",
-    "folder_for": "settings",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "push": ("PushingStore",),
+        "relay": ("Relay",),
+        "settings": ("RelaySettings", "folder_for"),
+        "store": ("RelayStore",),
+        "topology": ("RelayDirectory",),
+    },
+)

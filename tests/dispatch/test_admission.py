@@ -2,8 +2,7 @@
 it.
 """
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,

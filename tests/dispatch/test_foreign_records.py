@@ -5,8 +5,7 @@ a rollout that does not exist (invariants 8 and 12).
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import WaveLayouts

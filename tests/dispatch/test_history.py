@@ -5,8 +5,7 @@ that version, or starts again on the newest, whichever is cheaper.
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.assignments import free_room

@@ -2,8 +2,7 @@
 truncated up to the oldest partial of an open trajectory, no further (invariant 11).
 """
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups

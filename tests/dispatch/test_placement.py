@@ -4,8 +4,7 @@ plans.
 
 from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.placement import PlacementWork, RolloutRoom, place_samples
 

@@ -5,8 +5,7 @@ there: measured, never guessed (invariant 5).
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner

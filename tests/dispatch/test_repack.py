@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.repack import RepackMove, RolloutLoad, is_candidate, plan_repack
 from rollstream.streams.values import Version

@@ -1,8 +1,7 @@
 """Chances by what is known to agree, and the lengths that follow from them: pure rules."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.producers.drafts.acceptance import (
     CURVE_EDGES,

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.producers.drafts import AnswerHistory, HistoryAnswer, prompt_key
 from rollstream.producers.drafts.history import history_bytes, reward_priority

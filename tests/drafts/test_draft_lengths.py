@@ -1,8 +1,7 @@
 """Windows and the length of drafts: pure rules. The switch: `test_draft_switch.py`."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.producers.drafts.gate import ADDITIVE, MARGINAL, MULTIPLICATIVE, SuccessRate
 from rollstream.producers.drafts.planner import (

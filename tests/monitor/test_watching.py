@@ -1,8 +1,7 @@
 """Following a log and metrics files as an onlooker: in order, bounded, and writing nothing."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.errors import SequenceGap
 from rollstream.monitor.feed import (

@@ -1,7 +1,6 @@
 """The planners of the chain and of what is kept, for all inputs (invariants 8 and 9)."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.storage.relay.topology import (
     CachedVersion,

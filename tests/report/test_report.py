@@ -5,8 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder, write_configuration

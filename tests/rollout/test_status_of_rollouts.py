@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.streams.records import RolloutStatus

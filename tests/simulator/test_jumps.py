@@ -1,8 +1,7 @@
 """Jumps are exact: the closed forms are what single steps sum to, and their inverse."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.replica import scaled_roofline, seconds_of_steps, steps_lasting

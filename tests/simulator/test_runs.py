@@ -5,8 +5,7 @@ lag is above its bound, and equal seeds give equal runs.
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline

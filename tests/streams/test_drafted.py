@@ -2,8 +2,7 @@
 
 import numpy as np
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from rollstream.streams.codec import decode, encode, is_canonical

@@ -1,7 +1,6 @@
 """Restarts back off and are bounded."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.supervisor.process import RestartPolicy
 

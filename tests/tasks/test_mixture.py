@@ -4,8 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import PartSettings, TaskSettings

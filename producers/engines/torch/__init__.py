@@ -7,21 +7,16 @@ computes the Llama and Qwen families, `hf_decoder` any other model; `decoder_fac
 `weights` and `weight_views` load, patch and read back the served weights.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.producers.engines.torch.engine import TorchEngine
+    from rollstream.producers.engines.torch.engine import TorchEngine as TorchEngine
 
-__all__ = ["TorchEngine"]
-
-_MODULES = {
-    "TorchEngine": "engine",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "engine": ("TorchEngine",),
+    },
+)

@@ -7,21 +7,16 @@ of an engine. `weights`, `staging`, `transfer` and `parameter_map` load and read
 vLLM's workers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.producers.engines.vllm.engine import VllmEngine
+    from rollstream.producers.engines.vllm.engine import VllmEngine as VllmEngine
 
-__all__ = ["VllmEngine"]
-
-_MODULES = {
-    "VllmEngine": "engine",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "engine": ("VllmEngine",),
+    },
+)

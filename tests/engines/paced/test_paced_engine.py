@@ -3,8 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate

@@ -8,8 +8,7 @@ A matrix product over several tokens rounds otherwise than over one, so nothing 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
 from rollstream.producers.drafts import AnswerHistory, prompt_key

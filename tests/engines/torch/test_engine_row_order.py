@@ -1,7 +1,6 @@
 """The plans that keep rows packed and sorted by length class."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.producers.engines.torch.rows import (
     RowLayout,

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.randomness import trajectory_key, uniforms

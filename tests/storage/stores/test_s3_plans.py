@@ -1,8 +1,7 @@
 """The pure parts of the S3 store: URLs, ranges, parts, pauses, what an answer means."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import ENCRYPTIONS, PARAMETERS, S3Address, parse_s3_url

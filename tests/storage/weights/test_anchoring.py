@@ -1,7 +1,6 @@
 """When a version must be an anchor, so that retention need not choose between needed chains."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, is_kept_beside
 from rollstream.storage.weights.pointer import Pointer

@@ -2,8 +2,7 @@
 than it takes.
 """
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.storage.weights.fetch_plan import FetchPlanner, FetchPrices, HeldTensors, plan_fetch
 from rollstream.storage.weights.manifest import (

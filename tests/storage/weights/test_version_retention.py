@@ -1,7 +1,6 @@
 """The retention plan as a pure function: invariant 11."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.storage.weights.pointer import Pointer
 from rollstream.storage.weights.retention import StoredVersion, plan_retention

@@ -9,8 +9,7 @@ import shutil
 import tempfile
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rollstream.consumers.trainer.versions import VersionWriter

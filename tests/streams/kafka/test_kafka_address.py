@@ -6,8 +6,7 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.connect import open_bus

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.sqlite.bus import SqliteBus

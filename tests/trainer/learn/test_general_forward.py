@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollstream.consumers.trainer.learn import scores

@@ -5,8 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.weights.delta import apply_tensor, encode_tensor
