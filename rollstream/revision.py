@@ -1,7 +1,8 @@
-"""Which code runs: the revision that the build wrote into the package, for the ledger and
-`config.json`; in a checkout of our own, which is no build, git is asked.
+"""The code revision, for the ledger and `config.json`: the one that the build wrote into the
+package, or git's in a checkout of this project.
 
-What this stops: a virtual environment inside a user's repository reports the user's commit.
+Git is asked only in a checkout of this project: otherwise a virtual environment inside a user's
+repository would report the user's commit.
 """
 
 import subprocess
@@ -14,8 +15,8 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def code_revision(package: Path = _PACKAGE) -> str:
-    """The commit, `+changes` if tracked files differ from it; `unknown` for a copy of the sources
-    that is neither built nor a checkout. `package` is the folder of this package.
+    """The commit, with `+changes` if tracked files differ from it; `unknown` for a copy of the
+    sources that is neither built nor a checkout. `package` is the folder of this package.
     """
     if (package / "_revision.py").is_file():
         return str(import_module("rollstream._revision").REVISION)

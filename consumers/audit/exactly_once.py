@@ -1,15 +1,11 @@
-"""Invariant 2: a trajectory is trained at most once, and on its first completion.
+"""Invariant 2: a trajectory is trained at most once, and on its first completion; an annotation
+that a take used is the first of its (trajectory, name).
 
 A restarted trainer repeats recorded takes without appending them again. So among the valid takes
 (those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
-that a take names is compared with the record at that address: name, group, position, bytes.
+and annotation that a take names is compared with the record at that address.
 
 Grows with the run: the name of each completed trajectory.
-
-Invariant 2, for annotations: the annotation that a take used is the first of its (trajectory,
-name), at the address and with the hash that the ledger states.
-
-An annotation without finite numbers and without a reason is ignored, as at the trainer's intake.
 """
 
 from collections import Counter
@@ -157,7 +153,11 @@ AnnotationKey = tuple[str, str]
 
 @dataclass(slots=True)
 class AnnotationAudit:
-    """Needs the ledger before `annotations`; shares its result with `Once`."""
+    """Checks that the annotation used by a take is the first one, at the address and with the hash
+    that the ledger states. An annotation without finite numbers and without a reason is ignored, as
+    at the trainer's intake. Needs the ledger before `annotations`; shares its result with
+    `ExactlyOnceAudit`.
+    """
 
     taken: LedgerIndex
     tally: InvariantResult

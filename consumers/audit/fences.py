@@ -1,20 +1,5 @@
-"""Classifies bytes that are no record, in topics with many writers: foreign bytes, or a record that
-was lost.
-
-Any program may append to these topics, so bytes that no reader could ever decode are no loss. They
-are told apart by these rules, in order:
-* the copy in `<topic>.dead` has the same bytes: they were no record when they were first read;
-* the copy has other bytes: they changed since;
-* the header decodes and its checksum is right: the bytes are unchanged since they were written,
-  with a schema or fields that this release does not know; but a claim whose object is gone counts
-  as a lost record;
-* neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
-  format;
-* all others were a record, or were made to look like one: if a trainer read beyond them without a
-  copy in `.dead`, they were a record then. Otherwise it cannot be decided.
-
-Invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a term
-is missing.
+"""Invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a term
+is missing. Also classifies bytes that are no record, in topics with many writers.
 
 Each message is classified by the same function as in every reader, but a gap does not stop the
 audit: it is a violation, and classification resumes after it. Records that the fence drops are void
@@ -45,8 +30,20 @@ _PAGE = 512
 
 @dataclass(slots=True)
 class UnreadableRecords:
-    """Classifies unreadable bytes; `was_read` returns whether a trainer certainly read the record
-    at an address.
+    """Classifies bytes that are no record: foreign bytes, or a record that was lost. `was_read`
+    returns whether a trainer certainly read the record at an address.
+
+    Any program may append to topics with many writers, so bytes that no reader could ever decode
+    are no loss. They are told apart by these rules, in order:
+    * the copy in `<topic>.dead` has the same bytes: they were no record when they were first read;
+    * the copy has other bytes: they changed since;
+    * the header decodes and its checksum is right: the bytes are unchanged since they were written,
+      with a schema or fields that this release does not have; but a claim whose object is gone
+      counts as a lost record;
+    * neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
+      format;
+    * all others were a record, or were made to look like one: if a trainer read beyond them without
+      a copy in `.dead`, they were a record then. Otherwise it cannot be decided.
     """
 
     bus: Bus | None

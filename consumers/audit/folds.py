@@ -1,15 +1,9 @@
-"""The result of one line of an audit: counts, violations with the places of the first ones, and
-what could not be checked.
+"""The common parts of the audit's folds: a message as they receive it, their interface, the result
+of one invariant, and an index of the ledger's takes and steps.
 
-Everything is counted, but only the first few violations keep their places, so a log full of
-violations costs no more memory than a correct one.
-
-One message as the folds of the audit receive it, and the interface of a fold.
-
-An index of the ledger's takes and steps, for the checks of other topics.
-
-Grows with the run: an entry per trajectory of a trained group (about 0.3 KiB), a few bytes per
-step.
+Of violations everything is counted, but only the first few keep their places, so a log full of
+violations costs no more memory than a correct one. The index grows with the run: an entry per
+trajectory of a trained group (about 0.3 KiB), a few bytes per step.
 """
 
 from collections import Counter

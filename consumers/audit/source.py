@@ -1,15 +1,13 @@
-"""Archived trajectories as columns of many rows whose bytes match their hashes.
-
-A fold checks all rows of a batch at once and counts those that are plainly correct. It converts
-every other row to a record (`seen`) and applies the same check as to the log, so each violation is
-decided and worded in one place.
-
-Reads all messages of a topic once, in the order of each partition: archived rows below the log's
+"""Reads all messages of a topic once, in the order of each partition: archived rows below the log's
 first offset, then the log. Nothing is written.
 
 A range that is neither archived nor in the log is returned as a `MissingRange`, with the fence
-after it. An archived row is returned as the bytes that it had in the log, verified against the
-hash stored beside it.
+after it. An archived row is returned as the bytes that it had in the log, verified against the hash
+stored beside it.
+
+Archived trajectories are returned as columns of many rows. A fold checks all rows of a batch at
+once and counts those that are plainly correct. It converts every other row to a record and applies
+the same check as to the log, so each violation is decided and worded in one place.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -18,8 +16,6 @@ hash stored beside it.
 
 from __future__ import annotations
 
-# pyarrow ships no types
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,12 +1,5 @@
-"""Invariant 5: no token is trained above `max_lag`; the masked tokens are counted again.
-
-A token's lag is the version that its step trains from (step - 1) minus the version of its span. The
-ledger does not name masked tokens, so the sums of each step are compared: its trained and masked
-tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a version that
-was never believed are masked too (invariant 6). Grows with the run: three numbers per step.
-
-Invariants 3 and 4: every generated token belongs to one span; under `keep_version` a trajectory
-has one span.
+"""Invariants 3, 4 and 5: every generated token belongs to one span; under `keep_version` a
+trajectory has one span; no token is trained above `max_lag`.
 
 The log does not show which engine stamped a span, only that the spans tile the generated tokens.
 Only trained trajectories can violate these invariants: any program may append a malformed one,
@@ -53,7 +46,15 @@ class AuditPolicy:
 
 @dataclass(slots=True)
 class LagAudit:
-    """Needs the ledger before `trajectories`."""
+    """Checks invariant 5 and counts the masked tokens again. Needs the ledger before
+    `trajectories`.
+
+    A token's lag is the version that its step trains from (step - 1) minus the version of its span.
+    The ledger does not name masked tokens, so the sums of each step are compared: its trained and
+    masked tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a
+    version that was never believed are masked too (invariant 6). Grows with the run: three numbers
+    per step.
+    """
 
     taken: LedgerIndex
     policy: AuditPolicy

@@ -1,17 +1,8 @@
-"""Invariant 6, for the store: every version with a manifest is whole and unchanged, and the pointer
-never moved back.
+"""Invariants 6 and 11, for the store: every version with a manifest is whole and unchanged, the
+pointer never moved back, and every checkpoint with a manifest is whole.
 
-The chain of parents is followed from `weights/latest.json` as far as retention left it. The
-manifest of each kept version is compared with the hash in the log, and each of its files with the
-size and hash in its manifest. One file is in memory at a time. A version that retention removes
-meanwhile is skipped.
-
-Invariant 11, for checkpoints: every checkpoint with a manifest is whole, its step is in the
-ledger, and the newest is not older than the run's settings imply.
-
-One file is in memory at a time. A checkpoint that retention removes meanwhile is skipped. Whether a
-checkpoint's tensors have the state hash of the ledger is not checked here: a restart checks it by
-repeating the steps after it.
+One file is in memory at a time. A version or checkpoint that retention removes meanwhile is
+skipped.
 """
 
 from collections.abc import Callable
@@ -47,8 +38,12 @@ ProgressCallback = Callable[[str], None]
 
 @dataclass(slots=True)
 class StoreAudit:
-    """Checks the store; `check` must be called after the folds have read the log. `tell` is called
+    """Checks `weights/`; `check` must be called after the folds have read the log. `tell` is called
     with each version that is read.
+
+    The chain of parents is followed from `weights/latest.json` as far as retention left it. The
+    manifest of each kept version is compared with the hash in the log, and each of its files with
+    the size and hash in its manifest.
     """
 
     store: ObjectStore
@@ -203,7 +198,13 @@ class StoreAudit:
 
 @dataclass(slots=True)
 class CheckpointAudit:
-    """Checks the store; `check` must be called after the folds have read the log."""
+    """Checks that every checkpoint is whole, that its step is in the ledger, and that the newest is
+    not older than the run's settings imply; `check` must be called after the folds have read the
+    log.
+
+    Whether a checkpoint's tensors have the state hash of the ledger is not checked here: a restart
+    checks it by repeating the steps after it.
+    """
 
     store: ObjectStore
     versions: VersionAudit

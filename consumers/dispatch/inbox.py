@@ -1,29 +1,9 @@
-"""Which records of topics with many writers dispatch acts on (invariant 12): pure rules for
-partials and statuses, and a check that a rollout's name has taken the term that its record names.
-
-Without the check of terms a forged status of `rollout-0` in term 1 000 would make the living
-rollout of term 1 a zombie, and the next assignment would end its process.
-
-The clock by which dispatch measures the silence of rollouts.
-
-A rollout is silent when records of other rollouts were read for the heartbeat's time-out since its
-own last status. So the clock advances only in a read that returned something from `status`, by the
-time since the previous such read, and by a quarter of the time-out at most. Two failures that this
-handles:
-
-- Dispatch itself stood still (SIGSTOP, a store or broker that hung) for 12 s, or the machine with
-  all its rollouts did: its first read counts for a quarter of the time-out, in which living
-  rollouts send again.
-- The broker was unreachable for a minute: no status could be read, so no rollout became silent.
-
-A single rollout that died stays known while no other rollout sends; no other one could take its
-work.
-
-The readers of dispatch and the order in which they read, so that the state is consistent between
-any two reads.
+"""The readers of dispatch, the order in which they read, and which records they accept.
 
 A rebuild reads `admissions` before `trajectories` before `ledger`, so no completion or closing is
-read before the admission that it belongs to; afterwards only this holder admits groups.
+read before the admission that it belongs to; afterwards only this holder admits groups. So the
+state is consistent between any two reads. Records of topics with many writers are applied only if
+they are plausible and their rollout's name has taken their term (invariant 12).
 """
 
 import logging
@@ -102,6 +82,9 @@ class RoleTerms:
     """Terms that names have taken in the roles of many holders, read from the store. A rollout or
     relay takes its term before its first record, so an unknown name or a higher term is refused.
     The store is read for the same name at most every `LOOKUP_S`.
+
+    Otherwise a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1 a
+    zombie, and the next assignment would end its process.
     """
 
     store: ObjectStore
@@ -143,7 +126,22 @@ def accept_any_term(role: str, name: str, term: int) -> bool:
 
 @dataclass(slots=True)
 class SilenceClock:
-    """Listening time is `now_s`, in seconds; one read adds at most `step_s_max` to it."""
+    """The clock by which dispatch measures the silence of rollouts: listening time is `now_s`, in
+    seconds; one read adds at most `step_s_max` to it.
+
+    A rollout is silent when records of other rollouts were read for the heartbeat's time-out since
+    its own last status. So the clock advances only in a read that returned something from `status`,
+    by the time since the previous such read, and by a quarter of the time-out at most. Two failures
+    that this handles:
+
+    - Dispatch itself stood still (SIGSTOP, a store or broker that hung) for 12 s, or the machine
+      with all its rollouts did: its first read counts for a quarter of the time-out, in which
+      living rollouts send again.
+    - The broker was unreachable for a minute: no status could be read, so no rollout became silent.
+
+    A single rollout that died stays known while no other rollout sends; no other one could take its
+    work.
+    """
 
     heard_s: float
     step_s_max: float

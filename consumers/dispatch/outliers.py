@@ -1,15 +1,13 @@
-"""The measured seconds per step and per token, and the length of an answer that still fits when it
-starts now on the newest version. Pure except for `StepDuration`, a fold over observations.
-
-Outliers: the few answers of a wave that run on beyond their expected length and delay the
-rollout that must finish them under its version. Pure (invariant 9).
+"""Outliers: the few answers of a wave that run on beyond their expected length and delay the
+rollout that must finish them under its version. Pure (invariant 9), except for `StepDuration`, a
+fold over observations.
 
 RhymeRL's tail migration (arXiv 2508.18588): an outlier is one of the last 10 % unfinished of its
 wave and longer than a threshold from history. Outliers are gathered on as few rollouts of their
 version as can take them, so that the other rollouts become empty. An answer that invariant 5 drops
 in any case is restarted on the newest version, if its whole expected length fits the lag budget
-there. Otherwise it would be too late again and everything generated twice; it is then left to
-finish, and dropped.
+there, by the measured seconds per step and per token. Otherwise it would be too late again and
+everything generated twice; it is then left to finish, and dropped.
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,16 @@
-"""The persisted state of dispatch (`dispatch/state.json`): the fold at one moment and the positions
-from which to continue it. A rebuild reads only the records after them, and earlier ones may be
-truncated (invariant 11).
+"""Persists the state of dispatch (`dispatch/state.json`), the fold at one moment and the positions
+from which to continue it, and truncates the records that no rebuild needs any more (invariant 11).
+
+1. The state is persisted. 2. The positions from which the fold continues are committed: the trainer
+   truncates the topics that both read only up to them. 3. Topics that only dispatch needs are
+   truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
+   the oldest assignment and the oldest partial of an open trajectory.
 
 Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
 `Opened`. From then on the earlier holder's swap fails and it exits; its last successful write
 covers only records before that `Opened`. Without the swaps a stopped dispatch of term 3 could wake
 up behind its successor, fold its own void admissions and persist them; term 5 would start from
 them.
-
-When dispatch persists its state, and which records may be truncated afterwards.
-
-1. The state is persisted. 2. The positions from which the fold continues are committed: the trainer
-   truncates the topics that both read only up to them. 3. Topics that only dispatch needs are
-   truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
-   the oldest assignment and the oldest partial of an open trajectory.
 """
 
 import logging

@@ -1,25 +1,20 @@
-"""More rollouts for longer answers: the second tier of RhymeRL's HistoPipe (arXiv 2508.18588).
-Pure.
-
-With one rollout per ranking group the end times of the groups grow like the lengths, steeply at the
-end. If the long groups get more of the same rollouts, the end times form a ramp: group g of G ends
-at (g + 1) / G of the last group's time. The functions here search the ramp with the least such
-time.
-
-Which rollouts take which lengths of a wave. Pure (invariant 9).
-
-HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected length and cut into
-ranking groups. Consecutive waves assign them in opposite directions, so a rollout with the short
-end of one wave has the long end of the next, without a barrier in between. The longer groups get
-more rollouts. Preemptible rollouts keep the short end in every wave, so that little is lost when
-one is taken away.
-
-Placement: which rollout gets which samples. Pure (invariant 9).
+"""Placement: which rollout gets which samples. Pure (invariant 9).
 
 A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where the
 wave is ranked, the rollouts of the group's ranking group come first; else the rollout that would
 finish its present work first, and while no lengths are known the one with most room. No sample
 waits for a better place: a free slot on any rollout is used.
+
+The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected
+length and cut into ranking groups. Consecutive waves assign them in opposite directions, so a
+rollout with the short end of one wave has the long end of the next, without a barrier in between.
+Preemptible rollouts keep the short end in every wave, so that little is lost when one is taken
+away.
+
+Longer groups get more rollouts. With one rollout per ranking group the end times of the groups grow
+like the lengths, steeply at the end. If the long groups get more of the same rollouts, the end
+times form a ramp: group g of G ends at (g + 1) / G of the last group's time. The ramp with the
+least such time is searched.
 """
 
 from bisect import bisect_left

@@ -1,6 +1,9 @@
-"""Decides whether a version that no rollout holds any more is loaded from history for its
-unfinished trajectories, or whether they restart on the newest version: the cheaper one (invariant
-4). Pure (invariant 9).
+"""Loads a version from history for unfinished trajectories whose version no rollout holds any more,
+where that is cheaper than restarting them on the newest version (invariant 4).
+
+The assignment itself asks an idle rollout to load the version (`from_history`), so a death in
+between is recovered like any other. A trajectory gets at most one load in a row: if it comes back
+from one, it restarts.
 
 Costs are counted in tokens that one slot could have generated, in two parts. Work used up: the
 tokens that are generated again, against the slots that are empty while the version is loaded and,
@@ -8,24 +11,17 @@ on a rollout that gets no new work under it, until its last trajectory ends. Wor
 ends later by the load, or by the tokens that are generated again; a wave waits for its last
 trajectory, so that delay costs all slots of one rollout. Used slots cost nothing where no other
 work needs them.
-
-Finds trajectories whose version no rollout holds and assigns idle rollouts to load it, with the
-decisions of earlier rounds.
-
-The assignment itself asks the rollout to load the version (`from_history`), so a death in between
-is recovered like any other. A trajectory gets at most one load in a row: if it comes back from one,
-it restarts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollstream.consumers.dispatch.admission import rollout_speeds
 from rollstream.consumers.dispatch.assignments import is_serving
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import DispatchState, PartialChain
 from rollstream.consumers.dispatch.unassigned import UnassignedSamples
+from rollstream.consumers.dispatch.waves import rollout_speeds
 from rollstream.streams.values import Version
 
 

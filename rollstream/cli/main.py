@@ -1,8 +1,8 @@
-"""The command line: `rollstream COMMAND …`. Each command is one module of `rollstream/commands/`.
+"""The command line: `rollstream COMMAND …`. Each command is one module.
 
-Nothing but the parser is imported until a command was understood, so `--help` answers at once.
-Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
-3 refused by what a role opens, 130 interrupted.
+Only the parser is imported before a command is parsed, so `--help` is fast. Exit codes: 0 done, 1
+failed, 2 refused (command line, configuration, or a run of a newer release), 3 an engine or server
+could not be opened, 130 interrupted.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from rollstream.errors import ConfigurationError, NewerRelease, RollstreamError
 from rollstream.roles.engine_errors import EngineUnavailable
 from rollstream.supervisor.process import EXIT_REFUSED, EXIT_UNSERVED
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VersionAction(argparse.Action):
-    """Release and revision; git is asked only when somebody wants to know."""
+    """Prints release and revision; git runs only for this option."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print release and code revision")
@@ -58,7 +58,7 @@ class _VersionAction(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole grammar."""
+    """The parser of all commands."""
     top = argparse.ArgumentParser(
         prog="rollstream",
         description="RL post-training of language models as a streaming dataflow.",

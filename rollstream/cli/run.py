@@ -37,7 +37,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
 from rollstream.supervisor.supervisor import RunOutcome, Supervisor
-from rollstream.warmup.warmup import WarmupProcess
+from rollstream.warmup.process import WarmupProcess
 
 
 def main(arguments: argparse.Namespace) -> int:

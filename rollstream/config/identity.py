@@ -1,10 +1,10 @@
-"""What identifies a run (invariant 15): `run.json` in its store, created once with an id drawn at
-the begin. It names the present configuration too, and the release and features that acting on the
-run takes (invariant 14).
+"""The identity of a run (invariant 15): `run.json` in its store, created once with an id drawn at
+its start. It also names the present configuration, and the release and features that acting on the
+run needs (invariant 14).
 
-A role reads it before it takes a lease, so a program that may not act fences nobody. Only the
-trainer, and a launcher that was told to accept a change, record a configuration; a role that starts
-before the trainer looks again until there is one, so no order of starting is a deadlock.
+A role reads it before it takes a lease, so a program that may not act fences no other. Only the
+trainer, and a launcher with an accepted change, record a configuration. A role that starts before
+the trainer polls until one is recorded, so no order of starting deadlocks.
 """
 
 import logging
@@ -33,13 +33,15 @@ from rollstream.streams.release import NEEDED_FEATURES, RELEASE, missing_feature
 log = logging.getLogger(__name__)
 
 IDENTITY_KEY = "run.json"
-UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two looks of a running role
-SWAPS_MAX = 20  # rivals are starting roles and one trainer
+UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two checks of a running role
+SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """`configuration` is the hash of the present one, "" until the trainer recorded it."""
+    """`configuration` is the hash of the present configuration, "" until the trainer recorded
+    one.
+    """
 
     id: str
     run: str
@@ -50,10 +52,10 @@ class RunIdentity:
 
 
 def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
-    """The run's identity, drawn here if it has none.
+    """The run's identity, created here if there is none.
 
-    `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the store is
-    another run's.
+    Raises `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the
+    store is another run's.
     """
     for _ in range(2):
         try:
@@ -65,7 +67,7 @@ def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
 
 
 def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Make this the run's present configuration, and this release's needs the run's. The caller
+    """Make this the run's present configuration, and record this release's needs. The caller has
     checked that a change is accepted.
     """
     store_configuration(store, configuration)
@@ -89,8 +91,8 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
 def check_configuration(
     store: ObjectStore, configuration: Configuration, accepted: bool = False
 ) -> bool:
-    """Whether the run's present configuration is recorded; `ConfigurationError` names each setting
-    in which this one differs from it.
+    """Whether the run's present configuration is recorded. Raises `ConfigurationError` with each
+    setting in which this configuration differs from it.
     """
     try:
         identity = _read(store, configuration.run)[0]
@@ -109,8 +111,8 @@ def check_configuration(
 def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
-    """A role works in the block while its configuration agrees with the run's; `stop` is set when
-    it no longer does, and the difference raised at the end.
+    """Run the block while this configuration agrees with the run's. When it no longer does, `stop`
+    is set and the difference is raised at the end of the block.
     """
     refused: list[RollstreamError] = []
     ended = threading.Event()
@@ -144,7 +146,7 @@ def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
     features = missing_features(found.needs)
     if features:
         raise NewerRelease(
-            f"run {found.run} takes what this release does not know: {', '.join(features)}; "
+            f"run {found.run} needs features that this release lacks: {', '.join(features)}; "
             f"{upgrade_advice(found.release)}"
         )
     if found.run != run:

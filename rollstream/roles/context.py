@@ -1,12 +1,9 @@
-"""Where a role runs: the configuration, the run's log and store, opened, and what ends it; and how
-many threads torch takes there.
+"""The context of a role: its launch options, its run's log and store, opened, its task and the
+bounds of its trajectories.
 
-Whether a model that was given knows the tokens that its task speaks.
-
-The task of a run, as every role builds it: from the settings and the run's tokenizer.
-
-The bounds of a run's trajectories, from its configuration and its starting model. Trainer,
-rollouts, replay and audit apply them with the same function.
+Every role builds the task from the settings and the run's tokenizer, and checks that the model has
+all tokens that the task uses. Trainer, rollouts, replay and audit apply the bounds with the same
+function.
 """
 
 import os
@@ -85,8 +82,8 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
 
 
 def set_torch_threads(threads: int) -> None:
-    """Torch's threads in this process; several processes compute on few cores, so
-    nobody takes all.
+    """Set torch's threads in this process. Several roles share few cores, so no role may use all of
+    them.
     """
     import torch
 
@@ -95,9 +92,9 @@ def set_torch_threads(threads: int) -> None:
 
 
 def check_vocabulary(configuration: Configuration, task: Task) -> None:
-    """`ConfigurationError` when the model of `model.path` has fewer tokens than the task's
-    tokenizer has words, or than its first prompt and its stop tokens use. Tokens added to a
-    tokenizer without room in the model (padding, images) are nobody's mistake until they are used.
+    """Raise `ConfigurationError` if the model of `model.path` has fewer tokens than the task's
+    tokenizer, its first prompt or its stop tokens use. Tokens that were added to a tokenizer
+    without room in the model (padding, images) are accepted until they are used.
     """
     path = configuration.model.path
     if path is None:
@@ -109,9 +106,9 @@ def check_vocabulary(configuration: Configuration, task: Task) -> None:
     largest = max(_vocabulary_size(task) - 1, *task.stop, *first)
     if isinstance(size, int) and largest >= size:
         raise ConfigurationError(
-            f"model.path: {path!r} knows {size} tokens, and the tokenizer of task {task.name!r} "
-            f"writes numbers up to {largest}: it is another model's; a task of text reads the "
-            "model's own where task.tokenizer is not set"
+            f"model.path: {path!r} has {size} tokens, and the tokenizer of task {task.name!r} "
+            f"uses ids up to {largest}: it belongs to another model; a text task uses the "
+            "model's own if task.tokenizer is not set"
         )
 
 
@@ -123,9 +120,7 @@ def _vocabulary_size(task: Task) -> int:
 
 
 def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
-    """With the folder that a task of text reads its tokenizer from, the model's unless another is
-    named.
-    """
+    """The settings with the tokenizer's folder: the configured one, else the model's."""
     task = configuration.task
     if task.tokenizer is not None:
         return task
@@ -133,7 +128,7 @@ def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """A longer prompt would leave less than a whole answer's room in the context."""
+    """The longest prompt in tokens that leaves room for an answer of the maximum length."""
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
@@ -143,8 +138,8 @@ def load_run_task(configuration: Configuration, folder: Path) -> Task:
 
 
 def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
-    """What is asked at each position of the run, and how it is to be sampled; refused when the
-    model does not know the task's tokens.
+    """The prompt at each position of the run, with its sampling parameters. Raises
+    `ConfigurationError` if the model lacks tokens of the task.
     """
     c = configuration
     task = load_run_task(c, folder)

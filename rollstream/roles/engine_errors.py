@@ -1,11 +1,11 @@
-"""What an engine refuses when a role opens it, before the role did anything, and whether the same
-start again could end otherwise.
+"""Classifies the errors of opening an engine, before the role has done any work: final, or worth
+another start.
 
-It could not where a check of ours says so by name: the model, or a setting. It could where a
-library or the machine failed (memory that somebody else has just now), where an earlier version was
-served (the next may be well again), and where a server that others run is not what it must be: such
-a role is started once more (`restarts.py`). A server that is away, or that another rollout claimed,
-ends the role as a crash does.
+An error is final if one of our checks refuses the model or a setting by name. It is not final if a
+library or the machine failed (for example, memory that another process uses now), if a later
+version was refused (the next one may be accepted), or if an external server is misconfigured: then
+the role is started once more. An unreachable server, or one that another rollout has claimed, ends
+the role like a crash.
 """
 
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from rollstream.errors import ConfigurationError, EngineRefused, RollstreamError
 
 
 class EngineUnavailable(RollstreamError, ValueError):
-    """A role was refused what it opens; perhaps not at the next start."""
+    """An engine or server could not be opened; another start may succeed."""
 
 
 @contextmanager
@@ -26,9 +26,9 @@ def classify_engine_errors(
     is_first: bool = True,
     instead: str = "another engine (rollouts.engine)",
 ) -> Generator[None]:
-    """An engine is opened in the block, or a server of others, under the run's first version or a
-    later one. What it refuses is raised as `ConfigurationError` when it is for good and as
-    `EngineUnavailable` when it may pass; `instead` is what to choose where the model is to stay.
+    """An engine, or an external server, is opened in the block, with the run's first version or a
+    later one. Its refusal is raised as `ConfigurationError` if it is final and as
+    `EngineUnavailable` if not; `instead` names the alternative to another model.
     """
     try:
         yield

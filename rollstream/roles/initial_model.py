@@ -1,5 +1,5 @@
-"""What a run starts from: the model of its folder, or under `trainer.learner = "paced"` weights of
-the configured size; and the folder that stands for the latter.
+"""The starting model of a run: the model in its folder, or under `trainer.learner = "paced"`
+weights of the configured size; and the model folder of a paced run.
 """
 
 import json
@@ -14,14 +14,14 @@ from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.producers.tasks.base import Task
 from rollstream.storage.models import load_model
 
-if TYPE_CHECKING:  # seconds, and a paced run has no model
+if TYPE_CHECKING:  # the import takes seconds, and a paced run has no model
     from transformers import PreTrainedModel
 
 PACED_LEARNER = "paced"
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
-    """Version 0."""
+    """The weights of version 0."""
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
         return load_model(str(model_folder(c, folder)))
@@ -35,8 +35,8 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
-    """Write the folder of a model that is none: its vocabulary and its tokenizer, which every
-    version carries. It appears at once; one that is there is kept.
+    """Write the model folder of a paced run: its vocabulary and its tokenizer, which every version
+    carries. The write is atomic; an existing folder is kept.
     """
     if folder.exists():
         return

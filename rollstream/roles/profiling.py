@@ -1,7 +1,7 @@
-"""The profile of a run's engine and model: where it lies, and how it is made.
+"""The profile of a run's engine and model: its location, and how it is measured.
 
-A profile is of a machine, an engine and a shape of model, not of weights: a model that was not
-trained yet is as good as one that was.
+A profile belongs to a machine, an engine and a shape of model, not to weights: an untrained model
+gives the same profile.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """The profile that is named, else the run's own; None where there is none.
+    """The configured profile, else the run's own; None if there is none.
 
-    `ConfigurationError` when the one that is named is of another engine or model.
+    Raises `ConfigurationError` if the configured one is of another engine or model.
     """
     engine, key = configuration.rollouts.engine, model_key(model)
     named = configuration.rollouts.profile
@@ -42,7 +42,7 @@ def run_profile(
     profile = read_profile(path)
     if (profile.engine, profile.model) != (engine, key):
         raise ConfigurationError(
-            f"{path} is the profile of engine {profile.engine} and model {profile.model}, the run "
+            f"{path} is a profile of engine {profile.engine} and model {profile.model}, the run "
             f"has {engine} and {key}; make its own with `rollstream profile CONFIG`"
         )
     return profile
@@ -51,7 +51,7 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, tell: Callable[["StepTiming"], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model, telling each step time as it is known."""
+    """Measure the run's engine on its model; `tell` is called with each measured step time."""
     from rollstream.producers.engines.factory import open_engine
     from rollstream.producers.engines.profile import (
         CONTEXT_MIN,
@@ -93,7 +93,7 @@ def measure_profile(
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
-    """The run's own, or one of its shape where the warm-up has not made it yet."""
+    """The run's own model, or an untrained one of its shape before the warm-up."""
     from rollstream.producers.tasks.registry import load_task
     from rollstream.roles.context import prompt_tokens_max
     from rollstream.storage.models import load_model

@@ -1,7 +1,8 @@
-"""The relay as a role, and the stores of the roles beside it: rollouts read through it, the trainer
-pushes to the chain. Without `[relay] enabled` both keep the store as it is.
+"""The relay and the scorer as roles, and the stores of roles beside a relay.
 
-A scorer as a role: the task's judge or the configured function behind a pool of processes.
+Rollouts read through their node's relay, the trainer pushes to the relay chain. Without `[relay]
+enabled` the store is unchanged. A scorer is the task's reward or the configured function in a pool
+of processes.
 """
 
 from dataclasses import replace
@@ -26,7 +27,7 @@ def build_relay(place: RoleContext) -> Relay:
 
 
 def with_relay_reads(place: RoleContext) -> RoleContext:
-    """The place with the node's relay in front of its store."""
+    """The context with the node's relay in front of its store."""
     settings = place.configuration.relay
     if not settings.enabled:
         return place
@@ -36,7 +37,7 @@ def with_relay_reads(place: RoleContext) -> RoleContext:
 
 
 def with_relay_push(place: RoleContext) -> RoleContext:
-    """The place with the chain of relays behind its store."""
+    """The context with a store that also pushes new versions to the relay chain."""
     settings = place.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
         return place
@@ -54,9 +55,9 @@ def _relay_folder(place: RoleContext) -> Path:
 
 
 def build_scorer(place: RoleContext) -> Scorer:
-    """The scorer that goes on where its group's commits end."""
+    """The scorer, which resumes at its group's committed positions."""
     c = place.configuration
-    load_run_task(c, place.folder)  # a mistake is told at once, not at the first trajectory
+    load_run_task(c, place.folder)  # errors raise here, not at the first trajectory
     if c.scoring.function:
         load_function(c.scoring.function)
     limits = {

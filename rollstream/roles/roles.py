@@ -1,8 +1,8 @@
-"""Wires each role up from the configuration and runs it until it is done or told to stop.
+"""Builds each role from the configuration and runs it until it is done or stopped.
 
-A single-holder role runs inside its lease: it renews in the background, and a higher term
-(`Fenced`) or a lease that could not be renewed ends the process with an error, so that two holders
-never act for long (invariant 7 voids what the earlier one still writes).
+A single-holder role runs inside its lease: it renews the lease in the background, and a higher term
+(`Fenced`) or a failed renewal ends the process with an error, so that two holders never act for
+long (invariant 7 voids the records that the earlier one still appends).
 """
 
 import logging
@@ -30,8 +30,8 @@ from rollstream.storage.stores.conditional_writes import check_conditional_write
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
-READ_ONLY_ROLES = ("eval",)  # the store: its conditions are not probed
-ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
+READ_ONLY_ROLES = ("eval",)  # roles that never write to the store: its conditions are not probed
+ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share while others use the core
 
 
 def run_role(launch: RoleLaunch) -> bool:
@@ -56,7 +56,7 @@ def run_role(launch: RoleLaunch) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Evaluate stored versions of a run now; one line of `eval.jsonl` each."""
+    """Evaluate stored versions of a run now; yields the line of `eval.jsonl` of each."""
     from rollstream.roles.evaluation import evaluate_stored
 
     launch = RoleLaunch(
@@ -72,7 +72,7 @@ def evaluate_versions(
 
 
 def _record_usage(folder: Path, name: str) -> None:
-    """Peak resident memory and CPU time of this process, for the benchmark and for people."""
+    """Write peak resident memory and CPU time of this process to its metrics file."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {
         "time_s": time.time(),
@@ -86,8 +86,8 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """The role's lease while the block runs; released at its end so that the next holder need not
-    wait.
+    """Hold the role's lease while the block runs; it is released at the end, so that the next
+    holder need not wait. Raises `Fenced` if it was lost.
     """
     candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
     lease = _acquire(place, candidate)
@@ -102,9 +102,7 @@ def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generat
 def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
     def sleep(seconds: float) -> None:
         if place.stop.wait(seconds):
-            raise SystemExit(
-                143
-            )  # asked to stop while it stood by; 0 would say that its work is done
+            raise SystemExit(143)  # stopped while it stood by; 0 would mean that its work is done
 
     return acquire_lease(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 

@@ -1,6 +1,4 @@
-"""A rollout as a role: waits for the first announced version, then puts engine and
-worker together.
-"""
+"""A rollout as a role: waits for the first announced version, then builds engine and worker."""
 
 import json
 import logging
@@ -50,7 +48,7 @@ POLL_S = 0.02
 
 
 def build_rollout(place: RoleContext) -> RolloutLoop | None:
-    """The worker under its next term; None when it was stopped before a version was announced."""
+    """The worker under its next term; None if it was stopped before a version was announced."""
     c = place.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
@@ -90,14 +88,14 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     )
     rollout.in_progress.bounds = training_bounds(
         c, None
-    )  # an engine knows no token beyond its vocabulary
+    )  # an engine emits no token beyond its vocabulary
     if place.grace_s is not None:
-        rollout.outcome_wait_s = place.grace_s / 2  # the rest is for the log
+        rollout.outcome_wait_s = place.grace_s / 2  # the other half is for publishing
     return rollout
 
 
 def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
-    """Its part in the node's history, if it drafts."""
+    """This rollout's feed into the node's draft history; None if it does not draft."""
     c, bus = place.configuration, place.bus
     if not c.rollouts.is_drafting:
         return None
@@ -106,7 +104,7 @@ def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
         if not c.archive.enabled:
             return bus
         from rollstream.storage.archive.log import (
-            LogWithArchive,  # pyarrow, which nobody else here needs
+            LogWithArchive,  # imports pyarrow
         )
 
         return LogWithArchive(bus, place.store, c.run)
@@ -114,12 +112,12 @@ def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
     folder = segment_folder(c.run, place.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
     draft_feed = DraftFeed(bus, earlier, node)
-    draft_feed.poll()  # what a killed run left goes before anybody reads it
+    draft_feed.poll()  # clears the history of a killed run before it is read
     return draft_feed
 
 
 def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
-    """The node's history and, beside it, what runs in this engine."""
+    """Drafts from the node's history and from the sequences running in this engine."""
     rollouts = place.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
     return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
@@ -128,7 +126,7 @@ def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
 def _open_first_engine(
     place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
 ) -> tuple[Engine, int]:
-    """As `open_rollout_engine`; a refusal says whether it is for good."""
+    """As `open_rollout_engine`; refusals are classified as final or not."""
     rollouts = place.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
@@ -140,8 +138,8 @@ def _open_first_engine(
 def open_rollout_engine(
     place: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
-    """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
-    its slots. It drafts from `drafts` if there are any.
+    """The engine, serving the fetched version, and its B_max: the configured one, its profile's, or
+    all of its slots. It drafts from `drafts` if given.
     """
     c, announced = place.configuration, fetched.announced
     manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
@@ -174,7 +172,7 @@ def open_rollout_engine(
 
 
 def _first_weights(place: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
-    """The newest announced version, as soon as there is one."""
+    """The newest announced version, as soon as there is one; None if stopped first."""
     while not place.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)

@@ -1,9 +1,9 @@
-"""The trainer as several processes: rank 0 holds the role, the others its model's other slices.
+"""The trainer as a role: builds a `Trainer` from the starting model, the settings and the role's
+context; with several processes rank 0 holds the role and the other ranks hold the other slices of
+its model.
 
-The environment says that there are several (`train_group.py` or `torchrun`); without that there is
-one, and nothing here acts (nor is what it needs imported).
-
-The trainer as a role: its starting model, its settings and its place in one `Trainer`.
+The environment shows that there are several (set by `rollstream train` or `torchrun`). Without it
+there is one process, and nothing of the sharded trainer is imported.
 """
 
 from collections.abc import Generator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The ranks; `teller` is rank 0's alone."""
+    """The ranks; only rank 0 has a `teller`."""
 
     ranks: "Ranks"
     teller: "RankCommander | None"
@@ -50,7 +50,7 @@ class RankGroup:
         return self.teller is not None
 
     def share(self, model: PreTrainedModel | PacedModel) -> "ShardedModel":
-        """The model as one that all ranks learn; rank 0 asks."""
+        """The model as one that all ranks train, commanded by rank 0."""
         from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
         assert self.teller is not None
@@ -60,7 +60,7 @@ class RankGroup:
 
 @contextmanager
 def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
-    """All ranks are there while the block runs, and the others end with rank 0; None where this is
+    """All ranks are connected while the block runs, and the others end with rank 0; None if this is
     the only process.
     """
     if not is_launched():
@@ -86,7 +86,7 @@ def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
 
 
 def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
-    """True when rank 0 ended, and was not stopped as this one was."""
+    """Returns True when rank 0 ended and this process was not stopped."""
     from rollstream.consumers.trainer.sharded.follower import run_follower
 
     c = place.configuration
@@ -113,9 +113,9 @@ SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
 def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool:
-    """Train to the run's last step, with the other ranks of the `party` where there is one; True
-    when it is complete. Another configuration than the run had is refused, unless
-    `place.accept_config`.
+    """Train to the run's last step, with the other ranks of the `party` if there are any; True when
+    the run is complete. Raises `ConfigurationError` for another configuration than the run had,
+    unless `place.accept_config`.
     """
     c = place.configuration
     store_configuration(place.store, c)
@@ -149,8 +149,9 @@ def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool
 
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Configuration and tokenizer of a checkpoint folder: what every version carries beside its
-    weights. Folders from the Hub hold other things too (weights in other formats, pictures).
+    """Configuration and tokenizer files of a checkpoint folder; every version carries them beside
+    its weights. Folders from the Hub also contain other files (weights in other formats, pictures),
+    which are left out.
     """
     return {
         path.name: path.read_bytes()

@@ -1,14 +1,13 @@
-"""What a fork is to begin from: its settings, a kept checkpoint of the parent, and the prompts that
-are left. Nothing of the parent is written, and nothing of the fork is made yet.
+"""Plans and makes a fork: a run whose trainer, dispatch and prompt source find the state that they
+would have left if the parent had stopped after the checkpoint's step. Planning writes nothing; the
+parent is never written.
 
-Makes a fork: a run whose trainer, dispatch and prompt source find what they would have left
-behind, had they stopped after the checkpoint's step.
-
-1. Its folder and the starting model's files.  2. The trainer's first term: the version of that
-step as an anchor, the checkpoint, `Configured` in the ledger.  3. What dispatch would have kept:
-that many groups trained, none open, so that no burst follows.  4. The prompts that are left, up to
-the first new one; the prompt source goes on behind it.  5. Where it comes from.  6. `config.json`,
-last: a folder without it is no run. Who is killed on the way has made none.
+1. The fork's folder and the starting model's files. 2. The trainer's first term: the version of
+   that step as an anchor, the checkpoint, `Configured` in the ledger. 3. The state of dispatch:
+   that many groups trained and none open, so that no burst of admissions follows. 4. The prompts
+   left over, up to the first new one; the prompt source continues after it. 5. The parentage. 6.
+   `config.json`, last: a folder without it is no run, so a process killed on the way leaves no
+   fork.
 """
 
 import secrets
@@ -72,9 +71,9 @@ from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 
 UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
-"""A checkpoint means nothing without."""
+"""Settings that a fork cannot change: a checkpoint is meaningless under others."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""What a fork has of its own, so that it is no change."""
+"""Settings that every fork has of its own; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +86,13 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[SettingChange]:
-        """What is learnt otherwise than in the parent."""
+        """Changes of settings that affect what is learnt."""
         found = setting_changes(essential_settings(self.before), essential_settings(self.now))
         return [change for change in found if change.key not in OWN_SETTINGS]
 
 
 def plan_fork(parent: RunFolder, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """All that is wrong with the settings is a `ConfigurationError`."""
+    """The plan. Raises `ConfigurationError` if the settings cannot work."""
     folder = RunFolder(out.absolute())
     before = load(parent.configuration)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
@@ -103,7 +102,9 @@ def plan_fork(parent: RunFolder, out: Path, overrides: list[str], step: int) -> 
 
 
 def check_folders(parent: RunFolder, out: Path) -> None:
-    """`ConfigurationError` where the one cannot be forked, or the other is not free."""
+    """Raise `ConfigurationError` if the parent cannot be forked or the fork's folder is not
+    free.
+    """
     folder = RunFolder(out.absolute())
     if (parent.path / REPLAY_FILE).exists():
         raise ConfigurationError(
@@ -130,7 +131,7 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
     if now.trainer.steps <= step:
         raise ConfigurationError(
             f"trainer.steps must be > {step}, where the fork begins, got {now.trainer.steps}; "
-            "say where it ends with --set trainer.steps=N"
+            "set its last step with --set trainer.steps=N"
         )
     for name, url_of in (("bus", bus_url), ("store", store_url)):
         url = url_of(now, wanted.folder.path)
@@ -141,8 +142,8 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """The newest that reads whole up to this step (or of all: `latest`). `ObjectMissing` says which
-    are kept, and why one is passed over.
+    """The newest readable checkpoint up to this step (`latest`: of all). Raises `ObjectMissing`
+    with the stored ones and the reasons why others were skipped.
     """
     if text != "latest" and not text.isdecimal():
         raise ConfigurationError(f"--at {text}: give the number of a step, or latest")
@@ -161,8 +162,8 @@ def _join_ids(kept: list[CheckpointId]) -> str:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """The prompts that were not trained and not closed up to the checkpoint's step, as admissions
-    and ledger say; `log` reaches back to where the checkpoint needs it.
+    """The prompts that were neither trained nor closed up to the checkpoint's step, by admissions
+    and ledger; `log` must reach back to the checkpoint's positions.
     """
     admitted = _admitted_groups(log)
     upto = state.intake_positions()["admissions"]
@@ -183,8 +184,8 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Groups that the ledger ends in a step after the checkpoint's: such takes may be older than
-    it (`TrainerState.ahead`).
+    """Groups that the ledger ends in a step after the checkpoint's; such takes may be older than
+    the checkpoint (`TrainerState.ahead`).
     """
     found: set[int] = set()
     for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
@@ -199,8 +200,8 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
 
 
 def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
-    """The fork is whole when this returns; `ConfigurationError` where its log or store holds
-    something already.
+    """Make the fork; it is complete when this returns. Raises `ConfigurationError` if its log or
+    store already holds a run.
     """
     c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -234,8 +235,8 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 
 def _copy_model(wanted: ForkPlan) -> None:
-    """Configuration and tokenizer are read there when roles start; a model that has a path of its
-    own stays where it is.
+    """Copy the configuration and tokenizer that roles read at their start; a model with a path of
+    its own stays where it is.
     """
     if wanted.now.model.path is None:
         shutil.copytree(wanted.parent.model, wanted.folder.model)
@@ -251,9 +252,9 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 def _write_trainer_state(
     bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """What a trainer leaves that has just done this step; returns the hash of its state."""
+    """Write the state of a trainer that has just finished this step; returns its state hash."""
     c, step = wanted.now, checkpoint.id.step
-    disable_progress_bar()  # of transformers: it would stand between our lines
+    disable_progress_bar()  # of transformers: it would mix with our output
     set_torch_threads(c.trainer.threads)
     start = model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
@@ -292,7 +293,7 @@ def _write_trainer_state(
 def _write_dispatch_state(
     store: ObjectStore, c: Configuration, step: int, left: PromptsLeft
 ) -> None:
-    """Under term 0: the first dispatch of the fork takes it over."""
+    """Persist dispatch's state under term 0: the fork's first dispatch takes it over."""
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
     kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())

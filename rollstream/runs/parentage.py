@@ -1,5 +1,5 @@
-"""Where a fork comes from, kept in its own store: the report, `checkpoints show` and a fork of the
-fork read it there (docs/fork.md).
+"""The parent of a fork, stored in the fork's own store; the report, `checkpoints show` and forks of
+the fork read it (docs/fork.md).
 """
 
 from collections.abc import Collection
@@ -15,10 +15,12 @@ PARENTAGE_KEY = "forked_from.json"
 
 @dataclass(frozen=True, slots=True)
 class PromptsLeft:
-    """What of the task's order is still to be asked: these, then all from `on` on."""
+    """The part of the task's order that is still to be used: the groups in `again`, then all from
+    `on` on.
+    """
 
     again: tuple[int, ...] = ()
-    """Below `on`; others asked for them, and their groups were not finished."""
+    """Groups below `on` that the parent admitted and did not finish."""
     on: int = 0
 
     def first(self) -> int:
@@ -30,14 +32,16 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """The run and the checkpoint that a fork began from, and what it changed (before, now)."""
+    """The run and checkpoint that a fork started from, and the settings that it changed (before,
+    now).
+    """
 
     run: str
     folder: str
     checkpoint: str
     step: int
     state_hash: str
-    """Of masters and optimiser, as the parent's ledger has it of that step."""
+    """Hash of masters and optimiser, as the parent's ledger has it for that step."""
     prompts: PromptsLeft
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
 
@@ -46,7 +50,7 @@ class Parentage:
 
 
 def read_parentage(store: ObjectStore) -> Parentage | None:
-    """None for a run that is no fork."""
+    """The parentage; None if the run is no fork."""
     try:
         return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
@@ -54,7 +58,7 @@ def read_parentage(store: ObjectStore) -> Parentage | None:
 
 
 def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
-    """Once; another one under the same key is a `StoreError`."""
+    """Store the parentage; idempotent. Raises `StoreError` if another one is stored."""
     create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
@@ -65,10 +69,10 @@ def prompts_left(
     ended: Collection[int],
     later: Collection[int],
 ) -> PromptsLeft:
-    """Of the parent's prompts, those whose groups had not ended at the checkpoint's step. Pure.
+    """The parent's prompts whose groups had not ended at the checkpoint's step. Pure.
 
     `following` is the first group whose admission the trainer had not read; `opened` are the open
-    ones below it, `ended` those from there on that had ended all the same, `later` those that the
+    groups below it, `ended` those from it on that had ended nevertheless, `later` those that the
     ledger ends in a later step.
     """
     done = set(ended) - set(later)

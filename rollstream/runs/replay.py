@@ -1,10 +1,10 @@
-"""Which records a replay keeps: conditions on their fields, as `rollstream tail` knows them, and of
-trajectories also the `step` that trained them and their `lag` then, in steps, by the oldest span.
+"""A replay: its request (which steps, under which settings, on which trajectories), the filter of
+its records, and its run from a checkpoint to the last step.
 
-What a replay is asked to do: which steps, under which settings, on which trajectories.
-
-A replay from its checkpoint to its last step: the run's steps up to where it was asked to begin,
-then the others, under what was asked for.
+It trains the run's recorded steps up to the first step of the request, then the requested ones
+under the requested settings. The filter's conditions have the syntax of `rollstream tail`;
+trajectories also have the `step` that trained them and their `lag` at that step, in steps, by the
+oldest span.
 """
 
 import json
@@ -48,23 +48,25 @@ from rollstream.streams.records import Fence, StepDone, Trajectory
 from rollstream.streams.values import Address
 
 TRAINING_FIELDS = {"step": "number", "lag": "number"}
-"""What only the ledger, or the step that is being trained, knows of a trajectory."""
+"""Fields of a trajectory that are known only from the ledger or the step in training."""
 TrainedSteps = Mapping[Address, int]
 
 
 def parse_conditions(where: Sequence[str], topic: str = "trajectories") -> list[FieldCondition]:
-    """All of them, or the `ConfigurationError` of the first that means nothing."""
+    """The parsed conditions. Raises `ConfigurationError` for the first invalid one."""
     more = TRAINING_FIELDS if topic == "trajectories" else {}
     return [parse_condition(text, topic, more) for text in where]
 
 
 def needs_steps(conditions: Sequence[FieldCondition]) -> bool:
-    """Whether the ledger must say by which step each trajectory was trained."""
+    """Whether the conditions need the ledger, for the step that trained each trajectory."""
     return any(one.path[0] in TRAINING_FIELDS for one in conditions)
 
 
 def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajectory, int], bool]:
-    """For trajectories that are trained from a version; their time is when they finished."""
+    """A filter for trajectories at training from a version; their time is the time when they
+    finished.
+    """
 
     def keep(record: Trajectory, version: int) -> bool:
         values = record_values(record) | derived_values(record, round(record.finished_s * 1000))
@@ -77,7 +79,7 @@ def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajector
 def message_filter(
     conditions: Mapping[str, Sequence[FieldCondition]], steps: TrainedSteps
 ) -> Callable[[Message], bool]:
-    """For messages of the topics that many write, each by its topic's conditions."""
+    """A filter for messages of topics with many writers, by the conditions of each topic."""
 
     def keep(message: Message) -> bool:
         _, judged = classify_message(
@@ -103,7 +105,7 @@ def message_filter(
 def is_wanted_trajectory(
     conditions: Sequence[FieldCondition], record: Trajectory, timestamp_ms: int, step: int | None
 ) -> bool:
-    """Whether a trajectory is wanted, `step` having trained it, or none."""
+    """Whether the trajectory meets the conditions; `step` trained it, None if no step did."""
     values = (
         record_values(record)
         | derived_values(record, timestamp_ms)
@@ -127,12 +129,12 @@ CHANGEABLE_SETTINGS = (
     "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
     "trainer.filter_equal_rewards", "dispatch.max_lag",
 )  # fmt: skip
-"""What changes what is learnt from given takes; everything else made them."""
+"""Settings that change what is learnt from given takes; all others decided which takes exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """`changes` and `where` make an experiment of it, from the step after `first` on."""
+    """With `changes` or `where` the replay is an experiment, from the step after `first` on."""
 
     folder: RunFolder
     before: Configuration
@@ -147,7 +149,7 @@ class ReplayRequest:
         return bool(self.changes or self.where)
 
     def wish(self) -> dict[str, Any]:
-        """What must be the same for a replay to go on in the folder of one that was stopped."""
+        """The part of the request that must be equal for a replay to resume in a folder."""
         return {
             "run": str(self.folder.path),
             "from_step": self.first,
@@ -157,7 +159,7 @@ class ReplayRequest:
         }
 
     def words(self) -> str:
-        """What is not as it was."""
+        """The changes as text."""
         changed = [f"{c.key} {json.dumps(c.before)} → {json.dumps(c.now)}" for c in self.changes]
         return ", ".join([*changed, *(f"only where {text}" for text in self.where)])
 
@@ -170,7 +172,7 @@ def replay_request(
     last: int | None,
     recorded: RecordedSteps,
 ) -> ReplayRequest:
-    """All that is wrong with the wish is a `ConfigurationError`."""
+    """The request. Raises `ConfigurationError` if it cannot work."""
     before, now = load(folder.configuration), load(folder.configuration, overrides)
     changes = setting_changes(essential_settings(before), essential_settings(now))
     for change in changes:
@@ -179,7 +181,7 @@ def replay_request(
             for name in CHANGEABLE_SETTINGS
         ):
             raise ConfigurationError(
-                f"{change.key}: it decided which trajectories there are, a replay cannot change it;"
+                f"{change.key}: it decided which trajectories exist, a replay cannot change it;"
                 f" what can be set: {', '.join(name.rstrip('.') for name in CHANGEABLE_SETTINGS)}"
             )
     parse_conditions(where)
@@ -194,7 +196,7 @@ def replay_request(
 
 
 def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
-    """The run's own, and the one asked for."""
+    """The run's own settings and rule, and the requested ones."""
     conditions = parse_conditions(asked.where)
     own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
     kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
@@ -207,8 +209,8 @@ def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStart:
-    """Where training begins: a checkpoint of the run by its name, or (None) the model of step 0;
-    `behind` is that, or what an earlier process of this replay has done since.
+    """Where training starts: the name of a checkpoint of the run, or None for the model of step 0;
+    `behind` is that state, or the progress of an earlier process of this replay.
     """
 
     checkpoint: str | None
@@ -216,7 +218,7 @@ class ReplayStart:
     behind: ReplayProgress
 
     def begun(self) -> dict[str, Any]:
-        """What the folder says of it."""
+        """The start as recorded in the folder."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 
@@ -226,10 +228,11 @@ def find_replay_start(
     before: Mapping[str, Any] | None,
     own: tuple[RunFolder, Configuration],
 ) -> tuple[ReplayStart, Learning]:
-    """The learner of the folder's newest checkpoint if a replay was stopped there (`before` is what
-    it noted), else of the newest kept one up to the first step asked for.
+    """The start and its learner: at the folder's newest checkpoint if a replay was stopped there
+    (`before` is its recorded request), else at the run's newest stored checkpoint up to the first
+    requested step.
     """
-    disable_progress_bar()  # of transformers: it would stand between our lines
+    disable_progress_bar()  # of transformers: it would mix with our output
     set_torch_threads(asked.before.trainer.threads)
     model = starting_model(asked.before, asked.folder.path)
     learner = open_learner(model, asked.before.trainer)
@@ -254,7 +257,7 @@ def run_replay(
     learner: Learning,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
-    """Each step as it is trained; everything is in the folder when this ends."""
+    """Train the steps and yield each; everything is in the folder when this ends."""
     own, wanted = replay_courses(asked)
     done = start.behind.step
     with open_replay_output(*out, start.behind, learner) as written:
@@ -274,7 +277,9 @@ def run_replay(
 def differing_steps(
     out: tuple[RunFolder, Configuration], recorded: RecordedSteps, first: int, last: int
 ) -> list[int]:
-    """The steps from `first` to `last` whose hash in the folder's ledger is none of the run's."""
+    """The steps from `first` to `last` whose hash in the folder's ledger matches none of the run's
+    hashes.
+    """
     again = read_own_ledger(*out)
     return [
         step for step in range(first, last + 1) if not _has_recorded_hash(again, recorded, step)
@@ -282,7 +287,7 @@ def differing_steps(
 
 
 def _has_recorded_hash(again: RecordedSteps, recorded: RecordedSteps, step: int) -> bool:
-    """The last hash counts of a step that was trained twice in the folder."""
+    """Compare the last hash of a step, which may have been trained twice in the folder."""
     return again.done[step][-1].state_hash in recorded.hashes(step)
 
 

@@ -1,5 +1,5 @@
-"""Training on trajectories alone: gathered from archives and JSON lines into a log of the folder's
-own, then trained there like the recorded steps of a run, by the same learner.
+"""Offline training on trajectories from archives and JSON lines: they are gathered into a log of
+the folder's own and trained there like the recorded steps of a run, by the same learner.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -38,7 +38,7 @@ from rollstream.streams.topics import catalogue
 
 @dataclass(slots=True)
 class OfflineTraining:
-    """One such training; `left_over` is known once its steps are through."""
+    """One offline training; `left_over` is set once its steps are done."""
 
     folder: RunFolder
     configuration: Configuration
@@ -46,13 +46,15 @@ class OfflineTraining:
 
     @property
     def course(self) -> ReplayCourse:
-        """Lag means nothing here: no version of this training made any of it."""
+        """Settings and rule; lag has no meaning here, because no version of this training made the
+        trajectories.
+        """
         return ReplayCourse(
             self.configuration.trainer, training_rule(self.configuration.trainer, None, False)
         )
 
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
-        """Everything that is wanted into the folder's own log."""
+        """Copy all wanted trajectories into the folder's own log; returns the counts."""
         disable_progress_bar()
         set_torch_threads(self.configuration.trainer.threads)
         model: list[BehaviourModel] = []
@@ -68,7 +70,9 @@ class OfflineTraining:
             return gather_sources(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:
-        """Steps from the newest checkpoint of the folder on, as far as the trajectories go."""
+        """Train from the folder's newest checkpoint on, as far as the trajectories suffice; yields
+        the steps.
+        """
         c = self.configuration
         disable_progress_bar()
         set_torch_threads(c.trainer.threads)
@@ -88,12 +92,12 @@ class OfflineTraining:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model knows."""
+        """Vocabulary size of the model."""
         found: Any = AutoConfig.from_pretrained(str(self._model))
         return int(found.get_text_config().vocab_size)
 
     def outcome(self) -> dict[str, Any]:
-        """Steps that are done, groups that were closed in them, and groups that no step has."""
+        """The number of steps done, of groups closed in them, and of groups that no step used."""
         ledger = read_own_ledger(self.folder, self.configuration)
         closed = {one.group for ones in ledger.closed.values() for one in ones}
         return {"steps": ledger.last(), "closed": len(closed), "left_over": self.left_over}

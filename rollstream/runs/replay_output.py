@@ -1,15 +1,11 @@
-"""Where a replay goes on and what it writes: versions, checkpoints, ledger and metrics of its own
-folder, under a term of its own.
+"""The input and the output of a replay. The input is a run's folder, its config.json, or an archive
+(a folder or a store's URL), opened as one read-only log. The output is a folder laid out as a run,
+with `replay.json`, which records the request; the same request resumes a stopped replay in it.
 
-1. The store's and the topics' fences.  2. What an earlier process left in the ledger behind the
-newest checkpoint.  3. The version and the checkpoint to begin with.  A process killed anywhere is
-gone on from the newest checkpoint, and what the ledger has already is not written again.
-
-The folder that a replay makes: laid out as a run, with `replay.json`, which says what was asked
-for. Asked for the same again, a replay that was stopped goes on in it.
-
-What a replay reads: a run's folder, its config.json, or an archive (a folder or a store's URL),
-as one log that can only be read.
+1. Fence the store and the topics. 2. Read what an earlier process left in the ledger after the
+   newest checkpoint. 3. Publish the version and write the checkpoint to start with. A process
+   killed at any point is resumed from the newest checkpoint, and records that the ledger already
+   has are not appended again.
 """
 
 import fcntl
@@ -58,8 +54,8 @@ from rollstream.streams.writer import FencedWriter
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """A step that is done, with its state; `ledger` is where the folder's ledger goes on, None: the
-    folder has no checkpoint yet.
+    """The last step done, with its state; `ledger` is the position at which the folder's ledger
+    continues, None if the folder has no checkpoint yet.
     """
 
     step: int
@@ -68,7 +64,7 @@ class ReplayProgress:
 
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
-    """The newest checkpoint of a replay that was stopped; None if it had none yet."""
+    """The newest checkpoint of a stopped replay; None if it had none yet."""
     found = newest_checkpoint(_replay_store(folder, c)).checkpoint
     if found is None:
         return None
@@ -76,7 +72,7 @@ def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgr
 
 
 def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
-    """What the folder's ledger says; empty where it has none yet."""
+    """The recorded steps of the folder's ledger; empty if there are none yet."""
     bus = open_run_log_for_writing(c, folder.path)
     try:
         bus.create(catalogue())
@@ -89,7 +85,9 @@ def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
 def open_replay_output(
     folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learning
 ) -> Generator[ReplayOutput]:
-    """Everything is in the folder when this ends; `learner` is at the step that is `behind`."""
+    """The output of a replay; everything is written when the block ends. `learner` must be at the
+    step of `behind`.
+    """
     bus = open_run_log_for_writing(c, folder.path)
     try:
         bus.create(catalogue())
@@ -127,17 +125,19 @@ def _replay_store(folder: RunFolder, c: Configuration) -> ObjectStore:
 
 REPLAY_LOCK = "replay.lock"
 IGNORED_FILES = {REPLAY_LOCK}
-"""What may lie in a folder before anything was asked for there."""
+"""Files that may be in a folder before its first request."""
 
 
 def check_outside_run(path: Path, run: Path) -> None:
-    """The folder must be none of the run's."""
+    """Raise `ConfigurationError` if the folder is inside the run's folder."""
     if path.absolute().is_relative_to(run):
-        raise ConfigurationError(f"--out {path.absolute()} lies in the run's own folder")
+        raise ConfigurationError(f"--out {path.absolute()} is inside the run's own folder")
 
 
 def read_replay_request(path: Path) -> dict[str, Any] | None:
-    """What a replay noted there, None for a new or empty folder; any other is refused."""
+    """The request recorded there, None for a new or empty folder. Raises `ConfigurationError` for
+    any other folder.
+    """
     if not path.exists() or (
         path.is_dir() and not {p.name for p in path.iterdir()} - IGNORED_FILES
     ):
@@ -151,7 +151,7 @@ def read_replay_request(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_other_request(path: Path, before: Mapping[str, Any], wish: Mapping[str, Any]) -> None:
-    """`ConfigurationError` with each difference between what was asked for there and now."""
+    """Raise `ConfigurationError` with each difference between the recorded request and this one."""
     found = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
         for key, value in wish.items()
@@ -160,14 +160,14 @@ def refuse_other_request(path: Path, before: Mapping[str, Any], wish: Mapping[st
     if found:
         lines = "\n".join(found)
         raise ConfigurationError(
-            f"{path} holds another replay:\n{lines}\nask for the same to go on with it, or give a "
+            f"{path} holds another replay:\n{lines}\nrepeat its request to resume it, or give a "
             "new folder with --out"
         )
 
 
 @contextmanager
 def lock_replay_folder(path: Path) -> Generator[None]:
-    """Make the folder and keep others out of it; `LeaseHeld` if another replay works there."""
+    """Make the folder and lock it; raises `LeaseHeld` if another replay runs there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path / REPLAY_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -179,7 +179,7 @@ def lock_replay_folder(path: Path) -> Generator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise LeaseHeld(f"another replay works in {path}; wait for it, or give --out DIR") from None
+        raise LeaseHeld(f"another replay runs in {path}; wait for it, or give --out DIR") from None
     try:
         yield
     finally:
@@ -187,7 +187,7 @@ def lock_replay_folder(path: Path) -> Generator[None]:
 
 
 def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
-    """Say in the folder what it is; it is there whole or not at all."""
+    """Record the request in the folder, atomically."""
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
@@ -197,7 +197,7 @@ def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
 
 
 def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
-    """The settings that the folder is written with: everything inside it."""
+    """The settings that the folder is written with: log and store are inside it."""
     changed: dict[str, Any] = {
         "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,
         "model": c.model.model_copy(update={"path": str(model)}),
@@ -208,24 +208,24 @@ def replay_configuration(c: Configuration, path: Path, model: Path) -> Configura
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """`store` None where the place has none."""
+    """An opened input; `store` is None if it has none."""
 
     place: RunLocation
     store: ObjectStore | None
     log: LogWithArchive
 
     def recorded(self) -> RecordedSteps:
-        """Its ledger; `ConfigurationError` if there is nothing of it."""
+        """Its recorded steps. Raises `ConfigurationError` if it has no ledger."""
         if not any(self.log.end("ledger").values()):
             raise ConfigurationError(
-                f"{self.place.name} has no ledger, and only the ledger says what a step trained"
+                f"{self.place.name} has no ledger, and only the ledger records what a step trained"
             )
         return read_recorded(self.log)
 
 
 @contextmanager
 def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
-    """`name` is the run, where an archive holds several."""
+    """Open the input; `name` selects the run in an archive that holds several."""
     place = locate_run(named)
     place = place if name is None else replace(place, run=name)
     store = open_store(place.store) if place.has_store else None

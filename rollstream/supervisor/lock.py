@@ -1,8 +1,9 @@
-"""One supervisor per run's folder, and proof that the processes of the one before are gone.
+"""One supervisor per run's folder, and proof that the processes of its predecessor are gone.
 
 The lock is an advisory lock on an open file that every role inherits, so it is free only when the
-supervisor *and* all its roles have ended. Whoever gets it has thereby reaped the former holders of
-the leases, and may use their nonces (`nonces.json`) instead of waiting for the leases to run out.
+supervisor *and* all its roles have ended. Its new holder therefore knows that the former holders of
+the leases are dead, and may use their nonces (`nonces.json`) instead of waiting for the leases to
+expire.
 """
 
 import fcntl
@@ -15,7 +16,7 @@ from typing import cast
 
 from rollstream.errors import LeaseHeld
 
-LOCK_WAIT_S = 5.0  # roles of a supervisor that was killed die at once, their helpers a moment later
+LOCK_WAIT_S = 5.0  # roles of a killed supervisor die at once, their own children a moment later
 
 
 class RunLock:
@@ -41,12 +42,12 @@ class RunLock:
         """By role, the nonce of the last process that the former supervisor started."""
         try:
             found = json.loads(self._nonces.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # torn by a kill: its lease is waited for instead
+        except (FileNotFoundError, ValueError):  # torn by a kill: wait for the lease instead
             return {}
         return cast(dict[str, str], found) if isinstance(found, dict) else {}
 
     def keep_nonces(self, nonces: Mapping[str, str]) -> None:
-        """Leave these for the next supervisor."""
+        """Write these nonces for the next supervisor."""
         partial = self._nonces.with_suffix(".partial")
         partial.write_text(json.dumps(dict(nonces)), encoding="utf-8")
         os.replace(partial, self._nonces)

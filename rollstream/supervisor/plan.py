@@ -1,4 +1,4 @@
-"""Which processes a configuration needs on this machine, and the command line of each."""
+"""The processes that a configuration needs on this machine, with their command lines."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +15,9 @@ ACCEPT_CONFIG = "--accept-config"
 def process_specs(
     configuration: Configuration, folder: RunFolder, accept_config: bool = False
 ) -> list[ProcessSpec]:
-    """Prompt source, dispatch (perhaps a standby), trainer, relay, rollouts, scorers, evaluation
-    and archive, in the order of their start; `accept_config` is passed on to the trainer.
+    """Prompt source, dispatch (and a standby if configured), trainer, relay, rollouts, scorers,
+    evaluation and archive, in the order of their start; `accept_config` is passed on to the
+    trainer.
     """
     c = configuration
     trainer = _role_spec(folder, "train", "trainer", c.trainer.threads, single=True)
@@ -49,8 +50,8 @@ def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """The seats, each with a port of its own for its metrics: those after `base`, or free ones (0)
-    when `base` is 0.
+    """The processes with a port each for their metrics: those after `base`, or free ones (0) if
+    `base` is 0.
     """
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})

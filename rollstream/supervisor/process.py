@@ -1,15 +1,11 @@
-"""A role ends when the supervisor that started it does, also by `kill -9`.
-
-The supervisor cannot do anything about its own `kill -9`, so each role asks the kernel for it as
-its first act: on Linux `prctl(PR_SET_PDEATHSIG, SIGKILL)`. Elsewhere a thread looks at the parent's
-process id twice a second. A role started by hand (no `ROLLSTREAM_PARENT`) is left alone.
-
-One role as an operating-system process: its command line, environment and log.
+"""One role as an operating-system process: its command line, environment and log, its end with its
+parent, and when it is started again after a death.
 
 A child leads its own process group, so that Ctrl-C in a terminal reaches only the supervisor, which
-then stops the roles in order. It inherits the run's lock and dies with its supervisor.
-
-When a role that died is started again. Pure: times of deaths in, a delay or an end out.
+then stops the roles in order. It inherits the run's lock and dies with its supervisor, also after
+`kill -9`: each role asks the kernel for that first of all, on Linux by `prctl(PR_SET_PDEATHSIG,
+SIGKILL)`; on other systems a thread polls the parent's process id twice a second. A role started by
+hand (no `ROLLSTREAM_PARENT`) is not affected.
 """
 
 import ctypes
@@ -31,7 +27,7 @@ _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """From here on this process does not outlive the one named by `ROLLSTREAM_PARENT`."""
+    """From now on this process ends with the one named by `ROLLSTREAM_PARENT`."""
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
         return
@@ -39,7 +35,7 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_poll_parent, args=(int(parent),), daemon=True).start()
-    if os.getppid() != int(parent):  # it died before we asked
+    if os.getppid() != int(parent):  # it died before the call
         _kill_self()
 
 
@@ -158,22 +154,23 @@ def describe_exit(code: int) -> str:
 
 
 EXIT_REFUSED = 2
-"""Exit code of a role whose configuration or command line is wrong: the same again would not help.
-"""
+"""Exit code of a role whose configuration or command line is wrong: another start cannot help."""
 EXIT_UNSERVED = 3
-"""Exit code of a role that was refused what it opens before it did anything; once more may help."""
+"""Exit code of a role that could not open an engine or server before it did any work; another start
+may help.
+"""
 
 
 def is_final_exit(code: int, before: int | None) -> bool:
-    """Whether a role that exits with `code`, and `before` at its last death, is not to be started
-    again: it refused, or was refused twice in a row.
+    """Whether a role that exits with `code`, after `before` at its previous death, is not started
+    again: it was refused for good, or could not open its engine twice in a row.
     """
     return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back-off doubles from `first_s` to `longest_s`; more than `deaths_max` deaths within
+    """The back-off doubles from `first_s` to `longest_s`; more than `deaths_max` deaths within
     `within_s` end the run.
     """
 
@@ -183,7 +180,7 @@ class RestartPolicy:
     longest_s: float = 8.0
 
     def recent(self, deaths_s: Sequence[float], now_s: float) -> int:
-        """Deaths that still count."""
+        """Number of deaths within `within_s`."""
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:

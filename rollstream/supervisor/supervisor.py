@@ -1,7 +1,7 @@
-"""Keeps a run's processes alive: starts each role, restarts what died, stops all of them together.
+"""Keeps a run's processes alive: starts each role, restarts dead ones, stops all of them together.
 
-It decides nothing about the run itself: a role that died is started again and finds its state in
-the log and the store. Every wait has a bound (`SupervisorLimits`), and no role survives `run`.
+It decides nothing about the run itself: a restarted role finds its state in the log and the store.
+Every wait has a bound (`SupervisorLimits`), and no role survives `run`.
 """
 
 import secrets
@@ -28,19 +28,19 @@ NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """How long the supervisor waits."""
+    """The supervisor's waits, in seconds."""
 
     tick_s: float = 0.1
-    """Between two looks at the processes."""
+    """Between two checks of the processes."""
     stop_s: float = 30.0
-    """For roles that were asked to stop, until they are killed."""
+    """For roles to stop after SIGTERM, before SIGKILL."""
     finish_s: float = 180.0
-    """After the run is complete, for roles that have work of their own left (evaluation)."""
+    """After the run is complete, for roles with work left (evaluation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """What the live view shows of one process."""
+    """The state of one process in the live view."""
 
     name: str
     state: Literal["running", "restarting", "stopping", "done"]
@@ -50,7 +50,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended; `message` says why it failed."""
+    """How a run ended; `message` is the reason of a failure."""
 
     kind: Literal["complete", "stopped", "failed"]
     message: str = ""
@@ -93,8 +93,8 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Until the run is complete, `stop` is set, a role refused, or one died too often; `hurry`
-        kills at once.
+        """Supervise until the run is complete, `stop` is set, a role refuses to start, or one died
+        too often; `hurry` kills at once.
         """
         try:
             outcome = self._watch(stop, show)
@@ -104,11 +104,11 @@ class Supervisor:
         return outcome
 
     def states(self) -> list[RoleState]:
-        """Each role as it is now."""
+        """The present state of each role."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def figures(self) -> MetricValues:
-        """Deaths and life of each role; any thread may ask."""
+        """Metrics of each role; may be called from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
@@ -135,7 +135,9 @@ class Supervisor:
         return RunOutcome("complete" if self._complete_s is not None else "stopped")
 
     def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
-        """Start what is due, reap what ended; the outcome if that ends the run in failure."""
+        """Start the process if it is due, reap it if it ended; returns the outcome if that fails
+        the run.
+        """
         if post.done:
             return None
         if post.child is None:
@@ -156,7 +158,9 @@ class Supervisor:
     def _died(
         self, post: _RoleProcess, child: ChildProcess, code: int, now: float
     ) -> RunOutcome | None:
-        """Refused for good, it ends the run in its own words; anything else is started again."""
+        """A final refusal ends the run with the role's own error message; after any other death the
+        role is started again.
+        """
         name = post.seat.name
         post.deaths_s.append(now)
         recent = self._policy.recent(post.deaths_s, now)
@@ -177,12 +181,12 @@ class Supervisor:
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
     def _start(self, post: _RoleProcess) -> None:
-        """A fresh nonce for the new process, and that of the process reaped before it."""
+        """Start the process with a new nonce, and with the nonce of its reaped predecessor."""
         handed, post.nonce = post.nonce, secrets.token_hex(16)
         environment = {NONCE: post.nonce}
         if handed is not None and post.seat.single_holder:
             environment[HANDED_NONCE] = handed
-        if self._lock:  # before the start: a lease must never be held under a nonce that we forgot
+        if self._lock:  # before the start: no lease may be held under a nonce that is not recorded
             self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
@@ -198,7 +202,7 @@ class Supervisor:
         )
 
     def _complete(self, now: float) -> None:
-        """What has no work of its own left stops now and leaves its cores to what has."""
+        """Stop the roles without work of their own now, so that the others get their cores."""
         self._complete_s = now
         for post in self._posts:
             if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
@@ -212,7 +216,7 @@ class Supervisor:
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
     def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
-        """All, and then those that stop last."""
+        """Stop all roles, then those that stop last."""
         self._is_stopping = True
         for last in (False, True):
             posts = [post for post in self._posts if post.seat.stops_last == last]
@@ -221,7 +225,7 @@ class Supervisor:
     def _stop(
         self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates
     ) -> None:
-        """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
+        """1. Send SIGTERM. 2. Wait, bounded. 3. Kill the remaining ones by their process ids."""
         for child in children:
             child.ask_to_stop()
         deadline = time.monotonic() + self._limits.stop_s

@@ -1,11 +1,9 @@
-"""The trainer's processes on this machine (`trainer.processes`), started, watched and ended as one.
+"""The trainer's processes on this machine (`trainer.processes`): their names, and how they are
+started, watched and ended as one.
 
-They learn one model together (docs/sharded.md), so none goes on without the others: once one has
-ended the rest have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor
-after a `kill -9` of this process (`lifeline.py`). Starting all again is the supervisor's: what
-died is a trainer.
-
-What one of the trainer's processes is called, and with whom it ends.
+They train one model together (docs/sharded.md), so none continues without the others: once one has
+ended the others have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor
+after a `kill -9` of this process. The supervisor restarts them all as one dead trainer.
 """
 
 import logging
@@ -25,8 +23,8 @@ from rollstream.import_path import module_environment
 from rollstream.supervisor.process import EXIT_REFUSED, PARENT_VARIABLE as PARENT, describe_exit
 
 RANKS_END_S = 10.0
-"""For the other ranks once one has ended: rank 0 asks round who is gone and says so, or, when the
-training is over, each closes what it has open.
+"""Seconds for the other ranks once one has ended: rank 0 finds and reports the missing ranks, or,
+after training, each rank closes its resources.
 """
 TICK_S = 0.1
 HOST = "127.0.0.1"
@@ -41,8 +39,8 @@ def threads_per_rank(settings: TrainerSettings) -> int:
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run `line` as so many ranks until all have ended, and return `group_exit_code` them. What
-    asks this process to stop asks each of them; a second signal kills.
+    """Run `line` as `trainer.processes` ranks until all have ended; returns `group_exit_code` their
+    exit codes. A signal to stop is forwarded to each of them; a second one kills them.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -61,8 +59,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What all ranks find: each other, on this machine alone, with whom they end, and their
-    threads.
+    """The environment of all ranks: the rendezvous on this machine, the parent to end with, and
+    their threads.
     """
     threads = str(threads_per_rank(settings))
     return {
@@ -80,32 +78,36 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """One exit code for exit codes by rank, in the order of their ends; those that had to be killed
-    are missing. A refusal of any is one of all, and when rank 0 has done its work it is done.
+    """One exit code for the exit codes by rank, in the order of their ends; killed ranks are
+    missing. If any rank refused, all did; if rank 0 is done, all are.
     """
     if EXIT_REFUSED in ended.values():
         return EXIT_REFUSED
     if ended.get(0) == 0:
         return 0
     first = next((code for code in ended.values() if code), 1)
-    return first if first > 0 else 128 - first  # as shells say it
+    return first if first > 0 else 128 - first  # as shells report it
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process group of its own: Ctrl-C reaches this process alone, which passes it on once."""
+    """Start one rank in a process group of its own: Ctrl-C reaches only this process, which
+    forwards it once.
+    """
     return subprocess.Popen(
         list(line),
         stdin=subprocess.DEVNULL,
         env=dict(environment),
         process_group=0,
-        close_fds=False,  # the run's lock goes on to them; nothing else of ours is inheritable
+        close_fds=False,  # they inherit the run's lock; no other descriptor is inheritable
     )
 
 
 def _watch_ranks(
     processes: Sequence[subprocess.Popen[bytes]], ended: dict[int, int], signals: StopSignals
 ) -> None:
-    """Fill `ended` until all are there, the time of the last ones is over, or there is a hurry."""
+    """Fill `ended` until all ranks ended, the time for the last ones is over, or a second signal
+    arrived.
+    """
     is_asked, deadline = False, None
     while len(ended) < len(processes) and not signals.hurry.is_set():
         if deadline is not None and time.monotonic() > deadline:
@@ -126,8 +128,8 @@ def _watch_ranks(
 
 
 def _free_port() -> int:
-    """For rank 0 to listen on; if somebody takes it first the ranks end, and another start has
-    another one.
+    """A free port for rank 0. If another process takes it first, the ranks end, and the next start
+    has another port.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -135,7 +137,9 @@ def _free_port() -> int:
 
 
 def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
-    """Rank 0 has the name, others one of their own, and a free port for their metrics."""
+    """The name of this rank: rank 0 keeps the role's name, others get their own and a free port for
+    their metrics.
+    """
     rank = rank_of(environment)
     if not rank:
         return name
@@ -144,7 +148,9 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """A rank that `torchrun` started ends with it; any other process with whom it was told."""
+    """The environment with the parent to end with: a rank that `torchrun` started ends with
+    `torchrun`, any other process with its configured parent.
+    """
     if PARENT in environment or not is_launched(environment):
         return environment
     return {PARENT: str(os.getppid())}

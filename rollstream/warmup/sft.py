@@ -1,9 +1,9 @@
-"""Supervised training on documents: the loop behind the warm-up, without files.
+"""Supervised training on documents: the loop of the warm-up, without files.
 
-Every batch mixes documents of all lengths, so that each gradient sees all styles: with batches of
+Every batch mixes documents of all lengths, so that each gradient covers all styles: with batches of
 equal lengths the same number of steps left the accuracy of worked answers at .86 instead of .97.
-The trainer's packed forward makes mixing free of padding. Equal arguments give equal weights, for
-any number of threads.
+The trainer's packed forward pass mixes them without padding. Equal arguments give equal weights,
+for any number of threads.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -27,22 +27,22 @@ SftProgress = Callable[[int, int, float], None]
 """Called with steps done, steps in all, and the loss per response token of the newest step."""
 
 BATCH_PARTS = 2
-"""Pieces of a batch, trained side by side where there are two threads; fixed, so that sums round
+"""Parts of a batch, trained in parallel if there are two threads; fixed, so that sums round
 alike.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SftSchedule:
-    """How much is taught and how fast; the defaults are those of the quickstart."""
+    """Amount and speed of the training; the defaults are those of the quickstart."""
 
     documents: int = 20_000
     steps: int = 800
     batch_tokens: int = 1_536
     """Most tokens of one batch."""
     loss_divisor: float = 0.8 * 1_536
-    """The summed loss is divided by this constant (four fifths of the tokens are responses): a mean
-    per batch would weigh a token by what else is in its batch.
+    """The summed loss is divided by this constant (four fifths of the tokens are responses). A mean
+    per batch would weigh a token by the other tokens in its batch.
     """
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -62,8 +62,7 @@ def train_sft(
     """Train in place; returns the loss per response token of each step."""
     keep_freed_memory()
     # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
-    # costs
-    # more than it gains (measured at up to ten times the step where another process wants a core).
+    # costs more than it gains (a step took up to ten times longer beside another busy process).
     torch_threads = max(1, threads // BATCH_PARTS)
     torch.set_num_threads(torch_threads)
     pupil = _GradientSum(model.train(), policy_scorer(model), course.loss_divisor)
@@ -91,8 +90,8 @@ def train_sft(
 
 
 def learning_rate_share(step: int, course: SftSchedule) -> float:
-    """Share of the peak learning rate: a linear ramp, then linear to `lr_final` at the
-    last step.
+    """Share of the peak learning rate: a linear ramp, then linear down to `lr_final` at the last
+    step.
     """
     ramp = min(1.0, (step + 1) / max(1, course.ramp_steps))
     left = 1.0 - step / max(1, course.steps - 1)
@@ -102,8 +101,8 @@ def learning_rate_share(step: int, course: SftSchedule) -> float:
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Endless epochs in random order, cut where a batch would exceed `tokens_max`; longest first
-    within a batch, so that every `BATCH_PARTS`-th document makes parts of about equal work.
+    """Endless epochs in random order, cut before a batch would exceed `tokens_max`; longest first
+    within a batch, so that taking every `BATCH_PARTS`-th document gives parts of about equal work.
     """
     samples = [_sample(one) for one in documents]
     batch: list[Sample] = []
@@ -118,7 +117,7 @@ def batches(
 
 
 def _sample(one: Document) -> Sample:
-    """The trainer's form of a document: its response is what counts as generated."""
+    """A document in the trainer's form: the response counts as generated tokens."""
     count = len(one.response)
     sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(one.prompt), count])
     return Sample(
@@ -143,8 +142,8 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Gradients of parts of a batch: `study` runs in any thread, `add` in the order of
-    the parts.
+    """Gradients of the parts of a batch: `study` may run in any thread, `add` must be called in the
+    order of the parts.
     """
 
     def __init__(self, model: PreTrainedModel, policy: PolicyScorer, divisor: float) -> None:
@@ -179,8 +178,8 @@ class _GradientSum:
 
 
 def _optimisers(model: torch.nn.Module, course: SftSchedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the working is not
-    learnt in this time.
+    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the worked steps are
+    not learnt in this time.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)

@@ -11,7 +11,7 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.process import ProcessSpec
-from rollstream.warmup.warmup import WarmupFailed, WarmupProcess, newest_progress
+from rollstream.warmup.process import WarmupFailed, WarmupProcess, newest_progress
 
 
 @pytest.fixture

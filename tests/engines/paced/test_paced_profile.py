@@ -65,7 +65,7 @@ def test_the_command_writes_what_rollouts_of_the_run_read(
 def test_a_profile_of_another_model_is_refused_where_it_is_named(tmp_path: Path) -> None:
     roofline = read_any(tmp_path)
     c = load(ROOT / "examples" / "quickstart.toml", [f"rollouts.profile={roofline}"], {})
-    with pytest.raises(ConfigurationError, match="is the profile of engine torch and model other"):
+    with pytest.raises(ConfigurationError, match="is a profile of engine torch and model other"):
         run_profile(c, tmp_path, Qwen3Config(**SIZES))
     unnamed = load(ROOT / "examples" / "quickstart.toml", (), {})
     assert run_profile(unnamed, tmp_path, Qwen3Config(**SIZES)) is None

@@ -1,0 +1,94 @@
+"""The warm-up as a phase of `rollstream run`: its own process, shown as a progress bar."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rollstream.cli.signals import StopSignals
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
+from rollstream.errors import RollstreamError
+from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.process import ChildProcess, ProcessSpec, describe_exit, last_lines
+
+POLL_S = 0.25
+
+
+class WarmupFailed(RollstreamError):
+    """The warm-up ended with an error; there is no model to start from."""
+
+
+class WarmupProcess:
+    """Makes `RUN/model` unless a model is configured or exists."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        folder: RunFolder,
+        seat: ProcessSpec,
+        console: Console,
+        lock: RunLock,
+    ) -> None:
+        self._folder, self._seat, self._console, self._lock = folder, seat, console, lock
+        self._steps = configuration.warmup.steps
+        self._is_paced = configuration.trainer.learner == "paced"
+        self._needed = configuration.model.path is None and not folder.model.exists()
+
+    def run(self, signals: StopSignals) -> bool:
+        """True when there is a model; False if it was stopped. Raises `WarmupFailed` if it
+        failed.
+        """
+        if not self._needed:
+            return True
+        log = self._folder.logs / f"{self._seat.name}.log"
+        log.unlink(missing_ok=True)
+        child = ChildProcess(self._seat, log, {}, self._lock.descriptor)
+        try:
+            code = self._watch(child, log, signals)
+        finally:
+            child.kill()  # nothing is lost: an unfinished warm-up restarts
+        if code is None:
+            return False
+        if code != 0 or not self._folder.model.exists():
+            quoted = "\n".join(f"  | {line}" for line in last_lines(log))
+            raise WarmupFailed(
+                f"warm-up failed ({describe_exit(code)}); the end of {log}:\n{quoted}"
+            )
+        return True
+
+    def _watch(self, child: ChildProcess, log: Path, signals: StopSignals) -> int | None:
+        """The exit code; None if it was stopped."""
+        bar = Progress(
+            TextColumn("warm-up"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        if not self._console.is_terminal:
+            work = "training the model on the task's documents"
+            self._console.print(f"warm-up: {'no model to train' if self._is_paced else work}")
+        started = time.monotonic()
+        with bar:
+            task = bar.add_task("warm-up", total=self._steps, loss="–")
+            while (code := child.reap()) is None:
+                if signals.stop.wait(POLL_S):
+                    return None
+                if line := newest_progress(log):
+                    bar.update(task, completed=line["done"], loss=line["loss"])
+        self._console.print(f"warm-up took {time.monotonic() - started:.0f} s", highlight=False)
+        return code
+
+
+def newest_progress(log: Path) -> dict[str, Any] | None:
+    """The last progress line in the log; None if there is none."""
+    for line in reversed(last_lines(log, 3)):
+        if line.startswith('{"done"') and line.endswith("}"):
+            return json.loads(line)
+    return None
