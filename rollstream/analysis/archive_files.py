@@ -1,21 +1,13 @@
-"""Computes which offsets of a topic are archived, and which must come from the log. Pure.
+"""Finds the archived files of one run, checks them, and makes them readable for DuckDB.
 
-Local paths of archived files: in place for `file:` stores, else in a cache on this machine.
-
-Archived objects never change, so cached files stay valid. The cache is bounded and evicts the least
-recently used files first. A topic that is larger than the cache is refused.
-
-Finds the archived files of one run, checks them, and makes them readable for DuckDB.
-
-Files of a `file:` store are read in place; files of other stores are fetched into a bounded cache
-(`fetched.py`). First and last offsets come from file names and footers, without reading data. A
-damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
+Files of a `file:` store are read in place; files of other stores are fetched into a bounded cache.
+First and last offsets come from file names and footers, without reading data. A damaged file raises
+`CorruptObject`, or is left out if `skip_corrupt` is set.
 """
-
-import os
-
 # duckdb ships few types
 # pyright: reportUnknownMemberType=false
+
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -99,7 +91,11 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """A bounded LRU cache of archived files; `warn` receives a message before a download."""
+    """Local paths of archived files: in place for `file:` stores, else in a bounded LRU cache.
+
+    Archived objects never change, so cached files stay valid. A topic larger than the cache is
+    refused. `warn` receives a message before a download.
+    """
 
     def __init__(
         self,

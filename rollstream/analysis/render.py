@@ -1,7 +1,4 @@
-"""The tokens of a trajectory with text, source, version and log-probability. Pure.
-
-Renders a trajectory for a terminal: facts, text coloured by version, optionally all tokens.
-"""
+"""Renders a trajectory for a terminal: facts, text coloured by version, optionally all tokens."""
 
 import math
 from collections.abc import Iterator

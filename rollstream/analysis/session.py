@@ -1,17 +1,12 @@
-"""Validates SQL (exactly one read-only query) and explains DuckDB's errors in terms of the
-views.
-
-A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
+"""A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
 
 Archived files are read in place. Rows that only the log holds are copied once, when a query first
 uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
-names it, or is left out with a warning if `skip_corrupt` is set.
+names it, or is left out with a warning if `skip_corrupt` is set. Statements that write are refused.
 """
+# duckdb ships few types
+# pyright: reportUnknownMemberType=false
 
-# duckdb ships few types
-# pyright: reportUnknownMemberType=false
-# duckdb ships few types
-# pyright: reportUnknownMemberType=false
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

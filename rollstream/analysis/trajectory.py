@@ -1,18 +1,13 @@
-"""Converts a session's rows back to trajectory records.
+"""Gathers everything about one trajectory from archive and log, and reads rows back as records.
 
-Gathers everything about one trajectory from archive and log.
-
-Its first completion is the valid one (invariant 2). Assignments and partials are included as long
-as the log keeps them.
+A trajectory's first completion is the valid one (invariant 2). Assignments and partials are
+included as long as the log keeps them.
 """
-
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeStubs=false
-# duckdb and pyarrow ship few types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""An audit's report as text and as JSON: for each invariant its state, counts and violations.
-
-`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
 
 Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
 run could not be checked.

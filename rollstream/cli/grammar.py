@@ -1,8 +1,6 @@
-"""Building blocks of the commands' argument parsers.
+"""Argument parsers of the commands that read or monitor a run, and their building blocks.
 
-Parsers of the commands that read log and archive: query, tail, inspect, audit.
-
-Parsers of the commands that monitor and compare runs: report, diff, health, forward, top.
+Nothing here imports the commands' own modules, so `--help` answers at once.
 """
 
 import argparse

@@ -1,7 +1,6 @@
-"""Parsers of the commands on stored state: weights, checkpoints, fork, replay.
+"""Argument parsers of the commands that run something, and of those on stored state.
 
-Parsers of the commands that run a whole run, a role, an evaluation, the warm-up, a profile or a
-simulation.
+Nothing here imports the commands' own modules, so `--help` answers at once.
 """
 
 import argparse

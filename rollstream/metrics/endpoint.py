@@ -1,14 +1,11 @@
-"""A small HTTP server in its own thread: pages by path, bounded in threads and time.
-
-It never blocks the role that it serves for: more than `REQUESTS_MAX` concurrent requests are
-refused, a client that stops reading or writing is dropped, and an error of a page is logged and
-answered with status 500.
-
-A process's HTTP endpoint: `/metrics` for Prometheus, `/healthz`, and a file with its address.
+"""A process's HTTP endpoint: `/metrics` for Prometheus, `/healthz`, and a file with its address.
 
 `RUN/metrics/endpoints/<name>.json` is replaced by each start under that name and removed at a clean
 end; after `kill -9` it stays until the next start. No error here ends a role: if the address is
 unavailable, the role logs a warning and works without metrics.
+
+The server never blocks its role: more than `REQUESTS_MAX` concurrent requests are refused, a client
+that stops reading or writing is dropped, and an error of a page is logged and answered with 500.
 """
 
 import json

@@ -1,9 +1,4 @@
-"""Reads the complete lines of a metrics file from a stored position; an incomplete last line waits.
-
-A `FilePosition` holds the next byte offset and the hash of the line before it. So a file that was
-replaced by another run's is detected instead of being forwarded from its middle.
-
-Forwards a run's metrics files to another system; it runs as a process apart from the roles.
+"""Forwards a run's metrics files to another system; it runs as a process apart from the roles.
 
 Delivery is at least once: (1) lines are logged, (2) the sink flushes, (3) the file positions are
 stored. A crash before (3) logs the same lines again, at the same steps.
@@ -28,7 +23,11 @@ READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """Everything before `offset` was forwarded: `line` lines, the last one of `before` bytes."""
+    """Everything before `offset` was forwarded: `line` lines, the last one of `before` bytes.
+
+    `hash` is that of the last line. It detects a file that was replaced by another run's, which
+    would otherwise be forwarded from its middle.
+    """
 
     offset: int = 0
     line: int = 0

@@ -1,15 +1,12 @@
-"""Converts a metrics line to the point that is forwarded: its numbers, a series and a step. Pure.
+"""Targets of forwarded metrics (TensorBoard, Weights & Biases), and the points sent to them.
 
-Lines of `trainer.jsonl` and `eval.jsonl` use their training step. Lines of the supervisor and of
-processes have none and use their line number.
-
-Targets of forwarded points: TensorBoard's event files, or Weights & Biases.
-
-Each library is imported only here, and only if its target is used.
+Each library is imported only here, and only if its target is used. Points of `trainer.jsonl` and
+`eval.jsonl` use the training step; lines of the supervisor and of processes have none and use their
+line number.
 """
-
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

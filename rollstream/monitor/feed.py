@@ -1,20 +1,9 @@
-"""Reads a topic for monitoring: in order, without void records, and without any write.
-
-A role sends undecodable bytes to `<topic>.dead` (`streams/reader.py`). The monitor only counts
-them; otherwise each refresh would dead-letter them again. Reading may start in the middle of a
-topic, because the whole log of an old run takes too long.
-
-Reads a growing metrics file of JSON lines, starting from a bounded tail.
-
-An incomplete last line (in progress, or truncated by a kill) is read once its newline arrives. A
-line that is not a JSON object is counted and skipped: a monitor must not fail on a foreign file.
-
-Brings a `RunState` up to date from the log and the metrics files, without writing.
+"""Brings a `RunState` up to date from the log and the metrics files, without writing.
 
 Completions are fetched before the admissions and the ledger but applied after them. So a completion
 is never applied to a state that is older than itself, and the counts are correct. Of an old run
 only a tail is read: the last ledger records, the admissions since then, and the trajectories since
-the admission of the oldest open group.
+the admission of the oldest open group. Undecodable bytes are counted, never dead-lettered again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +32,7 @@ class TimedRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicWatcher:
-    """Reads one topic from `positions` on.
+    """Reads one topic from `positions` on: in order, without void records, without any write.
 
     `newest_s` is the append time of the newest message of any kind, None before the first;
     `unreadable` counts messages that do not decode to a record.
@@ -147,7 +136,12 @@ TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier on
 
 @dataclass(slots=True)
 class JsonLinesTail:
-    """Follows `path`, which may not exist yet and may be replaced by a shorter file."""
+    """Reads a growing file of JSON lines, starting from a bounded tail.
+
+    `path` may not exist yet and may be replaced by a shorter file. An incomplete last line (in
+    progress, or truncated by a kill) is read once its newline arrives. A line that is not a JSON
+    object is counted and skipped: a monitor must not fail on a foreign file.
+    """
 
     path: Path
     at: int = -1

@@ -1,6 +1,4 @@
-"""A set of integers stored as intervals. Groups end nearly in order, so the intervals are few.
-
-Tracks which groups are open and how the others ended (invariants 1 and 2).
+"""Tracks which groups are open and how the others ended (invariants 1 and 2).
 
 In whatever order the topics are read, an ended group is not open and is counted once. Memory is
 bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
@@ -16,7 +14,10 @@ from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 @dataclass(slots=True)
 class IntervalSet:
-    """Memory grows with the number of gaps, not with the number of integers."""
+    """A set of integers stored as intervals; memory grows with the gaps between them.
+
+    Groups end nearly in order, so the intervals are few.
+    """
 
     starts: list[int] = field(default_factory=list[int])
     ends: list[int] = field(default_factory=list[int])

@@ -1,13 +1,7 @@
-"""All warnings about a snapshot, the most severe kinds first. Pure.
-
-Observes one run: brings a `RunState` up to date and returns a snapshot of its metrics.
+"""Observes one run: brings a `RunState` up to date; returns its metrics and warnings.
 
 An observer never writes to the run. A read error does not end it: the error appears in
-`Snapshot.trouble` and the metrics keep their previous values.
-
-The warnings of a run at the end of its log, for the report.
-
-The time is that of the newest record: a report written a week later does not call the run silent.
+`RunSnapshot.trouble` and the metrics keep their previous values.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +33,7 @@ CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 
 @dataclass(slots=True)
 class RunObserver:
-    """`open_bus` returns None while the run has no log."""
+    """Observes one run from one thread; `open_bus` returns None while the run has no log."""
 
     plan: RunSettings
     metrics: Path
@@ -84,7 +78,11 @@ READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unres
 
 
 def warnings_at_end(bus: Bus, metrics: Path, plan: RunSettings) -> tuple[RunWarning, ...]:
-    """Returns the warnings that `rollstream top` showed when the newest record was written."""
+    """Returns the warnings that `rollstream top` showed when the newest record was written.
+
+    The time is that of the newest record: a report written a week later does not call the run
+    silent.
+    """
     state, feed, deadline = plan.state(), RunFeed(bus, metrics), Deadline(READ_S)
     while feed.follow(state, 0.0) and not deadline.passed():
         pass

@@ -1,6 +1,4 @@
-"""Speed of a run and staleness (lag) of its training data, over its last steps. Pure.
-
-The phase of a run between start and end, derived from its records. Pure.
+"""Progress of a run: speed and lag over its last steps, and its phase. Pure.
 
 The supervisor records how a run ended. A run without a supervisor (on a cluster), or with a killed
 one, counts as ended after a period without records.

@@ -1,7 +1,4 @@
-"""Speculative-decoding totals over trajectories, and the ratios derived from them. Pure.
-
-The last trajectories and takes, from which histograms and shares are computed.
-"""
+"""The last trajectories and takes: lag histograms, rewards by task, draft totals, rates. Pure."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping

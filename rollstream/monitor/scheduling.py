@@ -1,11 +1,8 @@
-"""Log-probability mismatch between engine and trainer, by task. Pure.
+"""Scheduling metrics of a moment, and the mismatch of engine and trainer by task. Pure.
 
-`consumers/trainer/learn/mismatch.py` defines the comparison, which needs tokens of lag 0. If
-rollouts run ahead, few steps have such tokens (the first step always does), so the figures cover
-the last steps that compared any tokens, however old these steps are.
-
-Scheduling metrics of a moment: repack moves, waiting requests, and the error of predicted
-lengths. Pure.
+`consumers/trainer/learn/mismatch.py` defines the mismatch, which needs tokens of lag 0. If rollouts
+run ahead, few steps have such tokens (the first step always does), so it covers the last steps that
+compared any tokens, however old these steps are.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""A warning: a kind for programs, the problem, and the advice.
+"""The metrics of one moment: a pure function of state, settings and time.
 
-The settings of a run that the monitor needs and that its log does not contain.
-
-The metrics of one moment: a pure function of state and time; input of view and warnings.
+The view draws a `RunSnapshot`; the warnings are functions of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +45,7 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Fields are named after their settings."""
+    """The settings that the monitor needs and that the log lacks, under their own names."""
 
     run: str
     seed: int

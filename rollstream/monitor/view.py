@@ -1,6 +1,6 @@
-"""The live view of `rollstream run`: a redrawn frame on a terminal, printed lines elsewhere.
+"""The live view of `rollstream run`, and the quit keys of `rollstream top`.
 
-Reads single keys from a terminal without Enter, and restores the terminal's mode on exit.
+On a terminal the view redraws a frame; elsewhere it prints lines.
 """
 
 import os
@@ -78,7 +78,10 @@ QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arr
 
 
 class TerminalKeys:
-    """Without a terminal as standard input no key is read; `asked_to_quit` only waits."""
+    """Reads single keys without Enter; restores the terminal's mode on exit.
+
+    Without a terminal as standard input no key is read, and `asked_to_quit` only waits.
+    """
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if _is_terminal() else -1

@@ -1,10 +1,8 @@
-"""Warns if engine and trainer compute different log-probabilities for the same tokens and version.
+"""Warnings about log, versions and mismatch: unreadable records, a late archive, wrong weights.
 
-Pure; the comment of each threshold holds its arithmetic; `docs/learning.md` lists the causes.
-
-Warnings about log and versions: unreadable records, a late archive, unverified weights.
-
-Pure; the comment of each threshold holds its arithmetic.
+Pure, one function per warning; the comment of each threshold holds its arithmetic. The mismatch
+warning compares log-probabilities of engine and trainer for the same tokens and version;
+`docs/learning.md` lists its causes.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Incremental union of time intervals, e.g. of the times in which a rollout was generating.
-
-The history of a run, folded from its log and metrics files; input of summaries and charts.
+"""The history of a run, folded from its log and metrics files; input of summaries and charts.
 
 Groups are counted by their endings (invariant 1): every admitted group is trained, filtered,
 expired, dead, or open.

@@ -1,7 +1,4 @@
-"""Reads a run for its report: topics up to their present ends, metrics files, configuration.
-
-Opens a finished, stopped or running run for reports, read-only.
-"""
+"""Opens a finished, stopped or running run and reads its history, without writing."""
 
 import json
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
-"""Repack moves as SVG arrows between the rows of a timeline. Pure.
-
-The timeline of a run: per rollout its generating times by version, its weight pulls, its moves
+"""The timeline of a run: per rollout its generating times by version, its weight pulls, its moves
 and its deaths.
 
-Pauses without any activity (e.g. a run stopped over night) are cut out of the axis.
+Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis.
 """
 
 from bisect import bisect_right

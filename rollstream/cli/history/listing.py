@@ -1,11 +1,4 @@
-"""Weight versions and their differences as JSON objects, also the input of the tables.
-
-Tables of weight versions and tensors for a terminal.
-
-Finds the store and the weight version that a user's arguments name.
-
-The trainer's checkpoints as JSON objects and as tables, in short and in detail.
-"""
+"""Finds kept weight versions and checkpoints, and lists them as JSON objects or as tables."""
 
 import re
 import sys
