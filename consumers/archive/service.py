@@ -18,6 +18,7 @@ from rollstream.streams.bus import Bus
 
 log = logging.getLogger(__name__)
 
+
 ROUND_S = 2.0  # between two rounds, or a quarter of `roll_s`
 
 FileNote = Callable[[Mapping[str, object]], None]

@@ -1,11 +1,4 @@
-"""Records of one topic that were read and are in no file yet, and the choice of the partition whose
-file is due. No I/O.
-
-A partition's pending records are always consecutive. A file ends before the first record of a later
-day. A record of an earlier day (a clock that went back) does not end it, so that clocks that
-disagree around midnight give two files and not hundreds.
-
-Archives one topic: reads its partitions and writes files, exactly once even if several archivers
+"""Archives one topic: reads its partitions and writes files, exactly once even if several archivers
 run.
 
 Exactly-once depends on file names alone. Every archiver's position in a partition is the end of a
@@ -39,10 +32,16 @@ from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Position
 from rollstream.streams.truncation import ARCHIVE_GROUP
 
+log = logging.getLogger(__name__)
+
 
 class PendingRecords:
-    """Pending records of one partition, oldest first. `since_s` is the time at which the first was
-    read, `bytes` counts keys and values.
+    """Records of one partition that were read and are in no file yet, consecutive and oldest first.
+    `since_s` is the time at which the first was read, `bytes` counts keys and values.
+
+    A file ends before the first record of a later day. A record of an earlier day (a clock that
+    went back) does not end it, so that clocks that disagree around midnight give two files and not
+    hundreds.
     """
 
     def __init__(self, since_s: float) -> None:
@@ -92,7 +91,6 @@ def due_partition(
     return None
 
 
-log = logging.getLogger(__name__)
 READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
 
 

@@ -1,10 +1,9 @@
-"""The steps that a run's ledger records: the input of a replay and the results it is compared
-with.
+"""The steps that a run's ledger records, and their micro-batches under the rule and the filter of a
+replay.
 
-The micro-batches of a recorded step under the rule and the filter of a replay.
-
-With the run's own rule and no filter they are the recorded ones, sample for sample. Samples that
-another rule adds to the recorded takes (a larger `max_lag`) are packed into further micro-batches.
+With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
+Samples that another rule adds to the recorded takes (a larger `max_lag`) are packed into further
+micro-batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +40,7 @@ class PlannedStep:
     closed: Sequence[GroupClosed]
     is_last: bool
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which version (`Believed.terms`)."""
+    """Which term published which version (`BelievedVersions.terms`)."""
 
     @property
     def trained(self) -> int:
@@ -56,7 +55,7 @@ class RecordedSteps:
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
     done: dict[int, list[StepDone]] = field(default_factory=dict[int, list[StepDone]])
     closed: dict[int, list[GroupClosed]] = field(default_factory=dict[int, list[GroupClosed]])
-    voided: SupersededTakes = field(default_factory=SupersededTakes)
+    superseded: SupersededTakes = field(default_factory=SupersededTakes)
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:
@@ -71,7 +70,7 @@ class RecordedSteps:
         firsts = [done[0].version for done in self.done.values()]
         terms = believed_terms(firsts)
         for step in steps:
-            takes = [self.voided.effective(take) for take in self.takes[step]]
+            takes = [self.superseded.effective(take) for take in self.takes[step]]
             yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms)
 
     def step_of(self) -> dict[Address, int]:
@@ -80,13 +79,13 @@ class RecordedSteps:
             member.at: step
             for step, takes in self.takes.items()
             for take in takes
-            for member in self.voided.effective(take).members
+            for member in self.superseded.effective(take).members
         }
 
     def check_whole(self, steps: Iterable[int]) -> None:
         """Raise `PositionLost` for the first step whose takes are not all available."""
         for step in steps:
-            here = sum(not self.voided.is_superseded(take) for take in self.takes.get(step, ()))
+            here = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
             if here != wanted:
                 said = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
@@ -108,7 +107,7 @@ def read_recorded(log: Bus) -> RecordedSteps:
             case StepDone() as done:
                 found.done.setdefault(done.step, []).append(done)
             case Superseded() as superseded:
-                found.voided.apply(superseded)
+                found.superseded.apply(superseded)
             case GroupClosed() as closed:
                 found.closed.setdefault(closed.step, []).append(closed)
             case Configured() as configured:
@@ -134,7 +133,7 @@ def replay_batches(
     takes: Sequence[Take],
     course: ReplayCourse,
     planned: PlannedStep,
-    figures: StepMetrics,
+    step_metrics: StepMetrics,
 ) -> Iterator[list[Sample]]:
     """Yield the micro-batches of one update of the planned step. Raises `ValueError` for bytes that
     differ from the ledger's record, `PositionLost` for a missing record.
@@ -142,7 +141,7 @@ def replay_batches(
     samples: dict[str, Sample] = {}
     for take in takes:
         for group in take.groups:
-            found = _samples_of(log, take, group, course, planned, figures)
+            found = _samples_of(log, take, group, course, planned, step_metrics)
             samples |= {sample.trajectory: sample for sample in found}
         named = [member.trajectory for member in take.members]
         batch = [samples.pop(name) for name in named if name in samples]
@@ -158,21 +157,21 @@ def _samples_of(
     group: GroupMembers,
     course: ReplayCourse,
     planned: PlannedStep,
-    figures: StepMetrics,
+    step_metrics: StepMetrics,
 ) -> Sequence[Sample]:
     version = planned.step - 1
     believed = BelievedVersions(0, planned.terms).up_to(take.believed)
     noted = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
     kept = [record for record in records if course.keep(record, version)]
-    figures.counts["filtered_out"] += len(records) - len(kept)
+    step_metrics.counts["filtered_out"] += len(records) - len(kept)
     if not kept:
-        figures.add_closed("filtered", {})
+        step_metrics.add_closed("filtered", {})
         return ()
     prepared = prepare_group(group.group, kept, noted, course.rule, version, believed)
     if prepared.ending:
-        figures.add_closed(prepared.ending, prepared.counts, kept)
+        step_metrics.add_closed(prepared.ending, prepared.counts, kept)
         return ()
-    figures.add_trained(kept, prepared.samples, prepared.counts)
-    figures.add_consumed(prepared.samples, version)
+    step_metrics.add_trained(kept, prepared.samples, prepared.counts)
+    step_metrics.add_consumed(prepared.samples, version)
     return prepared.samples

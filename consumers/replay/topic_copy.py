@@ -1,11 +1,4 @@
-"""Writes a topic that may already hold the first records, left by a writer that was killed.
-
-The caller passes all records again, from the first on. Records that are already in the topic are
-compared byte for byte; the others are appended. So no record is written twice, and none is appended
-behind records of another origin. A topic with records that no replay began is refused before
-anything is written.
-
-Copies a run's topics to another bus: the same bytes in the same partitions and in the same
+"""Copies a run's topics to another bus: the same bytes in the same partitions and in the same
 order, at new offsets.
 
 A topic of a single writer is copied completely, void records and `Opened` included, with the fence
@@ -80,8 +73,11 @@ class TopicHash:
 
 @dataclass(slots=True)
 class ResumedTopicWriter:
-    """The writer of one topic; `already` counts the records that were there. `close` must be called
-    last.
+    """Writes a topic that may already hold the first records, left by a writer that was killed.
+
+    The caller passes all records again, from the first on, and then calls `close`. Records that are
+    already in the topic are compared byte for byte (`already` counts them); the others are
+    appended. So no record is written twice, and none is appended behind records of another origin.
     """
 
     bus: Bus

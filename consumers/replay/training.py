@@ -2,12 +2,9 @@
 
 Versions, ledger, metrics and checkpoints go to a store and a log of the replay's own, through the
 trainer's publisher.
-
-Log-probabilities for tokens whose sampler recorded none: those of the model that training starts
-from. The importance ratio of the first step is then 1 by definition.
-
-Trajectories are scored one at a time, so that each gets the same bits whatever else is trained.
 """
+
+# pyright: reportUnknownMemberType=false
 
 import math
 from collections import Counter
@@ -15,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# pyright: reportUnknownMemberType=false
 import numpy as np
 import torch
 from msgspec.structs import replace
@@ -24,7 +20,7 @@ from transformers import PreTrainedModel
 from rollstream.consumers.replay.recorded_steps import PlannedStep, ReplayCourse, replay_batches
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.sample import sample_of
-from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
@@ -88,7 +84,7 @@ class ReplayTrainer:
     monotonic: Callable[[], float]
 
     def train(
-        self, learner: Learning, course: ReplayCourse, steps: Iterable[PlannedStep]
+        self, learner: Learner, course: ReplayCourse, steps: Iterable[PlannedStep]
     ) -> Iterator[StepDone]:
         """Yield each step's `StepDone` when it is trained; the last step always gets a
         checkpoint.
@@ -96,33 +92,33 @@ class ReplayTrainer:
         for planned in steps:
             yield self._step(learner, course, planned)
 
-    def _step(self, learner: Learning, course: ReplayCourse, planned: PlannedStep) -> StepDone:
-        started, busy_s, figures = self.monotonic(), learner.busy_s, StepMetrics()
+    def _step(self, learner: Learner, course: ReplayCourse, planned: PlannedStep) -> StepDone:
+        started, busy_s, step_metrics = self.monotonic(), learner.busy_s, StepMetrics()
         step, takes = planned.step, planned.takes
-        figures.add_recorded(planned.closed, step)
+        step_metrics.add_recorded(planned.closed, step)
         self.output.record_plan(planned)
         metrics: dict[str, float] = {}
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
-            for batch in replay_batches(self.source, mine, course, planned, figures):
+            for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
-        everything = {**metrics, **figures.metrics(), **times}
+        everything = {**metrics, **step_metrics.metrics(), **times}
         done = StepDone(
             step=step,
             version=Version(step, self.output.term),
             state_hash=learner.state_hash(),
             takes=planned.trained,
             metrics={name: value for name, value in everything.items() if math.isfinite(value)},
-            counts=dict(+figures.counts),
+            counts=dict(+step_metrics.counts),
             time_s=0.0,
         )
-        self._hand_over(learner, done, figures, planned.is_last)
+        self._hand_over(learner, done, step_metrics, planned.is_last)
         return done
 
     def _hand_over(
-        self, learner: Learning, done: StepDone, figures: StepMetrics, is_last: bool
+        self, learner: Learner, done: StepDone, step_metrics: StepMetrics, is_last: bool
     ) -> None:
         out = self.output
         out.publisher.await_room()
@@ -131,19 +127,23 @@ class ReplayTrainer:
             state = out.state(done.step, learner.updates)
             checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
-        lags, outcomes = dict(figures.lags), dict(figures.outcomes)
+        lags, outcomes = dict(step_metrics.lags), dict(step_metrics.outcomes)
         snapshot = StepSnapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
         out.publisher.submit(snapshot)
 
 
 class BehaviourModel:
-    """Replaces the unknown behaviour policy by the model."""
+    """Log-probabilities for tokens whose sampler recorded none: those of the model that training
+    starts from. The importance ratio of the first step is then 1 by definition.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = policy_scorer(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
-        """Return the record with the model's log-probabilities at the record's temperature."""
+        """Return the record with the model's log-probabilities at the record's temperature. Each
+        record is scored alone, so that its bits do not depend on the others.
+        """
         with torch.no_grad():
             scores = self._policy(token_rows([sample_of(record, 0.0)]))
         return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))

@@ -7,7 +7,7 @@ Trainer).
 4. Open the checkpoint's groups again. Groups that the ledger closed since then are ended before
    any completion is read.
 
-The loop itself (`service.py`) then repeats the steps that the ledger holds, on the recorded
+The loop itself (`loop.py`) then repeats the steps that the ledger holds, on the recorded
 trajectories.
 """
 
@@ -32,7 +32,7 @@ from rollstream.consumers.trainer.data.retention import (
 )
 from rollstream.consumers.trainer.data.selection import AnnotationWatch, load_choice
 from rollstream.consumers.trainer.data.takes import TakeFeeder
-from rollstream.consumers.trainer.learn.base import Learning, open_learner
+from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import Trainer
@@ -113,26 +113,26 @@ def build_trainer(
     versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
     learner = open_learner(begin.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
-    recall = ArchiveBackedBus(bus, store, provenance.run)
-    ledger = Ledger(recall, provenance.term)
+    log_bus = ArchiveBackedBus(bus, store, provenance.run)
+    ledger = Ledger(log_bus, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
     accepted = _is_change_accepted(provenance, recorded, state)
-    positions = _begin_positions(recall) if state is None else state.intake_positions()
-    intake = GroupIntake(recall, positions, monotonic, plan.rule.names)
+    positions = _begin_positions(log_bus) if state is None else state.intake_positions()
+    intake = GroupIntake(log_bus, positions, monotonic, plan.rule.names)
     if state is None:
         state = _publish_version_0(store, versions, learner, intake, provenance, plan)  # 2
     _restore_groups(ledger, intake, recorded, state)  # 4
     _record_configured(ledger, provenance, recorded, state.step, accepted)
     annotation_watch = AnnotationWatch(plan.rule.names)
-    takes = TakeFeeder(
-        recall, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
+    take_feeder = TakeFeeder(
+        log_bus, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
         lambda: versions.highest,
         _publishing_terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
-    forgetting = LogTruncation(bus, store, plan.archived) if plan.truncate else None
-    retention = CheckpointRetention(plan.checkpoints.keep, forgetting)
+    truncation = LogTruncation(bus, store, plan.archived) if plan.truncate else None
+    retention = CheckpointRetention(plan.checkpoints.keep, truncation)
     return Trainer(
-        takes,
+        take_feeder,
         StepPublisher(store, versions, ledger, metrics, retention, timer=monotonic),
         recorded,
         state.step,
@@ -166,7 +166,7 @@ def _fence_store(
     return versions
 
 
-def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
+def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
     """Load the newest complete checkpoint into the learner; None when there is none yet."""
     restored = newest_checkpoint(store)
     for skipped, reason in restored.skipped:
@@ -177,19 +177,19 @@ def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
     return TrainerState.decode(restored.checkpoint.state)
 
 
-def _begin_positions(recall: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
+def _begin_positions(log_bus: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
     """Positions of the first records in the log, or in the archive where the log is truncated
     (every checkpoint is then lost).
     """
-    is_cut = any(offset for topic in GroupIntake.TOPICS for offset in recall.begin(topic).values())
-    reach = recall.with_archive() if is_cut else recall
-    return {topic: from_begin(reach, topic) for topic in GroupIntake.TOPICS}
+    is_cut = any(offset for topic in GroupIntake.TOPICS for offset in log_bus.begin(topic).values())
+    readable = log_bus.with_archive() if is_cut else log_bus
+    return {topic: from_begin(readable, topic) for topic in GroupIntake.TOPICS}
 
 
 def _publish_version_0(
     store: ObjectStore,
     versions: VersionWriter,
-    learner: Learning,
+    learner: Learner,
     intake: GroupIntake,
     provenance: Provenance,
     plan: TrainerPlan,
@@ -238,11 +238,12 @@ def _publishing_terms(
 
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
-    """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
+    """Supersede the takes that no trainer can compute, and end their groups
+    (`data/poisoned_takes.py`). A crash
     between the two records leaves groups without an end; the next start appends the missing ones.
     """
     hopeless = recorded.attempts.takes_to_give_up()
-    given_up = plan_superseded(recorded.takes, recorded.done, recorded.voided, hopeless)
+    given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)
     for one in given_up:
         log.error(
             "step %d: take %s is superseded and group %s ends as poisoned: %s",
@@ -251,11 +252,11 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
             one.poisoned,
             one.detail,
         )
-    closings = recorded.voided.closings(closed.group for closed in recorded.closed)
+    closings = recorded.superseded.closings(closed.group for closed in recorded.closed)
     ledger.append([*given_up, *closings])
     recorded.closed += closings
     for place, takes in recorded.takes.items():
-        recorded.takes[place] = [recorded.voided.effective(take) for take in takes]
+        recorded.takes[place] = [recorded.superseded.effective(take) for take in takes]
 
 
 def _is_change_accepted(

@@ -46,8 +46,8 @@ class TrainerState:
     ended: tuple[int, ...] = ()
     """Groups that ended before their admission was read: the admission must not open them again."""
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which versions (`Believed.terms`): which tokens are masked must not
-    depend on the checkpoint that a trainer resumes from.
+    """Which term published which versions (`BelievedVersions.terms`): which tokens are masked must
+    not depend on the checkpoint that a trainer resumes from.
     """
 
     def encode(self) -> dict[str, Any]:

@@ -1,20 +1,14 @@
-"""The trainer's side of the ledger: what a term appends, and what it reads when it resumes.
+"""The trainer's side of the ledger: what a term appends, what it reads when it resumes, and what is
+derived from its steps (totals for metrics, lines of `metrics/trainer.jsonl`).
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
 after a crash the ledger names everything that may have been trained, and a take without a
 `StepDone` is trained again on the same data.
 
-Sums over the steps that one term of the trainer recorded in the ledger.
-
-A step that is repeated after a crash is in the ledger already and changes no sum, so the sums of
-all terms together are those of the ledger.
-
-Lines of `metrics/trainer.jsonl`: one per `StepDone`, so that people and forwarders need not read
-the log.
-
-The ledger is the source of truth. A crash between a `StepDone` and its line leaves a line missing,
-which the next term adds; a repeated step with equal hashes adds none. A step that was repeated as a
-fork has a second line, of the higher term: the last line of a step is the valid one.
+`metrics/trainer.jsonl` has one line per `StepDone`, so that people and forwarders need not read the
+log; the ledger stays the source of truth. A crash between a `StepDone` and its line leaves a line
+missing, which the next term adds; a repeated step with equal hashes adds none. A step that was
+repeated as a fork has a second line, of the higher term: the last line of a step is the valid one.
 """
 
 from collections import Counter
@@ -57,7 +51,7 @@ class LedgerTail:
     repetition with other bits.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
-    voided: SupersededTakes = field(default_factory=SupersededTakes)
+    superseded: SupersededTakes = field(default_factory=SupersededTakes)
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
 
@@ -72,7 +66,7 @@ class LedgerTail:
             case GroupClosed() as closed:
                 self.closed.append(closed)
             case Superseded() as superseded:
-                self.voided.apply(superseded)
+                self.superseded.apply(superseded)
             case Configured() as configured:
                 self.configured = configured
             case _:
@@ -126,8 +120,11 @@ REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Written by the publisher's thread, read by any thread. `last` holds the newest step's own
-    metrics.
+    """Sums over the steps that this term recorded in the ledger. Written by the publisher's thread,
+    read by any thread. `last` holds the newest step's own metrics.
+
+    A step that is repeated after a crash is in the ledger already and changes no sum, so the sums
+    of all terms together are those of the ledger.
     """
 
     steps: int = 0

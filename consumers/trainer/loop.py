@@ -2,7 +2,7 @@
 
 Phases of a step (DESIGN.md, Trainer): feed each update with takes, update the weights, compare the
 state hash with the ledger's if the step is a repeated one, take a snapshot, hand it over. A
-restarted trainer runs through the same phases (`resume.py`).
+restarted trainer runs through the same phases (`build.py`).
 """
 
 import logging
@@ -26,6 +26,7 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
+
 WAIT_S = 0.02
 
 
@@ -36,7 +37,7 @@ class Trainer:
     `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
     """
 
-    takes: TakeFeeder
+    take_feeder: TakeFeeder
     publisher: StepPublisher
     recorded: LedgerTail
     step: int
@@ -50,14 +51,14 @@ class Trainer:
         """Train until the last step or until `stop` is set; True when the run is complete. Every
         finished step is published when this returns.
         """
-        steps = self.takes.settings.steps
+        steps = self.take_feeder.settings.steps
         try:
             while self.step < steps and self._step(self.step + 1, stop):
                 self.step += 1
         except ComputeFailed as failed:
             # A step with a `StepDone` was computed before, so its takes can be computed.
             if self.step + 1 not in self.recorded.done:
-                self.takes.record_failure(failed)
+                self.take_feeder.record_failure(failed)
             raise
         self.publisher.close()
         return self.step >= steps
@@ -66,15 +67,15 @@ class Trainer:
         """Train one step; False when `stop` came before its end (the next start then repeats its
         takes).
         """
-        started, figures = self.monotonic(), StepMetrics()
-        figures.add_recorded(self.recorded.closed, step)
+        started, step_metrics = self.monotonic(), StepMetrics()
+        step_metrics.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}
-        settings, learner = self.takes.settings, self.takes.learner
+        settings, learner = self.take_feeder.settings, self.take_feeder.learner
         waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
             needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
             progress = UpdateProgress(step, update, needed)
-            waited += self._feed(progress, figures, stop)
+            waited += self._feed(progress, step_metrics, stop)
             if not progress.is_complete():
                 return False
             skipped = metrics.get("updates_skipped", 0.0)
@@ -82,32 +83,34 @@ class Trainer:
             metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
-        everything = {**metrics, **figures.metrics(), **times}
+        everything = {**metrics, **step_metrics.metrics(), **times}
         # A skipped update has no finite gradient norm, and the JSON header of a record cannot hold
         # NaN.
         finite = {name: value for name, value in everything.items() if math.isfinite(value)}
-        self._hand_over(step, figures, finite)
+        self._hand_over(step, step_metrics, finite)
         return True
 
-    def _feed(self, progress: UpdateProgress, figures: StepMetrics, stop: threading.Event) -> float:
+    def _feed(
+        self, progress: UpdateProgress, step_metrics: StepMetrics, stop: threading.Event
+    ) -> float:
         """Train recorded takes, then live ones, until the update is complete; returns the seconds
         spent waiting for data.
         """
         waited = 0.0
-        self.takes.repeat_recorded(self.recorded, progress, figures)
-        self.takes.intake.read()
+        self.take_feeder.repeat_recorded(self.recorded, progress, step_metrics)
+        self.take_feeder.intake.read()
         while not progress.is_complete() and not stop.is_set():
             # A failed publisher stops versions and with them admission: without this check the
             # loop would wait for data for ever.
             self.publisher.check()
-            if not self.takes.take_ready(progress, figures, self.monotonic()):
+            if not self.take_feeder.take_ready(progress, step_metrics, self.monotonic()):
                 began = self.monotonic()
-                self.takes.intake.read(WAIT_S)
+                self.take_feeder.intake.read(WAIT_S)
                 waited += self.monotonic() - began
         return waited
 
-    def _hand_over(self, step: int, figures: StepMetrics, metrics: dict[str, float]) -> None:
-        learner = self.takes.learner
+    def _hand_over(self, step: int, step_metrics: StepMetrics, metrics: dict[str, float]) -> None:
+        learner = self.take_feeder.learner
         state_hash = learner.state_hash()
         known = self.recorded.done.get(step)
         if known is not None and known.state_hash != state_hash:
@@ -123,21 +126,21 @@ class Trainer:
             state_hash=state_hash,
             takes=learner.micro_batches,
             metrics=metrics,
-            counts=dict(figures.counts),
+            counts=dict(step_metrics.counts),
             time_s=0.0,
         )
         self.publisher.await_room()
         is_known = known is not None and known.state_hash == state_hash
         checkpoint = None
-        if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
+        if step % self.checkpoint_every == 0 or step == self.take_feeder.settings.steps:
             checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
         snapshot = StepSnapshot(
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
             is_known,
-            dict(figures.lags),
-            dict(figures.outcomes),
+            dict(step_metrics.lags),
+            dict(step_metrics.outcomes),
         )
         self.publisher.submit(snapshot)
 
@@ -145,11 +148,11 @@ class Trainer:
         """Metrics of this term. A step and what it trained count once its `StepDone` is in the
         ledger; repeated steps do not count.
         """
-        intake, now = self.takes.intake, self.monotonic()
+        intake, now = self.take_feeder.intake, self.monotonic()
         groups = list(intake.open.values())
         return {
             "trainer_step": self.step,
-            "trainer_steps_wanted": self.takes.settings.steps,
+            "trainer_steps_wanted": self.take_feeder.settings.steps,
             "trainer_groups_open": len(groups),
             "trainer_groups_complete": sum(group.is_finished() for group in groups),
             "trainer_oldest_group_age_seconds": max((now - g.since_s for g in groups), default=0.0),
@@ -163,21 +166,21 @@ class Trainer:
         }
 
     def readers(self) -> list[TopicReader]:
-        return self.takes.intake.readers()
+        return self.take_feeder.intake.readers()
 
     def _state(self, step: int) -> dict[str, object]:
-        takes = self.takes
+        feeder = self.take_feeder
         # Takes of later steps are before the ledger's end: a trainer that starts from this
         # checkpoint must read them again.
         ahead = self.recorded.goes_beyond(step)
-        position = self.recorded.since if ahead else takes.ledger.position()
+        position = self.recorded.since if ahead else feeder.ledger.position()
         state = trainer_state(
             step,
-            takes.learner.updates,
+            feeder.learner.updates,
             position,
-            takes.intake,
+            feeder.intake,
             self.configuration_hash,
             ahead,
-            takes.terms,
+            feeder.terms,
         )
         return state.encode()

@@ -8,10 +8,11 @@ import numpy as np
 
 from rollstream.consumers.trainer.data.prepare import lag_counts, lags_of
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
 from rollstream.streams.admissible import LABEL_MAX
 from rollstream.streams.records import GroupClosed, Trajectory
 
+TASKS_MAX = 64
+"""Most tasks with metrics of their own: rollouts choose the labels freely."""
 OTHER_TASKS = "(others)"
 NUMBER_MAX = 1 << 53  # of a version in a metric: larger integers are not exact in a float
 

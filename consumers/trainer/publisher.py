@@ -41,6 +41,7 @@ from rollstream.streams.records import StepDone
 
 log = logging.getLogger(__name__)
 
+
 QUEUE_MAX = 2
 ROOM_POLL_S = 0.005
 THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores
@@ -68,7 +69,7 @@ class CheckpointRetention:
     """
 
     checkpoints: int
-    forgetting: LogTruncation | None = None
+    truncation: LogTruncation | None = None
 
 
 class StepPublisher:
@@ -185,6 +186,6 @@ class StepPublisher:
             check_term(self._store, self._versions.term)
             delete_checkpoints(self._store, [one])  # 6
         check_term(self._store, self._versions.term)
-        forgetting = self._retention.forgetting
-        if forgetting is not None:
-            forgetting.run(s.id for s in stored if s.whole and s.id not in unwanted)
+        truncation = self._retention.truncation
+        if truncation is not None:
+            truncation.run(s.id for s in stored if s.whole and s.id not in unwanted)

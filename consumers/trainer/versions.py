@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class VersionWriter:
     """Writer of one term of the trainer. `pinned` returns the versions that a rollout or an open
-    partial needs (`pins.py`).
+    partial needs (`data/retention.py`).
     """
 
     store: ObjectStore

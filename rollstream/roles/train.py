@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The ranks; only rank 0 has a `teller`."""
+    """The ranks; only rank 0 has a `commander`."""
 
     ranks: "Ranks"
-    teller: "RankCommander | None"
+    commander: "RankCommander | None"
 
     @property
     def is_led(self) -> bool:
         """Whether this process holds the role; the others follow it."""
-        return self.teller is not None
+        return self.commander is not None
 
     def share(self, model: PreTrainedModel | PacedModel) -> "ShardedModel":
         """The model as one that all ranks train, commanded by rank 0."""
         from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
-        assert self.teller is not None
+        assert self.commander is not None
         assert isinstance(model, PreTrainedModel)
-        return ShardedModel(model, self.ranks, self.teller)
+        return ShardedModel(model, self.ranks, self.commander)
 
 
 @contextmanager
@@ -76,13 +76,13 @@ def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
             "start it without torchrun"
         )
     with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
-        teller = RankCommander(ranks) if ranks.rank == 0 else None
+        commander = RankCommander(ranks) if ranks.rank == 0 else None
         try:
-            yield RankGroup(ranks, teller)
+            yield RankGroup(ranks, commander)
         except SystemExit:  # stopped while it waited for the lease
-            _close_ranks(teller)
+            _close_ranks(commander)
             raise
-        _close_ranks(teller)
+        _close_ranks(commander)
 
 
 def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
@@ -101,11 +101,11 @@ def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
     return not place.stop.is_set()
 
 
-def _close_ranks(teller: "RankCommander | None") -> None:
+def _close_ranks(commander: "RankCommander | None") -> None:
     from rollstream.consumers.trainer.sharded.messages import EndRanks
 
-    if teller is not None:
-        teller.close(EndRanks())
+    if commander is not None:
+        commander.close(EndRanks())
 
 
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")

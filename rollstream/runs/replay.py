@@ -29,7 +29,7 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
-from rollstream.consumers.trainer.learn.base import Learning, open_learner
+from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.errors import ConfigurationError
 from rollstream.roles.context import run_rule, set_torch_threads
 from rollstream.roles.initial_model import starting_model
@@ -227,7 +227,7 @@ def find_replay_start(
     asked: ReplayRequest,
     before: Mapping[str, Any] | None,
     own: tuple[RunFolder, Configuration],
-) -> tuple[ReplayStart, Learning]:
+) -> tuple[ReplayStart, Learner]:
     """The start and its learner: at the folder's newest checkpoint if a replay was stopped there
     (`before` is its recorded request), else at the run's newest stored checkpoint up to the first
     requested step.
@@ -254,7 +254,7 @@ def run_replay(
     recorded: RecordedSteps,
     asked: ReplayRequest,
     start: ReplayStart,
-    learner: Learning,
+    learner: Learner,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
     """Train the steps and yield each; everything is in the folder when this ends."""
@@ -291,6 +291,6 @@ def _has_recorded_hash(again: RecordedSteps, recorded: RecordedSteps, step: int)
     return again.done[step][-1].state_hash in recorded.hashes(step)
 
 
-def _changed_learner(asked: ReplayRequest) -> Learning:
+def _changed_learner(asked: ReplayRequest) -> Learner:
     model = starting_model(asked.before, asked.folder.path)
     return open_learner(model, asked.now.trainer)

@@ -33,7 +33,7 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, read_recorded
 from rollstream.consumers.replay.training import ReplayOutput, ledger_position
 from rollstream.consumers.trainer.data.retention import HeldVersions
-from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.ledger import Ledger, missing_lines
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
@@ -83,7 +83,7 @@ def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
 
 @contextmanager
 def open_replay_output(
-    folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learning
+    folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learner
 ) -> Generator[ReplayOutput]:
     """The output of a replay; everything is written when the block ends. `learner` must be at the
     step of `behind`.

@@ -48,11 +48,11 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     def records(topic: str, kind: type[Kind]) -> list[Kind]:
         return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
 
-    voided = SupersededTakes()
+    superseded = SupersededTakes()
     for record in records("ledger", Superseded):
-        voided.apply(record)
-    takes = [voided.effective(take) for take in records("ledger", Take)]
-    found.poisoned = {group: why for group, (_, why) in voided.poisoned.items()}
+        superseded.apply(record)
+    takes = [superseded.effective(take) for take in records("ledger", Take)]
+    found.poisoned = {group: why for group, (_, why) in superseded.poisoned.items()}
     used = Counter(member.trajectory for take in takes for member in take.members)
     found.wrong += [f"{t} was trained {count} times" for t, count in used.items() if count > 1]
     found.trained = sum(len(take.groups) for take in takes)

@@ -244,7 +244,9 @@ class SteppedRun:
         )
         if shape.uncomputable:
             names = frozenset({shape.uncomputable})
-            trainer.takes.learner = Breaking(trainer.takes.learner, names, ComputeFailed)  # type: ignore[assignment]
+            trainer.take_feeder.learner = Breaking(
+                trainer.take_feeder.learner, names, ComputeFailed
+            )  # type: ignore[assignment]
         inner, publisher = trainer.publisher, SteppedPublisher(trainer.publisher, self.baton)
         trainer.publisher = publisher  # type: ignore[assignment]
         self.baton.start(process, publisher.run)
@@ -256,7 +258,7 @@ class SteppedRun:
             self.baton.kill(process)
             raise Crashed from None
         finally:
-            trainer.takes.learner.close()
+            trainer.take_feeder.learner.close()
             inner.close()
 
     def _rollout(self, process: Process, bus: Bus, store: ObjectStore) -> None:

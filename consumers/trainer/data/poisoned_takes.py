@@ -7,16 +7,12 @@ starts that each directly follow the marker of the same take with no step done i
 every take of the update that has a member of the failing takes' groups is superseded, and those
 groups end dead. A `kill -9` counts only if it hits the computation of a retried take, and a
 finished step resets the count, so a run whose trainer is killed at random trains all its groups.
-
-The error of a learner that cannot compute micro-batches, and the test for errors of short
-memory.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from msgspec.structs import replace
 
 from rollstream.errors import RollstreamError
@@ -133,7 +129,7 @@ class SupersededTakes:
 def plan_superseded(
     takes: Mapping[UpdateKey, Sequence[Take]],
     done: Iterable[int],
-    voided: SupersededTakes,
+    superseded: SupersededTakes,
     hopeless: Mapping[TakeKey, str],
 ) -> list[Superseded]:
     """The records to append for hopeless takes. A finished step is left alone: it was computed once
@@ -142,7 +138,9 @@ def plan_superseded(
     found: list[Superseded] = []
     finished = set(done)
     for (step, update, failing), why in sorted(hopeless.items()):
-        living = [take for take in takes.get((step, update), ()) if not voided.is_superseded(take)]
+        living = [
+            take for take in takes.get((step, update), ()) if not superseded.is_superseded(take)
+        ]
         group_of = {
             member.trajectory: group.group
             for take in takes.get((step, update), ())
@@ -157,7 +155,7 @@ def plan_superseded(
             continue
         voids = tuple(one for one, groups in groups_by_take.items() if groups & poisoned)
         record = Superseded(step, update, voids, tuple(sorted(poisoned)), why)
-        voided.apply(record)
+        superseded.apply(record)
         found.append(record)
     return found
 
@@ -165,9 +163,6 @@ def plan_superseded(
 def error_text(error: BaseException) -> str:
     """The text of an exception in the ledger, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]
-
-
-_CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain RuntimeError
 
 
 class ComputeFailed(RollstreamError, RuntimeError):
@@ -181,10 +176,3 @@ class ComputeFailed(RollstreamError, RuntimeError):
             f"micro-batch {numbers} of the step cannot be computed: {type(cause).__name__}: {cause}"
         )
         self.micro_batches = micro_batches
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether a smaller micro-batch may succeed."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

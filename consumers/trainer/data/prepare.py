@@ -1,20 +1,15 @@
-"""Group-relative advantages: each sample is compared with the other samples of its prompt. Pure.
-
-Lag: by how many versions the trainer is ahead of the version that emitted a token. Pure.
-
-Invariant 5: no token above `max_lag` is trained on. Policies that change versions within a
-trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single version.
-Tokens of a version that was replaced by another term's are treated in the same way (DESIGN.md,
-Weight versions): their weights are unknown. The audit uses the same two functions, `lag_of` and
-`Believed.is_believed`.
-
-Turns a group's completions into training samples. Pure: live training, replay and audit call the
-same function.
+"""Turns a group's completions into training samples with advantages, masked by lag. Pure: live
+training, replay and audit call the same functions.
 
 Left out are dead members, members that cannot be trained (invariant 12) and members that lack an
-annotation that the configuration names. Advantages are relative to all remaining members. Tokens
-above `max_lag` at this version, or of a version that is not believed, are masked under in-flight
-policies; under `keep_version` the whole trajectory is dropped (invariant 5). Both are counted.
+annotation that the configuration names. Advantages are relative to all remaining members.
+
+The lag of a token is the number of versions by which the trainer is ahead of the version that
+emitted it. Invariant 5: no token above `max_lag` is trained on. Policies that change versions
+within a trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single
+version. Tokens of a version that was replaced by another term's are treated in the same way
+(DESIGN.md, Weight versions): their weights are unknown. All are counted. The audit uses the same
+two functions, `lag_of` and `BelievedVersions.is_believed`.
 """
 
 from collections import Counter
@@ -54,7 +49,7 @@ EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding 
 
 
 def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
-    """One advantage per reward of a group of n; a group of one has advantage 0.
+    """One group-relative advantage per reward of a group of n; a group of one has advantage 0.
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
       2402.03300).
@@ -194,7 +189,7 @@ def prepare_group(
     believed: BelievedVersions | None = None,
 ) -> PreparedGroup:
     """The samples that the group contributes when training from `version`, given its annotations
-    (`noted`) and the believed versions (None: all).
+    and the believed versions (None: all).
     """
     found = annotated_rewards(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)

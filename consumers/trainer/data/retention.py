@@ -1,27 +1,5 @@
-"""Versions that retention must keep because a live rollout holds them or an open partial names them
-(invariant 11).
-
-Dispatch tracks the open partials and saves that state every few seconds (`kept.py`). A partial that
-began after the last save began under a version that its rollout held since then. Those versions
-stay too, whatever happens to the rollout, also while dispatch is down.
-
-All times are of this process's own clock, taken when a status is read. The clocks of rollouts
-decide nothing, so a rollout whose clock is an hour ahead does not unpin versions of the others.
-
-Truncates topics after a checkpoint (invariant 11): removes the records that neither the trainer
-nor dispatch nor the archive needs.
-
-Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would read
-again (its positions, and the records of groups that were open in it), the position from which
-dispatch can rebuild its state, and the archived position (the end, where no archive runs). A role
-that never committed its position stops truncation. A trainer that was replaced but still runs
-truncates less, never more: each bound only moves forwards.
-
-The run's log as a trainer reads it: truncated records are read from the archive, at the same
-offsets and byte for byte.
-
-Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints are
-lost or damaged, or the log was truncated from outside. It is opened at the first such read.
+"""What the trainer keeps and what it removes (invariant 11): versions that must stay, truncation of
+topics after a checkpoint, and reading truncated records from the archive.
 """
 
 import logging
@@ -49,12 +27,18 @@ from rollstream.streams.truncation import (
 from rollstream.streams.values import Address, Version
 from rollstream.streams.wrapper import BusWrapper
 
+log = logging.getLogger(__name__)
+
 LIVE_S = 60.0  # above any heartbeat timeout: a rollout silent for longer fetches the newest anyway
 OVERLAP_S = 5.0  # two threads send status and partials: a partial may follow the next status
 
 
 class HeldVersions:
-    """Returns the versions that live rollouts hold, from the last `status` of every rollout."""
+    """Returns the versions that live rollouts hold, from the last `status` of every rollout.
+
+    All times are of this process's own clock, taken when a status is read. The clocks of rollouts
+    decide nothing, so a rollout whose clock is an hour ahead does not unpin versions of the others.
+    """
 
     def __init__(self, bus: Bus, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._bus, self._monotonic = bus, monotonic
@@ -101,6 +85,11 @@ class _VersionHold:
 class PinnedVersions(HeldVersions):
     """Versions to keep under `keep_version`, where a partial can only be resumed under its own
     version. Memory: a few numbers per rollout and version held since dispatch saved its state.
+
+    Dispatch tracks the open partials and saves that state every few seconds
+    (`dispatch/persistence.py`). A partial that began after the last save began under a version that
+    its rollout held since then. Those versions stay too, whatever happens to the rollout, also
+    while dispatch is down.
     """
 
     def __init__(
@@ -145,15 +134,19 @@ class PinnedVersions(HeldVersions):
                 hold.partials = ends
 
 
-log = logging.getLogger(__name__)
-
 TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 
 @dataclass(frozen=True, slots=True)
 class LogTruncation:
-    """`archived` names the topics that an archive keeps: their records are truncated only after
-    they were archived.
+    """Truncates topics after a checkpoint: removes the records that neither the trainer nor
+    dispatch nor the archive needs. `archived` names the topics that an archive keeps.
+
+    Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would
+    read again (its positions, and the records of groups that were open in it), the position from
+    which dispatch can rebuild its state, and the archived position (the end, where no archive
+    runs). A role that never committed its position stops truncation. A trainer that was replaced
+    but still runs truncates less, never more: each bound only moves forwards.
     """
 
     bus: Bus
@@ -198,7 +191,12 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 
 class ArchiveBackedBus(BusWrapper):
-    """A bus that behaves as the one below it, except that `read` also reaches archived records."""
+    """The run's log as a trainer reads it: a wrapper of a bus whose `read` returns truncated
+    records from the archive, at the same offsets and byte for byte.
+
+    Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints
+    are lost or damaged, or the log was truncated from outside. It is opened at the first such read.
+    """
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:
         super().__init__(bus)
@@ -210,9 +208,8 @@ class ArchiveBackedBus(BusWrapper):
         record.
         """
         if self._both is None:
-            from rollstream.storage.archive.log import (
-                LogWithArchive,  # imports pyarrow: seconds, rarely used
-            )
+            # Imported here because it loads pyarrow, which takes seconds and is rarely needed.
+            from rollstream.storage.archive.log import LogWithArchive
 
             self._both = LogWithArchive(self._below, self._store, self._run)
         return self._both

@@ -1,12 +1,9 @@
-"""Rewards of completions from their annotations, or the reason why a reward is missing.
+"""A trajectory in the form that the loss uses (`Sample`), and its reward from annotations.
 
-Pure: live training and replay call the same function, so equal annotations give equal rewards.
-
-One trajectory in the form that the loss uses.
-
-Only generated tokens have log-probabilities, spans and loss; `mask` marks those that are trained.
-Prompt and environment tokens are context. `sample_of` returns consistent samples only, so code that
-receives a `Sample` does not check it again.
+Only generated tokens have log-probabilities, spans and loss; prompt and environment tokens are
+context. `sample_of` returns consistent samples only, so code that receives a `Sample` does not
+check it again. All functions are pure and shared by live training and replay, so equal annotations
+give equal rewards.
 """
 
 from collections.abc import Iterable, Mapping

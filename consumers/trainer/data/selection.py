@@ -1,20 +1,8 @@
-"""Chooses the complete groups that a step trains first: pure functions of frozen values
-(invariant 9).
+"""Selects the data of an update: which complete groups come first, when they are taken, and how
+their samples are packed into micro-batches.
 
-A user's own rule is named by its import path, `module:function`, and has the signature of `oldest`.
-
-Progress of one update: which groups it has taken and which of their samples are used. Live
-training and the repetition after a crash share it.
-
-An update is complete when it has all its groups and every trainable sample of them was in a take.
-Both can be derived from the ledger, so the successor of a trainer that died in the middle of a step
-continues exactly where its takes end.
-
-Warns when finished groups wait for annotations and none arrives. Their deadline closes them in
-the end, but by default only after minutes.
-
-Packs samples into micro-batches: one `Take` names each, and one worker trains it. Pure and
-deterministic.
+Choosing and packing are pure functions of frozen values (invariant 9). A user's own rule of choice
+is named by its import path, `module:function`, and has the signature of `oldest`.
 """
 
 import logging
@@ -25,6 +13,8 @@ from typing import cast
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,13 @@ def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -
 
 @dataclass(slots=True)
 class UpdateProgress:
-    """One update of one step."""
+    """Progress of one update of one step: the groups that it has taken and the samples that are
+    still pending. Live training and the repetition after a crash share it.
+
+    An update is complete when it has all its groups and every trainable sample of them was in a
+    take. Both can be derived from the ledger, so the successor of a trainer that died in the middle
+    of a step continues exactly where its takes end.
+    """
 
     step: int
     update: int
@@ -142,16 +138,15 @@ def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
 
 
-log = logging.getLogger(__name__)
-
-NO_ANNOTATION_S = (
-    30.0  # without any annotation while groups wait for one; also between two warnings
-)
+NO_ANNOTATION_S = 30.0  # without an annotation while groups wait; also between two warnings
 
 
 @dataclass(slots=True)
 class AnnotationWatch:
-    """`names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
+    """Warns when finished groups wait for annotations and none arrives. Their deadline closes them
+    in the end, but by default only after minutes.
+
+    `names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
     annotation, the start of the wait, the last warning; 0 before the first call.
     """
 
@@ -180,7 +175,8 @@ class AnnotationWatch:
 
 
 def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
-    """Micro-batches of at most `tokens_max` tokens (one longer sample is a micro-batch of its own).
+    """Pack samples into micro-batches of at most `tokens_max` tokens (one longer sample is a
+    micro-batch of its own). One `Take` names each micro-batch, and one worker trains it.
 
     Every sample is in exactly one micro-batch. Samples are ordered longest first, then by
     trajectory id, so neighbours have about equal lengths and the result does not depend on the

@@ -28,7 +28,7 @@ from rollstream.consumers.trainer.data.selection import (
     pack_micro_batches,
     worth_taking,
 )
-from rollstream.consumers.trainer.learn.base import Learning
+from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.streams.admissible import BelievedVersions
@@ -69,12 +69,12 @@ class TakeFeeder:
     choose: GroupChoice
     intake: GroupIntake
     ledger: Ledger
-    learner: Learning
+    learner: Learner
     annotation_watch: AnnotationWatch
     believed: Callable[[], Version | None]
     """Returns the highest believed version, which the publisher's thread advances."""
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which version, this term's own included (`Believed.terms`)."""
+    """Which term published which version, this term's own included (`BelievedVersions.terms`)."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
@@ -86,18 +86,19 @@ class TakeFeeder:
     """
 
     def repeat_recorded(
-        self, recorded: LedgerTail, progress: UpdateProgress, figures: StepMetrics
+        self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
     ) -> None:
         """Train the takes of this update that the ledger holds.
 
         Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
         that dies within a take leaves its marker last, so the next trainer can count the death
-        (`poison.py`). The closing marker, without a micro-batch, keeps a later death from counting.
+        (`poisoned_takes.py`). The closing marker, without a micro-batch, keeps a later death from
+        counting.
         """
         is_unfinished = progress.step not in recorded.done
         takes = recorded.takes.pop((progress.step, progress.update), [])
         for take in takes:
-            self._repeat_groups(take, progress, figures)
+            self._repeat_groups(take, progress, step_metrics)
             if is_unfinished and take.members:
                 self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
             self._repeat(take, progress)
@@ -115,7 +116,9 @@ class TakeFeeder:
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
             self.ledger.append([TakeFailed(step, update, numbers, error)])
 
-    def _repeat_groups(self, take: Take, progress: UpdateProgress, figures: StepMetrics) -> None:
+    def _repeat_groups(
+        self, take: Take, progress: UpdateProgress, step_metrics: StepMetrics
+    ) -> None:
         """Prepare the groups that a recorded take began, from the annotations and believed versions
         that the take recorded.
         """
@@ -132,7 +135,7 @@ class TakeFeeder:
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
                 progress.take_group(group.group, [])
             else:
-                self._take_group(ready, progress, figures)
+                self._take_group(ready, progress, step_metrics)
 
     def _repeat(self, take: Take, progress: UpdateProgress) -> None:
         """Train a recorded take again on the recorded data, as far as the present rule allows."""
@@ -146,10 +149,10 @@ class TakeFeeder:
         else:
             progress.skip_take()
 
-    def take_ready(self, progress: UpdateProgress, figures: StepMetrics, now_s: float) -> int:
+    def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
         """Take the ready groups if they are worth it; returns the number of groups taken."""
         believed = self.believed()  # read once: a take records the version that decided its groups
-        ready = self._ready(progress, believed, figures, now_s)
+        ready = self._ready(progress, believed, step_metrics, now_s)
         tokens = sum(r.tokens for r in ready.values())
         full = self.settings.micro_batch_tokens
         begun: Sequence[int] = ()
@@ -159,12 +162,16 @@ class TakeFeeder:
         for group in begun:
             self.intake.end(group)
             del self._prepared[group]
-            self._take_group(ready[group], progress, figures)
+            self._take_group(ready[group], progress, step_metrics)
         self._write(progress, [ready[group] for group in begun], believed)
         return len(begun)
 
     def _ready(
-        self, progress: UpdateProgress, believed: Version | None, figures: StepMetrics, now_s: float
+        self,
+        progress: UpdateProgress,
+        believed: Version | None,
+        step_metrics: StepMetrics,
+        now_s: float,
     ) -> dict[int, ReadyGroup]:
         """The groups that may be taken, by number; groups that end untrained are closed in the
         ledger.
@@ -182,7 +189,7 @@ class TakeFeeder:
                 continue
             closed.append(_closed(number, group, found.prepared, progress.step))
             records = [a.record for a in found.arrived]
-            figures.add_closed(closed[-1].reason, found.prepared.counts, records)
+            step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
         self.annotation_watch.check(waiting, self.intake.annotated_s, now_s)
@@ -213,15 +220,15 @@ class TakeFeeder:
         return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
     def _take_group(
-        self, ready: ReadyGroup, progress: UpdateProgress, figures: StepMetrics
+        self, ready: ReadyGroup, progress: UpdateProgress, step_metrics: StepMetrics
     ) -> None:
         samples = ready.prepared.samples
         progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
         self._samples.update({s.trajectory: s for s in samples})
         members = {a.member.trajectory: a.member for a in ready.arrived}
         self._members.update({s.trajectory: members[s.trajectory] for s in samples})
-        figures.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
-        figures.add_consumed(samples, progress.version)
+        step_metrics.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
+        step_metrics.add_consumed(samples, progress.version)
 
     def _write(
         self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None

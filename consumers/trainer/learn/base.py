@@ -1,7 +1,7 @@
 """The interface between the trainer's loop and a learner, and the factory of learners.
 
 Learners: one process that trains a model (`learner.py`), several processes that share one model
-(`sharded/`), and a learner that only models time (`paced_learner.py`).
+(`sharded/`), and a learner that only models time (`paced.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
@@ -21,10 +20,8 @@ from rollstream.storage.weights.distributed import Tensors
 if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
-__all__ = ["ComputeFailed", "Learning", "open_learner"]
 
-
-class Learning(Protocol):
+class Learner(Protocol):
     """Trains micro-batches and updates the weights; to be called from one thread."""
 
     micro_batches: int
@@ -84,7 +81,7 @@ class Learning(Protocol):
 
 def open_learner(
     model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
-) -> Learning:
+) -> Learner:
     """The learner for this kind of model; a `PreTrainedModel` belongs to the learner afterwards."""
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)

@@ -1,14 +1,7 @@
-"""Tests before training, on a dozen tokens, whether a model can be trained and packed.
-
-transformers 5 separates packed sequences where positions restart at 0 (masking_utils.py,
-`find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
-positions to it: OPT does not, ALiBi has none, state-space models carry their state across. No
-configuration field shows this reliably; the hidden states do.
-
-Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
+"""Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
 the architecture has one, else by transformers' own forward.
 
-`policy_of(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between
+`policy_scorer(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between
 samples and loss. Both paths return the same numbers up to rounding, are differentiable in the
 model's parameters and may be called from several threads at once.
 
@@ -20,26 +13,15 @@ unequal work run equal collectives. Under FSDP the head must be in `model`'s roo
 group of its own. The body computes in the type of its parameters; for bfloat16 the caller casts
 them.
 
-Gradient checkpointing: layers recompute their activations in the backward pass instead of
-keeping them.
-
-The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
-Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers' own
-switch acts only on modules in training mode, which also turns dropout on. The trained policy must
-be the sampled one, so the model stays in evaluation mode and the layers are wrapped here.
-
-The device on which the trainer computes (setting `trainer.device`).
+Before training, `check_trainable` and `can_pack` try the model on a dozen tokens, because no
+configuration field shows reliably what its forward does.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -85,6 +67,10 @@ def check_trainable(model: PreTrainedModel) -> None:
 def can_pack(model: PreTrainedModel) -> bool:
     """Whether sequences that share a row of `model`'s forward do not attend to each other when
     their positions restart at 0. `model` is float32 and not sharded.
+
+    transformers 5 separates packed sequences where positions restart (masking_utils.py,
+    `find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
+    positions to it: OPT does not, ALiBi has none, state-space models carry their state across.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -170,8 +156,14 @@ def _forward(
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make every decoder layer of `model` keep only its inputs for the backward pass; gradients
-    stay the same.
+    """Gradient checkpointing: make every decoder layer of `model` keep only its inputs and
+    recompute its activations in the backward pass; gradients stay the same.
+
+    The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
+    Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers'
+    own switch acts only on modules in training mode, which also turns dropout on. The trained
+    policy must be the sampled one, so the model stays in evaluation mode and the layers are wrapped
+    here.
 
     Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
     once, outside of the recomputation. To be called before such hooks are set.
@@ -194,8 +186,8 @@ def _recomputed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def device_of(name: str) -> torch.device:
-    """The device named `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a device, else the CPU).
-    Raises `ConfigurationError` if this machine has no such device.
+    """The device of the setting `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there
+    is a device, else the CPU). Raises `ConfigurationError` if this machine has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer, recompute_layers
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
@@ -24,7 +24,12 @@ from rollstream.consumers.trainer.learn.masters import Masters
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.optimiser import Optimiser
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
-from rollstream.consumers.trainer.learn.workers import BufferPool, OrderedWorkers, keep_freed_memory
+from rollstream.consumers.trainer.learn.workers import (
+    BufferPool,
+    OrderedWorkers,
+    is_out_of_memory,
+    keep_freed_memory,
+)
 from rollstream.storage.weights.tensors import state_hash
 
 log = logging.getLogger(__name__)
@@ -205,11 +210,11 @@ class TorchLearner:
         return _BatchResult(first.gradients or second.gradients, sums)
 
     def _compute(self, samples: Sequence[Sample], version: int) -> _BatchResult:
-        judged = to_device(loss_inputs(samples, version), self._device)
-        if not judged.sequences:
-            return _BatchResult((), LossStatistics(masked=float(judged.masked)))
+        inputs = to_device(loss_inputs(samples, version), self._device)
+        if not inputs.sequences:
+            return _BatchResult((), LossStatistics(masked=float(inputs.masked)))
         scores = self._policy(to_device(token_rows(samples), self._device))
-        loss, sums = surrogate_loss(scores, judged, self._settings)
+        loss, sums = surrogate_loss(scores, inputs, self._settings)
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_per_step == 0:
             sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))

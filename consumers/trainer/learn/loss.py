@@ -1,8 +1,4 @@
-"""Statistics of micro-batches as sums, so that the parts of a batch add up to those of the whole.
-
-`weight` is the divisor of the update's gradient (`loss.py`); the other fields are for metrics.
-
-Policy-gradient losses over trained tokens. Pure; formulas and sources are in `docs/learning.md`.
+"""Policy-gradient losses over trained tokens. Pure; formulas and sources are in `docs/learning.md`.
 
 π is the policy being trained, μ the policy that emitted the token. log μ is the value that the
 engine recorded under the token's own version, so spans of several versions need no special case.
@@ -10,9 +6,10 @@ The loss of a micro-batch is a *sum*: an update divides the gradients of all its
 the sum of their weights, which is known only after the last one.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from dataclasses import dataclass, field, fields
 
-# pyright: reportUnknownMemberType=false
 import torch
 from torch import Tensor
 
@@ -24,7 +21,10 @@ from rollstream.consumers.trainer.learn.scores import TokenScores
 
 @dataclass(frozen=True, slots=True)
 class LossStatistics:
-    """Sums over trained tokens, except `sequences`, `masked` and the two maxima. `ratio` is π/μ
+    """Statistics of micro-batches as sums, so that the parts of a batch add up to those of the
+    whole. `weight` is the divisor of the update's gradient; the other fields are for metrics.
+
+    Sums are over trained tokens, except `sequences`, `masked` and the two maxima. `ratio` is π/μ
     before truncation or clipping, per token or per sequence as the loss uses it; `kl` sums
     r − 1 − log r. `gaps` are of the first update of a step only; `halved` counts micro-batches that
     did not fit into memory.
@@ -87,37 +87,37 @@ the update NaN.
 
 
 def surrogate_loss(
-    scores: TokenScores, judged: LossInputs, settings: TrainerSettings
+    scores: TokenScores, inputs: LossInputs, settings: TrainerSettings
 ) -> tuple[Tensor, LossStatistics]:
     """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of its
     tokens.
     """
-    log_ratio = (scores.logprobs - judged.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-    counts = torch.bincount(judged.sequence, minlength=judged.sequences)
+    log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     if settings.ratio == "sequence":
-        log_ratio = _sequence_means(log_ratio, judged, counts)
+        log_ratio = _sequence_means(log_ratio, inputs, counts)
     ratio = log_ratio.exp()
     if settings.loss == "truncated_is":
         weight = ratio.detach().clamp(max=settings.ratio_max)
-        losses = -scores.logprobs * judged.advantage * weight
+        losses = -scores.logprobs * inputs.advantage * weight
         clipped = ratio > settings.ratio_max
     else:
         bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-        losses = -torch.minimum(ratio * judged.advantage, bounded * judged.advantage)
-        clipped = bounded * judged.advantage < ratio * judged.advantage
+        losses = -torch.minimum(ratio * inputs.advantage, bounded * inputs.advantage)
+        clipped = bounded * inputs.advantage < ratio * inputs.advantage
     if settings.aggregate == "sequence":
-        losses = losses / counts[judged.sequence]
-        total_weight = float(judged.sequences)
+        losses = losses / counts[inputs.sequence]
+        total_weight = float(inputs.sequences)
     else:
         total_weight = float(len(losses))
     loss = losses.sum()
-    return loss, _sums(losses, total_weight, scores, judged, log_ratio, clipped)
+    return loss, _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
 
 
-def _sequence_means(values: Tensor, judged: LossInputs, counts: Tensor) -> Tensor:
+def _sequence_means(values: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
     """[G] mean of `values` over the trained tokens of each token's sequence."""
-    totals = values.new_zeros(judged.sequences).index_add(0, judged.sequence, values)
-    return (totals / counts)[judged.sequence]
+    totals = values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)
+    return (totals / counts)[inputs.sequence]
 
 
 @torch.no_grad()
@@ -125,12 +125,12 @@ def _sums(
     losses: Tensor,
     weight: float,
     scores: TokenScores,
-    judged: LossInputs,
+    inputs: LossInputs,
     log_ratio: Tensor,
     clipped: Tensor,
 ) -> LossStatistics:
     log_ratio = log_ratio.double()
-    ratio, lag = log_ratio.exp(), judged.lag.double()
+    ratio, lag = log_ratio.exp(), inputs.lag.double()
     added = {
         "loss": losses.double().sum(),
         "entropy": scores.entropy.double().sum(),
@@ -145,8 +145,8 @@ def _sums(
     return LossStatistics(
         weight=weight,
         tokens=float(len(losses)),
-        sequences=float(judged.sequences),
-        masked=float(judged.masked),
+        sequences=float(inputs.sequences),
+        masked=float(inputs.masked),
         **{name: float(value) for name, value in added.items()},
         gaps=LogprobGaps(),
     )

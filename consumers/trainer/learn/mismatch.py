@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.metrics import TASKS_MAX
 
 TOKEN_MAX = 0.1
 """Largest difference in nats that is not counted as `above`: about a tenth in probability."""
 EXPONENT_MAX = 20.0
 """As in the loss: one broken log-probability must not make a metric infinite."""
-
-TASKS_MAX = 64
-"""Most tasks with metrics of their own: rollouts choose the labels freely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,10 @@ class LogprobGaps:
         if not self.by_task:
             return {}
         exact = [gap for _, gap in self.by_task if gap.lag == 0]
-        found = _figures(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
+        found = _gap_metrics(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
         for task, gap in self.by_task[:TASKS_MAX]:
             if gap.lag == 0:
-                found |= _figures(gap, f"/{task}")
+                found |= _gap_metrics(gap, f"/{task}")
             else:
                 found[f"mismatch_tokens/{task}"] = 0.0
                 found[f"mismatch_near_lag/{task}"] = float(gap.lag)
@@ -122,7 +120,7 @@ def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
     return LogprobGaps(tuple(found.items()))
 
 
-def _figures(gap: LogprobGap, of: str) -> dict[str, float]:
+def _gap_metrics(gap: LogprobGap, of: str) -> dict[str, float]:
     return {
         f"mismatch_tokens{of}": float(gap.tokens),
         f"mismatch_mean{of}": gap.absolute / gap.tokens,

@@ -41,7 +41,7 @@ class PacedModel:
 
 
 class PacedLearner:
-    """Implements `learning.Learning` with time and made-up weights."""
+    """Implements `Learner` with modelled time and synthetic weights."""
 
     def __init__(
         self,

@@ -1,21 +1,15 @@
 """A micro-batch as flat arrays: one row per input token, with padding only where attention needs
-equal lengths.
+equal lengths; and the rectangular grid of these rows for transformers' forward.
 
 Everything except attention works row by row, so sequences follow each other without padding.
 Sequences of about equal length form a `SequenceBlock`, padded to its longest: few rows are padding
 and one attention call serves many sequences. A sequence has no rows from its last trained token
 on, since nothing after it is scored, however long a reply of the environment is. Only trained
 tokens are scored; they keep the order of the samples.
-
-The rows of a micro-batch as the rectangular batch that transformers' forward needs.
-
-The grid is as wide as the longest sequence. Packed, several shorter sequences share a row;
-unpacked, each sequence has a row of its own. Positions continue in the unused rest of a row: under
-causal attention no sequence attends to what follows it, so the rest needs no mask. Pure: equal rows
-give an equal grid.
 """
 
 # pyright: reportUnknownMemberType=false
+
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
@@ -113,7 +107,7 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """The loss inputs of samples in the order of `Rows.scored`; `version` is the one trained
+    """The loss inputs of samples in the order of `TokenRows.scored`; `version` is the one trained
     from.
     """
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
@@ -168,7 +162,13 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool) -> TokenGrid:
-    """The grid of these rows, on their device; it is planned on the host."""
+    """The rows as the rectangular batch that transformers' forward needs, on their device. Pure.
+
+    The grid is as wide as the longest sequence. Packed, several shorter sequences share a row;
+    unpacked, each sequence has a row of its own. Positions continue in the unused rest of a row:
+    under causal attention no sequence attends to what follows it, so the rest needs no mask. The
+    layout is computed on the host.
+    """
     width = max(rows.lengths)
     places = (
         first_fit(rows.lengths, width) if packed else [(i, 0) for i in range(len(rows.lengths))]

@@ -1,19 +1,16 @@
-"""The head of a causal decoder computed in float32, whatever type its body computes in.
+"""Log-probability and entropy of given tokens at the temperature at which they were sampled, from
+hidden states through a float32 head.
 
 The product of head and hidden states and the softmax after it decide a token's log-probability.
 Computed in bfloat16 (eight bits), they cause most of the difference between trainer and engine; the
-code of PipelineRL (Piché et al., arXiv 2509.19128) therefore uses float32 on both sides. An
-architecture may add operations around that product (soft caps, scales). To keep them, the model
-class's own forward runs with its body replaced by given hidden states.
-
-Log-probability and entropy of given tokens from logits, at the temperature at which they were
-sampled.
+code of PipelineRL (Piché et al., arXiv 2509.19128) therefore uses float32 on both sides, whatever
+type the body computes in.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +27,9 @@ class Float32Head:
     """Computes float32 logits from the body's hidden states. One object serves one forward pass in
     one thread: it casts the head's parameters once for all slices, so that their gradients are
     summed in float32 too.
+
+    An architecture may add operations around the head's product (soft caps, scales). To keep them,
+    the model class's own forward runs with its body replaced by the given hidden states.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -1,23 +1,9 @@
-"""Worker threads whose results are handed in in the order in which the jobs were submitted.
-
-So the combined result does not depend on the number of threads or on which one finishes first.
-Bounds (invariant 8): at most as many jobs are queued as there are threads, and a thread that
-finishes early waits with its single result.
-
-A pool of host memory for snapshots of tensors.
-
-Fresh memory for every step would cost several times the copy itself (each page is faulted in and
-cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), and no step is trained
-meanwhile. A copy is exclusive to its holder until it is given back.
-
-Keeps freed memory in the process instead of returning it to the kernel after every micro-batch.
-
-A training pass allocates and frees the same tens of megabytes again and again. By default glibc
-unmaps large blocks at once, so each pass faults every page in again: measured at 5 to 20 % of a
-step's CPU time. Peak memory does not change.
+"""Threads and memory of a learner: worker threads with ordered results, a pool of host memory for
+snapshots, and the process's allocator.
 """
 
 # pyright: reportUnknownMemberType=false
+
 import ctypes
 import queue
 import sys
@@ -36,8 +22,12 @@ Result = TypeVar("Result")
 
 
 class OrderedWorkers(Generic[Job, Result]):
-    """Calls `hand_in` with one result at a time, in the order of submission, from the thread that
-    computed it.
+    """Worker threads. `hand_in` is called with one result at a time, in the order of submission,
+    from the thread that computed it.
+
+    So the combined result does not depend on the number of threads or on which one finishes first.
+    Bounds (invariant 8): at most as many jobs are queued as there are threads, and a thread that
+    finishes early waits with its single result.
 
     An exception in either function ends all work and is raised by the caller's next `submit` or
     `wait`. `busy_s` is the CPU time that the threads spent in `work`.
@@ -119,8 +109,13 @@ class OrderedWorkers(Generic[Job, Result]):
 
 
 class BufferPool:
-    """At most `copies_max` copies of tensors of one layout are in use at a time; the memory of up
-    to `idle_max` released ones is kept for reuse.
+    """A pool of host memory for copies of tensors of one layout: at most `copies_max` copies are in
+    use at a time, and the memory of up to `idle_max` released ones is kept for reuse. A copy is
+    exclusive to its holder until it is released.
+
+    Fresh memory for every step would cost several times the copy itself (each page is faulted in
+    and cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), and no step is trained
+    meanwhile.
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
@@ -161,7 +156,7 @@ class BufferPool:
     def _memory(self, kept: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
         wanted = {name: _dtype(tensor, dtype) for name, tensor in kept.items()}
         with self._lock:
-            assert len(self._used) < self._copies_max, "a copy was not given back"
+            assert len(self._used) < self._copies_max, "a copy was not released"
             copy = self._idle.pop() if self._idle else {}
             if any(
                 name not in copy or not _fits(copy[name], kept[name], wanted[name]) for name in kept
@@ -191,8 +186,12 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Configure glibc's allocator for the whole process; False where the C library has no such
-    setting. Idempotent.
+    """Make glibc keep freed memory in the process instead of returning it to the kernel; False
+    where the C library has no such setting. Idempotent.
+
+    A training pass allocates and frees the same tens of megabytes again and again. By default glibc
+    unmaps large blocks at once, so each pass faults every page in again: measured at 5 to 20 % of a
+    step's CPU time. Peak memory does not change.
 
     All threads share one arena: every further arena would keep its own peak, and allocations are
     too few to contend.
@@ -204,3 +203,13 @@ def keep_freed_memory() -> bool:
         return False
     wanted = {M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}
     return all(mallopt(option, value) == 1 for option, value in wanted.items())
+
+
+_CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain RuntimeError
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error reports a lack of memory, so that a smaller micro-batch may succeed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

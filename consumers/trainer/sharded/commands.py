@@ -38,6 +38,7 @@ from rollstream.errors import RollstreamError
 
 log = logging.getLogger(__name__)
 
+
 TICKS_PER_TIMEOUT = 4
 ROLL_CALL_S = 2.0
 """Longest wait of a roll call; a closed connection fails at once."""

@@ -50,19 +50,19 @@ def run_follower(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks:
             "machines the same model folder (model.path) or a shared run folder"
         )
     settings = TrainerSettings.model_validate_json(begin.settings)
-    portion = RankCopies()
-    writing = RankWriter(portion, store, ranks)
+    rank_copies = RankCopies()
+    writer = RankWriter(rank_copies, store, ranks)
     shard = Shard(model, settings, ranks)
     while not isinstance(command := receive_command(ranks), EndRanks):
         try:
-            _execute(command, shard, portion, writing)
+            _execute(command, shard, rank_copies, writer)
         except RollstreamError:
             raise
         except RuntimeError as error:  # collectives raise no more specific type
             raise RankLost(
                 f"rank {ranks.rank}: another rank is gone or failed ({error})"
             ) from error
-    writing.close()
+    writer.close()
 
 
 def _receive_begin(ranks: Ranks) -> BeginTraining | None:
@@ -75,7 +75,9 @@ def _receive_begin(ranks: Ranks) -> BeginTraining | None:
     return command
 
 
-def _execute(command: RankCommand, shard: Shard, portion: RankCopies, writing: RankWriter) -> None:
+def _execute(
+    command: RankCommand, shard: Shard, rank_copies: RankCopies, writer: RankWriter
+) -> None:
     match command:
         case Tick():
             pass
@@ -85,12 +87,12 @@ def _execute(command: RankCommand, shard: Shard, portion: RankCopies, writing: R
             shard.finish()
         case GatherCopy(copy, dtype, alive):
             mine = shard.snapshot(dtype) if dtype else shard.state()
-            portion.keep(copy, mine, alive)
+            rank_copies.keep(copy, mine, alive)
         case LoadState(updates, applied):
             shard.load(None, updates, applied)
         case HashState():
             shard.state_hash()
         case WriteShards() | EncodeDelta() | WriteDelta() | IdentifyTensors():
-            writing.enqueue(command)
+            writer.enqueue(command)
         case BeginTraining() | EndRanks():
             raise AssertionError(f"{command} comes once")

@@ -2,7 +2,7 @@
 
 Only micro-batches that a `Take` in the ledger names are submitted, so all ranks follow the ledger.
 A round is trained when there is a micro-batch for each rank; the rest at the end of an update forms
-a last round that is filled up (`assignment.py`). Micro-batches without a trained token are not part
+a last round that is filled up (`rank_plan.py`). Micro-batches without a trained token are not part
 of any round.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, is_out_of_memory
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.masters import checkpoint_tensor
-from rollstream.consumers.trainer.learn.workers import BufferPool
+from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
 from rollstream.consumers.trainer.sharded.commands import RankCommander
 from rollstream.consumers.trainer.sharded.messages import (
     BeginTraining,
@@ -38,20 +38,20 @@ from rollstream.consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """A model and the ranks that share it; `teller` is rank 0's command sender."""
+    """A model and the ranks that share it; `commander` is rank 0's command sender."""
 
     model: PreTrainedModel
     ranks: Ranks
-    teller: RankCommander
+    commander: RankCommander
 
 
 class ShardedLearner:
-    """Implements `learning.Learning` on rank 0; to be called from one thread. Results are
+    """Implements `Learner` on rank 0; to be called from one thread. Results are
     bit-identical for the same number of ranks; another number rounds differently.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
-        self._settings, self._ranks, self._teller = settings, sharded.ranks, sharded.teller
+        self._settings, self._ranks, self._commander = settings, sharded.ranks, sharded.commander
         self._waiting: list[Sequence[Sample]] = []
         self._numbers: list[int] = []
         """Numbers within the step of the micro-batches in `_waiting`."""
@@ -59,9 +59,9 @@ class ShardedLearner:
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
         begin = BeginTraining(model_hash(sharded.model), settings.model_dump_json().encode())
-        with self._teller.command(lambda rank: begin):
+        with self._commander.command(lambda rank: begin):
             self._shard = Shard(sharded.model, settings, sharded.ranks)
-        self._book = ShardedCopies(self._teller, sharded.ranks)
+        self._copies = ShardedCopies(self._commander, sharded.ranks)
 
     @property
     def updates(self) -> int:
@@ -103,7 +103,7 @@ class ShardedLearner:
         busy_s = self.busy_s
         if self._waiting:
             self._round()
-        with self._teller.command(lambda rank: FinishUpdate()):
+        with self._commander.command(lambda rank: FinishUpdate()):
             metrics = self._shard.finish()
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
@@ -126,19 +126,19 @@ class ShardedLearner:
             for name, shape in self._shard.shapes.items():
                 checkpoint_tensor(tensors, prefix + name, shape)
         updates, applied = (int(count) for count in tensors[COUNTERS])
-        with self._teller.command(lambda rank: LoadState(updates, applied)):
+        with self._commander.command(lambda rank: LoadState(updates, applied)):
             self._shard.load(tensors, updates, applied)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
         ranks.
         """
-        with self._teller.command(lambda rank: HashState()):
+        with self._commander.command(lambda rank: HashState()):
             return self._shard.state_hash()
 
     def close(self) -> None:
         """End the other ranks."""
-        self._teller.close(EndRanks())
+        self._commander.close(EndRanks())
 
     def _round(self) -> None:
         (turns,) = rounds(len(self._waiting), self._ranks.size)
@@ -153,7 +153,7 @@ class ShardedLearner:
         numbers = tuple(self._numbers[: len(waiting)])
         del self._numbers[: len(waiting)]
         try:
-            with self._teller.command(command_of):
+            with self._commander.command(command_of):
                 self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
         except RankLost as lost:  # another rank may be gone: no evidence against these samples
             if is_out_of_memory(lost.__cause__):
@@ -163,7 +163,7 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> ShardedCopy:
-        number, alive = self._book.next_number()
-        with self._teller.command(lambda rank: GatherCopy(number, dtype, alive)):
+        number, alive = self._copies.next_number()
+        with self._commander.command(lambda rank: GatherCopy(number, dtype, alive)):
             mine = gather()
-        return self._book.keep(number, mine, alive)
+        return self._copies.keep(number, mine, alive)

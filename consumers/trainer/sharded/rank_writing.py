@@ -51,8 +51,9 @@ from rollstream.storage.weights.publish import (
 )
 from rollstream.storage.weights.shards import write_shards
 
-_A = TypeVar("_A", bound=WriteReply)
 log = logging.getLogger(__name__)
+
+_A = TypeVar("_A", bound=WriteReply)
 
 
 def rank_stem(stem: str, rank: int) -> str:
@@ -102,8 +103,8 @@ class RankCopies:
 class RankWriter:
     """The writing thread of a rank other than 0."""
 
-    def __init__(self, portion: RankCopies, store: ObjectStore, ranks: Ranks) -> None:
-        self._portion, self._store, self._ranks = portion, store, ranks
+    def __init__(self, rank_copies: RankCopies, store: ObjectStore, ranks: Ranks) -> None:
+        self._rank_copies, self._store, self._ranks = rank_copies, store, ranks
         self._commands: SimpleQueue[WriteCommand | None] = (
             SimpleQueue()
         )  # rank 0 waits for each answer
@@ -122,7 +123,7 @@ class RankWriter:
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
             try:
-                reply = self._portion.execute(command, self._store)
+                reply = self._rank_copies.execute(command, self._store)
             except Exception as error:  # rank 0 raises it; without a reply it would wait in vain
                 log.exception("rank %d could not write", self._ranks.rank)
                 reply = WriteFailed(f"{type(error).__name__}: {error}")
@@ -134,9 +135,9 @@ class ShardedCopies:
     their replies.
     """
 
-    def __init__(self, teller: RankCommander, ranks: Ranks) -> None:
-        self._teller, self._ranks = teller, ranks
-        self._portion = RankCopies()
+    def __init__(self, commander: RankCommander, ranks: Ranks) -> None:
+        self._commander, self._ranks = commander, ranks
+        self._rank_copies = RankCopies()
         self._lock = threading.Lock()
         self._alive: weakref.WeakValueDictionary[int, ShardedCopy] = weakref.WeakValueDictionary()
         self._next = 0
@@ -152,7 +153,7 @@ class ShardedCopies:
         """The handle of a copy gathered at all ranks; the ranks keep their parts while the handle
         is referenced.
         """
-        self._portion.keep(number, mine, alive)
+        self._rank_copies.keep(number, mine, alive)
         copied = ShardedCopy(number, self)
         self._alive[number] = copied
         return copied
@@ -165,10 +166,10 @@ class ShardedCopies:
     ) -> list[_A]:
         """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
-            self._teller.send(command_of)
+            self._commander.send(command_of)
             mine: WriteReply | RollstreamError
             try:
-                mine = self._portion.execute(command_of(0), store)
+                mine = self._rank_copies.execute(command_of(0), store)
             except RollstreamError as error:  # raised after the other ranks' replies were read
                 mine = error
             theirs = [receive_reply(rank, self._ranks) for rank in range(1, self._ranks.size)]
@@ -187,8 +188,8 @@ def _expect(reply: WriteReply, kind: type[_A], rank: int) -> _A:
 class ShardedCopy(DistributedTensors):
     """Copy `number` of the model's tensors, of which every rank holds a part."""
 
-    def __init__(self, number: int, book: ShardedCopies) -> None:
-        self.number, self._book = number, book
+    def __init__(self, number: int, copies: ShardedCopies) -> None:
+        self.number, self._copies = number, copies
 
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
@@ -197,7 +198,7 @@ class ShardedCopy(DistributedTensors):
             return WriteShards(self.number, folder, rank_stem(stem, rank), shard_bytes)
 
         return merge_files(
-            reply.files for reply in self._book.request(command_of, WroteShards, store)
+            reply.files for reply in self._copies.request(command_of, WroteShards, store)
         )
 
     def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
@@ -206,26 +207,26 @@ class ShardedCopy(DistributedTensors):
         slim = replace(parent, model_files=(), delta=None)
         command = EncodeDelta(self.number, base.number, slim)
         return _ShardedDifferences(
-            self._book.request(lambda rank: command, EncodedDelta), self._book
+            self._copies.request(lambda rank: command, EncodedDelta), self._copies
         )
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         command = IdentifyTensors(self.number)
-        found = self._book.request(lambda rank: command, TensorIdentities)
+        found = self._copies.request(lambda rank: command, TensorIdentities)
         return merge_disjoint(one.hashes for one in found), merge_disjoint(
             one.tied for one in found
         )
 
 
 class _ShardedDifferences(DistributedDifferences):
-    def __init__(self, parts: Sequence[EncodedDelta], book: ShardedCopies) -> None:
+    def __init__(self, parts: Sequence[EncodedDelta], copies: ShardedCopies) -> None:
         self.weights = merge_files(part.weights for part in parts)
         self.bytes = sum(part.bytes for part in parts)
-        self._book = book
+        self._copies = copies
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
         def command_of(rank: int) -> WriteDelta:
             return WriteDelta(folder, rank_stem(DELTA_STEM, rank), shard_bytes)
 
-        found = self._book.request(command_of, WroteDelta, store)
+        found = self._copies.request(command_of, WroteDelta, store)
         return merge_delta((reply.delta for reply in found), parent)

@@ -1,12 +1,4 @@
-"""Rendezvous: the key-value store through which ranks find each other's addresses, new for every
-start.
-
-`torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so entries
-of the previous start are still in it, and gloo would connect to addresses of dead processes. The
-ranks therefore read a single entry from it, the port of rank 0's own store, and retry until that
-port accepts a connection.
-
-Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank
+"""Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank
 (invariant 8).
 
 There are three process groups, so that no two threads share one: the model's collectives (main
@@ -14,9 +6,9 @@ threads only), rank 0's commands to the others (under one lock), and the replies
 threads.
 """
 
-# pyright: reportUnknownMemberType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+
 import logging
 import os
 import socket
@@ -34,13 +26,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rollstream.consumers.trainer.sharded.rank_environment import rank_of
 from rollstream.errors import ConfigurationError, RollstreamError
 
+log = logging.getLogger(__name__)
+
 PORT_KEY = "rollstream/port"
 CONNECT_S = 1.0
 PAUSE_S = 0.1
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
-    """The store of this start; `RuntimeError` if rank 0 does not open it in time."""
+    """The key-value store through which ranks find each other's addresses, new for every start;
+    `RuntimeError` if rank 0 does not open it in time.
+
+    `torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so
+    entries of the previous start are still in it, and gloo would connect to addresses of dead
+    processes. The ranks therefore read a single entry from it, the port of rank 0's own store, and
+    retry until that port accepts a connection.
+    """
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -55,14 +56,11 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
         now = int(kept.get(PORT_KEY))
         try:
             socket.create_connection((host, now), CONNECT_S).close()
-        except OSError:  # of a start before this one
+        except OSError:  # the port is of a previous start
             time.sleep(PAUSE_S)
             continue
         return TCPStore(host, now, None, False, timeout)
     raise RuntimeError(f"rank 0 did not open its store at {host} within {timeout_s:g} s")
-
-
-log = logging.getLogger(__name__)
 
 
 class RankLost(RollstreamError, ConnectionError):

@@ -1,23 +1,15 @@
-"""AdamW over this rank's slices of the parameters: the same update as in `optimiser.py`, with the
-gradient's norm taken over all ranks.
-
-Every rank receives the same weight and computes the same norm, so either all ranks apply an update
-or none does.
-
-A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
+"""A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
 tensors that it gathers in order to write them.
 
 Every method is a collective unless its docstring excludes it: all ranks call the same methods in
-the same order (`telling.py`). `state` and `snapshot` use the names and values of `learner.py`, so
+the same order (`commands.py`). `state` and `snapshot` use the names and values of `learner.py`, so
 checkpoints and versions are independent of the number of ranks.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-import math
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +43,13 @@ from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
 
 class ShardOptimiser:
-    """Updates `slices` in place; `mean` and `square` are laid out like them."""
+    """AdamW over this rank's slices of the parameters, in place: the same update as in
+    `learn/optimiser.py`, with the gradient's norm taken over all ranks. `mean` and `square` are
+    laid out like `slices`.
+
+    Every rank receives the same weight and computes the same norm, so either all ranks apply an
+    update or none does.
+    """
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ class Shard:
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> None:
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
-        self._owned = TensorOwnership(model, ranks)
+        self._ownership = TensorOwnership(model, ranks)
         check_trainable(model)
         self._packed = can_pack(model)
         if settings.gradient_checkpointing:
@@ -147,7 +145,7 @@ class Shard:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the unsharded parameters by name."""
-        return self._owned.shapes
+        return self._ownership.shapes
 
     def note_masked(self, tokens: int) -> None:
         """Count the tokens of a micro-batch without trained tokens; called on rank 0 only, not a
@@ -164,8 +162,8 @@ class Shard:
             self._model, to_device(token_rows(samples), self._ranks.device), self._packed
         )
         if counts:
-            judged = to_device(loss_inputs(samples, version), self._ranks.device)
-            loss, sums = surrogate_loss(scores, judged, self._settings)
+            inputs = to_device(loss_inputs(samples, version), self._ranks.device)
+            loss, sums = surrogate_loss(scores, inputs, self._settings)
             if self.updates % self._settings.updates_per_step == 0:  # as in learner.py
                 sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
             self._sums += sums
@@ -197,13 +195,13 @@ class Shard:
         """
         wanted = getattr(torch, dtype)
         slices = {name: one.to(wanted) for name, one in self._slices.items()}
-        return self._owned.named(self._owned.gather(slices), self._model, wanted)
+        return self._ownership.named(self._ownership.gather(slices), self._model, wanted)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of the learner's state that this rank owns: whole, in host memory."""
         mine: dict[str, Tensor] = {}
         for prefix, slices in self._state().items():
-            whole = self._owned.gather(slices)
+            whole = self._ownership.gather(slices)
             mine.update({prefix + name: tensor for name, tensor in whole.items()})
         if self._ranks.rank == 0:
             mine[COUNTERS] = self._counters()

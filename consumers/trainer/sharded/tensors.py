@@ -1,22 +1,11 @@
-"""Collectives over the model's tensors: gather a tensor's rows at its owner, scatter them from
-rank 0, and gather small values at all ranks.
-
-Gathers each whole tensor at the rank that owns it, under its checkpoint names.
-
-Shards a transformers model by FSDP2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277;
-per-parameter sharding of torch 2): each decoder layer is a group of its own, the rest is one more.
-
-Gradients are summed over ranks, not averaged: an update divides by the weight of all its tokens,
-which is known only at its end. With `bfloat16`, layers compute in bf16 on a cast of the fp32
-masters and their gradients are summed in fp32; embedding, final norm and head stay fp32.
+"""The tensors of a model that is divided among ranks: sharding the model, and collectives that
+gather whole tensors at their owners, scatter them from rank 0, or gather small values at all ranks.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-import warnings
 
-# pyright: reportUnknownMemberType=false
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -87,8 +76,8 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 
 class TensorOwnership:
-    """The owners of a model's tensors, planned before it is sharded; a tensor with several names
-    has one owner.
+    """Gathers each whole tensor at the rank that owns it, under its checkpoint names. The owners
+    are planned before the model is sharded; a tensor with several names has one owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
@@ -125,7 +114,14 @@ class TensorOwnership:
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, compute: str) -> None:
-    """Shard `model` in place; afterwards each rank holds its slice of every parameter."""
+    """Shard `model` in place by FSDP2; afterwards each rank holds its slice of every parameter.
+
+    FSDP2 is the per-parameter sharding of torch 2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277).
+    Each decoder layer is a group of its own, the rest is one more. Gradients are summed over ranks,
+    not averaged: an update divides by the weight of all its tokens, which is known only at its end.
+    With `compute` "bfloat16", layers compute in bf16 on a cast of the fp32 masters and their
+    gradients are summed in fp32; embedding, final norm and head stay fp32.
+    """
     # The warning is about in-place writes into returned views; nothing writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     layers = decoder_layers(model)

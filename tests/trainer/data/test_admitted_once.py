@@ -12,9 +12,8 @@ from rollstream.consumers.settings import ArchiveSettings
 from rollstream.consumers.trainer.data.prepare import lags_of, mask_by_lag
 from rollstream.consumers.trainer.data.sample import admitted_sample
 from rollstream.consumers.trainer.data.selection import UpdateProgress
-from rollstream.consumers.trainer.learn.mismatch import TASKS_MAX
 from rollstream.consumers.trainer.learn.row_layout import token_rows
-from rollstream.consumers.trainer.metrics import OTHER_TASKS, StepMetrics
+from rollstream.consumers.trainer.metrics import OTHER_TASKS, TASKS_MAX, StepMetrics
 from rollstream.streams.admissible import (
     REFUSAL_KINDS,
     BelievedVersions,
@@ -170,7 +169,7 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
     trainer = run.build()
     run.admit(0, samples=3)
     run.finish(completion("0.0"), completion("0.1"))
-    takes, intake = trainer.takes, trainer.takes.intake
+    takes, intake = trainer.take_feeder, trainer.take_feeder.intake
     intake.read()
     progress = UpdateProgress(1, 0, 2)
     assert not takes.take_ready(progress, StepMetrics(), 0.0)

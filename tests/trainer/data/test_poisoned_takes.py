@@ -101,7 +101,7 @@ def test_a_trainer_killed_elsewhere_poisons_nothing(tmp_path):
     run.feed(0)
     for _ in range(SILENT_MAX + 3):
         trainer = run.build()
-        trainer.takes.intake = KilledWaiting(trainer.takes.intake)
+        trainer.take_feeder.intake = KilledWaiting(trainer.take_feeder.intake)
         with pytest.raises(Killed):
             trainer.run(threading.Event())
     assert any(retried.micro_batch is None for retried in run.ledger(TakeRetried))
@@ -132,7 +132,7 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
     ledger = Ledger(run.bus, 9)
     recorded = ledger.open(Position())
     (given_up,) = plan_superseded(
-        recorded.takes, recorded.done, recorded.voided, recorded.attempts.takes_to_give_up()
+        recorded.takes, recorded.done, recorded.superseded, recorded.attempts.takes_to_give_up()
     )
     ledger.append([given_up])  # … and dies before the closings
     run.terms = 9

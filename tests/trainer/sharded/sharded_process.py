@@ -71,8 +71,8 @@ class Lead:
     def __init__(self, folder: Path, ranks: Ranks, name: str, changed: dict[str, object]) -> None:
         self.folder = folder
         self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
-        self.teller = RankCommander(ranks)
-        shared = ShardedModel(build(name), ranks, self.teller)
+        self.commander = RankCommander(ranks)
+        shared = ShardedModel(build(name), ranks, self.commander)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
         self.said: dict[str, object] = {"metrics": [], "hashes": [], "micro_batches": []}
@@ -133,7 +133,7 @@ def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[
             if "=" not in job:
                 lead.do(job)
         lead.tell()
-        lead.teller.close(EndRanks())
+        lead.commander.close(EndRanks())
 
 
 if __name__ == "__main__":
