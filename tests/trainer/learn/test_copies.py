@@ -1,4 +1,4 @@
-"""Snapshots: memory is used again, and only what was given back."""
+"""Snapshots: memory is used again, and only what was not released."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_copies_are_bounded_and_strangers_are_not_taken_back() -> None:
     first = copies.copy(weights(1.0), None)
     copies.release(dict(first))
     assert copies.in_use == 1
-    with pytest.raises(AssertionError, match="given back"):
+    with pytest.raises(AssertionError, match="not released"):
         copies.copy(weights(1.0), None)
     copies.release(first)
     copies.release(first)
