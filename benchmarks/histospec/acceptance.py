@@ -133,11 +133,11 @@ def replayed(history: AnswerHistory, answers: Sequence[Trajectory], least: float
             newest = tokens[max(0, at - history.context) : at]
             most = min(MOST, len(tokens) - at - 1)
             draft = history.draft(key, newest, most)
-            coming = agreement.looked_up(draft, history.context)[:most]
+            coming = agreement.start_draft(draft, history.context)[:most]
             length = DraftRow(len(coming), 0.0, chances.odds(agreement.known)).worth_while(least)
             same = equal(coming[:length], tokens[at:])
             chances.add(agreement.known, length, same)
-            agreement.verified(length, same)
+            agreement.end_draft(length, same)
             passes, guessed, right, at = passes + 1, guessed + length, right + same, at + same + 1
         total += Replayed(len(tokens) - first, passes, guessed, right)
     return total

@@ -222,19 +222,19 @@ def _pairs(
     pairs: int,
     known: Callable[[Pass], AnswerHistory] = history_of,
 ) -> tuple[list[Generated], list[Generated]]:
-    """With drafts and without, over passes and the histories that they draft from. One switch for
+    """With drafts and without, over passes and the histories that they draft from. One gate for
     all, as a rollout has one for all of its passes.
     """
     drafted: list[Generated] = []
     plain: list[Generated] = []
-    switch = DraftGate()
+    gate = DraftGate()
     for number in range(pairs):
         now, history = fitting[number % len(fitting)]
         say(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
         asked = requests(now, count, skip=number // len(fitting) * count)
         for with_drafts in (number % 2 == 0, number % 2 == 1):
             if with_drafts:
-                drafted.append(generate(now, asked, batch, known(history), switch))
+                drafted.append(generate(now, asked, batch, known(history), gate))
             else:
                 plain.append(generate(now, asked, batch, None, DraftGate()))
     return drafted, plain

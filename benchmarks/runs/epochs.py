@@ -131,7 +131,7 @@ def generate(
     asked: Sequence[GenerationRequest],
     slots: int,
     history: AnswerHistory | None,
-    switch: DraftGate,
+    gate: DraftGate,
 ) -> Generated:
     """All of it through one engine; without a history the engine knows nothing of drafts."""
     weights = of.model.state_dict()
@@ -139,7 +139,7 @@ def generate(
         of.model.config,
         weights,
         Version(0, 1),
-        EngineOptions(slots, CONTEXT, drafts=history, switch=switch),
+        EngineOptions(slots, CONTEXT, drafts=history, gate=gate),
     )
     for request in asked:
         engine.submit(request)

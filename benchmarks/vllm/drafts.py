@@ -100,7 +100,7 @@ def _apart(pair: Pair) -> dict[str, float]:
 
 
 def _measured(pair: Pair) -> dict[str, float]:
-    """A few answers of each arm first, in which the switch begins to learn; then both take turns,
+    """A few answers of each arm first, in which the gate begins to learn; then both take turns,
     the second one twice in a row.
     """
     passes = read(Path(pair.run), pair.passes)
@@ -133,7 +133,7 @@ def _opened(arm: str, pair: Pair, now: Pass, before: Pass) -> VllmEngine:
         model.config,
         model.state_dict(),
         Version(0, 1),
-        EngineOptions(*sizes, drafts=known, switch=DraftGate()),
+        EngineOptions(*sizes, drafts=known, gate=DraftGate()),
         settings=settings,
     )
 

@@ -31,28 +31,28 @@ _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOK
 @dataclass(slots=True)
 class HistoryAgreement:
     """How one sequence agrees with history: `agreed` of its newest tokens do, as far as drafts have
-    shown, `coming` is what history has next, and `known` tokens agreed when the present draft was
-    looked up.
+    shown, `continuation` is what history has next, and `known` tokens agreed when the present draft
+    was looked up.
     """
 
     agreed: int = 0
     known: int = 0
-    coming: Sequence[int] = ()
+    continuation: Sequence[int] = ()
 
-    def looked_up(self, draft: Draft, context: int) -> Sequence[int]:
+    def start_draft(self, draft: Draft, context: int) -> Sequence[int]:
         """The tokens to draft: those of `draft` or, where the look-up matched nothing, those that
         the last draft had after its mistake, as if the model had replaced one token by another.
         """
-        if draft.tokens or not self.coming:
+        if draft.tokens or not self.continuation:
             # A match of the longest context that is looked up may extend further back.
             is_whole = draft.matched >= context
             self.known = max(draft.matched, self.agreed) if is_whole else draft.matched
-            self.coming = draft.tokens
+            self.continuation = draft.tokens
         else:
             self.known = min(self.agreed, KNOWN_AFTER_MISTAKE)
-        return self.coming
+        return self.continuation
 
-    def verified(self, tried: int, right: int) -> None:
+    def end_draft(self, tried: int, right: int) -> None:
         """Record that `right` of `tried` drafted tokens were accepted. After them the model drew a
         token of its own, which differs from history's if the draft ended by a mistake.
         """
@@ -60,7 +60,7 @@ class HistoryAgreement:
             self.agreed = self.known + tried + 1 if right == tried else 1
         else:
             self.agreed += 1
-        self.coming = self.coming[right + 1 :]
+        self.continuation = self.continuation[right + 1 :]
 
 
 class AcceptanceCurve:
@@ -86,7 +86,7 @@ class AcceptanceCurve:
             self._tried = [REFRESH_DECAY * tried for tried in self._tried]
             self._odds, self._fresh = {}, 0
 
-    def chance(self, known: int) -> float:
+    def probability(self, known: int) -> float:
         """The probability that the token after `known` known tokens is accepted."""
         point = _CURVE_POINT[min(known, KNOWN_TOKENS_MAX)]
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
@@ -98,6 +98,6 @@ class AcceptanceCurve:
         known = min(known, KNOWN_TOKENS_MAX)
         if known not in self._odds:
             self._odds[known] = DraftOdds.of(
-                self.chance(known + place) for place in range(self.most)
+                self.probability(known + place) for place in range(self.most)
             )
         return self._odds[known]

@@ -173,7 +173,7 @@ class HistoryFeed:
                 reward
             ):  # the annotation records that there is no reward
                 continue
-            if not self.history.judged(record.trajectory, reward):
+            if not self.history.add_reward(record.trajectory, reward):
                 self._early_rewards.setdefault(record.trajectory, reward)  # the first one counts
                 while len(self._early_rewards) > EARLY_REWARDS_MAX:
                     self._early_rewards.popitem(last=False)

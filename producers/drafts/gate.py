@@ -148,9 +148,9 @@ class DraftGate:
     on: bool = False
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
-    found: SuccessRate = field(default_factory=SuccessRate)
+    hit_rate: SuccessRate = field(default_factory=SuccessRate)
     """Of the drafts that were asked for, those that the history had."""
-    right: SuccessRate = field(default_factory=SuccessRate)
+    acceptance_rate: SuccessRate = field(default_factory=SuccessRate)
     """Of their tokens."""
     bias: float = 1.0
     """What drafting gave, over what was expected of it."""
@@ -177,18 +177,18 @@ class DraftGate:
     _confirmed_s: float = REST_S
 
     @property
-    def look_steps(self) -> int:
+    def steps_to_decision(self) -> int:
         """Steps until the next look, while as many rows run."""
         if self.probing:
             return PROBE_STEPS
         return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
 
-    def plain_steps(self, rows: float, seconds: float) -> None:
+    def add_plain_steps(self, rows: float, seconds: float) -> None:
         """A plain step of so many rows took this long, on average."""
         self._probed += 1
         self.plain = self._load.seen(self.plain, rows, seconds)
 
-    def verified(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
+    def add_pass(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
         """A verification pass over so many tokens gave so many and took this long, its drafts
         included.
         """
@@ -203,7 +203,7 @@ class DraftGate:
         """Whether the next passes over this many rows draft."""
         if self.forced is not None:
             self.on = self.forced
-        elif not rows or self.found.rate(0.0) * self.right.rate(0.0) <= TRY_SHARE:
+        elif not rows or self.hit_rate.rate(0.0) * self.acceptance_rate.rate(0.0) <= TRY_SHARE:
             self._turn(False, now_s)
             self._load.changed_mode()
             self.probing = self._is_trial = False
@@ -232,7 +232,7 @@ class DraftGate:
         """Expected tokens per second with drafts over those without; 0 where drafts of no length
         are worth their time.
         """
-        found, rate = self.found.rate(0.0), self.right.rate(0.0)
+        found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
         drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 

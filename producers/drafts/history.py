@@ -130,7 +130,7 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
     """An answer to insert: its last `fresh` tokens are new, the others came just before them. An
-    answer with a `name` and without a reward can get its reward later (`judged`).
+    answer with a `name` and without a reward can get its reward later (`add_reward`).
     """
 
     prompt: int
@@ -181,7 +181,7 @@ class AnswerHistory:
         self._words = memory.words
         self._head = max(tokens_max, min(self._words[HEAD_WORD], 2**62))
         if self._words[HEAD_WORD] != tokens_max:  # another writer used this memory before
-            self._table.settle(self.floor, self._head)
+            self._table.repair(self.floor, self._head)
         self._words[HEAD_WORD] = self._head
         self._passes = PromptPasses(_prompts_max(tokens_max))
         self._waiting = UnrewardedAnswers(_prompts_max(tokens_max))
@@ -225,11 +225,11 @@ class AnswerHistory:
             if some:
                 self._insert(some)
 
-    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Insert the last `fresh` tokens of a sequence that still runs."""
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
-    def judged(self, name: str, reward: float) -> bool:
+    def add_reward(self, name: str, reward: float) -> bool:
         """Rank an answer again by its late reward; False if no answer of this name waits for
         one.
         """

@@ -140,7 +140,7 @@ class NgramTable:
                 return
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
 
-    def settle(self, floor: int, head: int) -> None:
+    def repair(self, floor: int, head: int) -> None:
         """Repair the table of a writer that died: entries that point outside of the valid places
         become dead, all others keep their place and lose their rank.
         """

@@ -74,7 +74,7 @@ class SharedHistory:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         return look_up_draft((self.view(),), prompt, newest, most)
 
-    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Does nothing: running sequences are not part of the node's history (see
         `WithRunning`).
         """
@@ -127,7 +127,7 @@ class NodeHistory:
         self._alone: AnswerHistory | None = None
 
     @property
-    def writes(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this process writes the history."""
         return self._lock is not None
 
@@ -139,7 +139,7 @@ class NodeHistory:
         """Become the writer. Returns the history to fill, from its beginning on, or None while
         another process of the node writes; the caller tries again from time to time.
         """
-        assert not self.writes, "this process writes already"
+        assert not self.is_writer, "this process writes already"
         try:
             self._lock = lock_folder(self.folder)
             if self._lock is None:
@@ -210,11 +210,11 @@ class CombinedSource:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
-    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Add the last `fresh` of these tokens, which the engine generated, to the running
         history.
         """
-        self._running.grown(prompt, group, tokens, fresh)
+        self._running.add_running(prompt, group, tokens, fresh)
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:

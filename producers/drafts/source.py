@@ -40,7 +40,7 @@ class DraftSource(Protocol):
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         ...
 
-    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Add the last `fresh` of these tokens, which the engine generated after the others."""
         ...
 

@@ -35,32 +35,32 @@ class DraftsBuilder:
     found: int = 0
     lookup_s: float = 0.0
 
-    def drew(self, count: int) -> None:
+    def add_drawn(self, count: int) -> None:
         """Add `count` tokens that the model drew, one per step."""
         extend_runs(self.runs, count, guessed=False)
         self.steps += count
 
-    def verified(self, guessed: int, right: int, gained: int) -> None:
+    def add_pass(self, guessed: int, right: int, gained: int) -> None:
         """Add a pass that gave `gained` tokens, the first `right` of them drafted and accepted."""
         extend_runs(self.runs, right, guessed=True)
         extend_runs(self.runs, gained - right, guessed=False)
         self.steps += 1
         self.guessed += guessed
 
-    def looked_up(self, found: bool) -> None:
+    def add_lookup(self, found: bool) -> None:
         """Add a look-up for a draft."""
         self.asked += 1
         self.found += found
 
-    def say(self) -> Drafts:
+    def take(self) -> Drafts:
         """Return the record and reset all counts."""
-        said = Drafts(
+        record = Drafts(
             tuple(self.runs), self.steps, self.guessed, self.asked, self.found, self.lookup_s
         )
         self.runs = [0]
         self.steps = self.guessed = self.asked = self.found = 0
         self.lookup_s = 0.0
-        return said
+        return record
 
 
 SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to the history again
@@ -68,18 +68,18 @@ SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to 
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """A sequence of the batch; `prompt` and `group` are its keys in the history. `told` of its
-    tokens are in the history already: they were added, or they were drafted from it. `has_news`:
-    some of the tokens after these were not drafted.
+    """A sequence of the batch; `prompt` and `group` are its keys in the history. `shared` of its
+    tokens are in the history already: they were added, or they were drafted from it.
+    `has_new_tokens`: some of the tokens after these were not drafted.
     """
 
     prompt: int
     group: int
     window: int
-    told: int
-    has_news: bool = True
+    shared: int
+    has_new_tokens: bool = True
     agreement: HistoryAgreement = field(default_factory=HistoryAgreement)
-    how: DraftsBuilder = field(default_factory=DraftsBuilder)
+    statistics: DraftsBuilder = field(default_factory=DraftsBuilder)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Speculation:
     """Drafts and their statistics of one engine; the model's tokens are below `vocabulary`."""
 
     source: DraftSource
-    switch: DraftGate
+    gate: DraftGate
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
     chances: AcceptanceCurve = field(init=False)
@@ -95,11 +95,11 @@ class Speculation:
     """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
     undecided_steps: int = field(default=0, init=False)
-    """Steps since the last decision of the switch, which was made for `decided_rows`."""
+    """Steps since the last decision of the gate, which was made for `decided_rows`."""
     decided_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.chances = AcceptanceCurve(self.switch.rule.most)
+        self.chances = AcceptanceCurve(self.gate.rule.most)
 
     def stats(self) -> DraftStats:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
@@ -108,14 +108,14 @@ class Speculation:
         """Whether to draft from here on, decided every few steps. `drafts` is whether the
         engine drafts now; `steps` steps were made since the last call.
         """
-        if rows != self.decided_rows or self.undecided_steps >= self.switch.look_steps:
+        if rows != self.decided_rows or self.undecided_steps >= self.gate.steps_to_decision:
             self.decided_rows, self.undecided_steps = rows, 0
-            self.counts["changes"] += self.switch.decide(rows, self.clock()) != drafts
-            drafts = self.switch.on
+            self.counts["changes"] += self.gate.decide(rows, self.clock()) != drafts
+            drafts = self.gate.on
         self.undecided_steps += steps
         return drafts
 
-    def ask(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+    def look_up(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft. It is cut before the first token that is outside of the model's
         vocabulary: the memory may be torn, or hold the history of another model.
         """
@@ -125,37 +125,39 @@ class Speculation:
         kept = list(takewhile(lambda token: token < self.vocabulary, draft.tokens))
         return Draft(kept, draft.matched) if kept else NO_DRAFT
 
-    def coming(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
-        """The tokens that may be drafted for this row, before `worth` cuts them."""
-        draft = self.ask(row, newest, most)
-        coming = list(row.agreement.looked_up(draft, self.source.context)[:most])
-        row.how.looked_up(bool(draft.tokens))
+    def propose(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
+        """The tokens that may be drafted for this row, before `choose_lengths` cuts them."""
+        draft = self.look_up(row, newest, most)
+        coming = list(row.agreement.start_draft(draft, self.source.context)[:most])
+        row.statistics.add_lookup(bool(draft.tokens))
         self.counts["asked"] += 1
         self.counts["found"] += bool(draft.tokens)
-        self.switch.found.add(1, bool(coming))
+        self.gate.hit_rate.add(1, bool(coming))
         return coming
 
-    def worth(
+    def choose_lengths(
         self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
         """The length at which each row's draft pays, at most `longest`. With `is_padded` every row
         of a pass takes as many places as the longest draft.
         """
-        if self.switch.forced or not any(longest):
+        if self.gate.forced or not any(longest):
             return longest
         known = [self.chances.odds(row.agreement.known) for row in rows]
         rated = [DraftRow(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
-        cost = self.switch.pass_cost(len(rows))
+        cost = self.gate.pass_cost(len(rows))
         lengths = draft_lengths(rated, cost)
         return level_lengths(rated, lengths, cost) if is_padded else lengths
 
-    def spent(self, rows: Sequence[DraftedSequence], seconds: float) -> None:
+    def add_lookup_time(self, rows: Sequence[DraftedSequence], seconds: float) -> None:
         """Record look-ups that took `seconds` for all of these rows together."""
         self.lookup_s += seconds
         for row in rows:
-            row.how.lookup_s += seconds / len(rows)
+            row.statistics.lookup_s += seconds / len(rows)
 
-    def verified(self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]) -> None:
+    def add_verified(
+        self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]
+    ) -> None:
         """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
         that the model drew, unless an accepted token ended the sequence.
         """
@@ -163,39 +165,39 @@ class Speculation:
         if right < tried and gained[-1] == draft[right]:
             tried = right = right + 1  # it drafted the last token; the rest was not verified
         if draft:
-            row.window = self.switch.rule.after(row.window, tried, right)
+            row.window = self.gate.rule.after(row.window, tried, right)
             self.chances.add(row.agreement.known, tried, right)
-            self.switch.right.add(tried, right)
-        row.agreement.verified(tried, right)
-        row.how.verified(guessed, right, len(gained))
-        row.has_news |= right == 0 or right < tried
+            self.gate.acceptance_rate.add(tried, right)
+        row.agreement.end_draft(tried, right)
+        row.statistics.add_pass(guessed, right, len(gained))
+        row.has_new_tokens |= right == 0 or right < tried
         self.counts["proposed"] += guessed
         self.counts["accepted"] += right
 
-    def attempt(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
-        """Look up a draft that is not verified but passed to `compared` later."""
-        draft = self.ask(row, newest, most)
-        self.switch.found.add(1, bool(draft.tokens))
+    def look_up_trial(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+        """Look up a draft that is not verified but passed to `add_trial` later."""
+        draft = self.look_up(row, newest, most)
+        self.gate.hit_rate.add(1, bool(draft.tokens))
         return draft
 
-    def compared(self, draft: Draft, came: Sequence[int]) -> None:
+    def add_trial(self, draft: Draft, came: Sequence[int]) -> None:
         """Record how many tokens of an attempted draft equal the tokens that came."""
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self.switch.right.add(len(draft.tokens), right)
+            self.gate.acceptance_rate.add(len(draft.tokens), right)
             self.chances.add(draft.matched, len(draft.tokens), right)
 
-    def tell(
+    def share_tokens(
         self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN
     ) -> None:
         """Add the row's new tokens to the history, so that siblings can draft from them. Does
         nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
         """
-        fresh = len(tokens) - row.told
+        fresh = len(tokens) - row.shared
         if fresh < least:
             return
-        if fresh and row.has_news:
-            known = tokens[max(0, row.told - self.source.context) :].astype(np.uint32, copy=False)
-            self.source.grown(row.prompt, row.group, known, fresh)
-        row.told, row.has_news = len(tokens), False
+        if fresh and row.has_new_tokens:
+            known = tokens[max(0, row.shared - self.source.context) :].astype(np.uint32, copy=False)
+            self.source.add_running(row.prompt, row.group, known, fresh)
+        row.shared, row.has_new_tokens = len(tokens), False

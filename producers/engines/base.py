@@ -207,7 +207,7 @@ class EngineOptions:
     emit_every: int = 64
     device: str | None = None
     drafts: DraftSource | None = None
-    switch: DraftGate | None = None
+    gate: DraftGate | None = None
 
     def __post_init__(self) -> None:
         assert min(self.slots, self.emit_every) >= 1, "at least one slot, and one token an emission"

@@ -71,6 +71,6 @@ def take_back(outbox: list[Emission], trajectory: str) -> Emission | None:
     There is at most one: `poll` empties the outbox, and between two polls only an update adds to
     it.
     """
-    unsaid = [emission for emission in outbox if emission.trajectory == trajectory]
+    pending = [emission for emission in outbox if emission.trajectory == trajectory]
     outbox[:] = [emission for emission in outbox if emission.trajectory != trajectory]
-    return unsaid[-1] if unsaid else None
+    return pending[-1] if pending else None

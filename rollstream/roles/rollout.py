@@ -162,7 +162,7 @@ def open_rollout_engine(
             slots=slots,
             context_max=context,
             drafts=drafts,
-            switch=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
+            gate=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
         ),
         vllm=c.rollouts.vllm,
     )

@@ -35,7 +35,7 @@ def main() -> None:
         if what == "draft":
             print(json.dumps(guessed(node.view(), *rest)), flush=True)
         elif what == "writes":
-            print(json.dumps(node.writes), flush=True)
+            print(json.dumps(node.is_writer), flush=True)
         else:
             draft_feed.close(DraftStats())
             bus.close()

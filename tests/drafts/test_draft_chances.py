@@ -33,17 +33,17 @@ def test_chances_are_learned_by_what_was_known_to_agree() -> None:
     chances = AcceptanceCurve(8)
     learned(3, 3, chances)
     learned(7, 9, chances)
-    assert chances.chance(3) == pytest.approx(0.3, abs=0.05)
-    assert chances.chance(7) == pytest.approx(0.9, abs=0.05)
-    assert chances.chance(5) == pytest.approx(0.9, abs=0.05)  # nothing was seen there
+    assert chances.probability(3) == pytest.approx(0.3, abs=0.05)
+    assert chances.probability(7) == pytest.approx(0.9, abs=0.05)
+    assert chances.probability(5) == pytest.approx(0.9, abs=0.05)  # nothing was seen there
 
 
 def test_right_tokens_of_a_draft_are_known_for_those_behind_them() -> None:
     """After 3 known ones: 3, 4 and 5 go right, 6 wrong; what is behind was not tried."""
     chances = AcceptanceCurve(8)
-    before = [chances.chance(known) for known in range(12)]
+    before = [chances.probability(known) for known in range(12)]
     chances.add(3, 6, 3)
-    after = [chances.chance(known) for known in range(12)]
+    after = [chances.probability(known) for known in range(12)]
     assert [b > a for a, b in zip(before, after, strict=True)] == [3 <= k <= 5 for k in range(12)]
     assert [b < a for a, b in zip(before, after, strict=True)] == [k == 6 for k in range(12)]
 
@@ -53,7 +53,7 @@ def test_odds_are_a_product_along_the_curve_and_are_renewed() -> None:
     learned(4, 5, chances)
     odds = chances.odds(3)
     assert len(odds.whole) == 3
-    assert -odds.whole[1] == pytest.approx(chances.chance(3) * chances.chance(4))
+    assert -odds.whole[1] == pytest.approx(chances.probability(3) * chances.probability(4))
     assert odds.gains[2] == pytest.approx(-odds.whole[0] - odds.whole[1])
     assert chances.odds(3) is odds
     chances.add(3, REFRESH_TRIALS, REFRESH_TRIALS)
@@ -64,33 +64,35 @@ def test_odds_are_a_product_along_the_curve_and_are_renewed() -> None:
 
 def test_agreement_goes_back_further_than_what_is_looked_up() -> None:
     agreement, context, tokens = HistoryAgreement(), 7, range(8)
-    agreement.looked_up(Draft(tokens, 5), context)
+    agreement.start_draft(Draft(tokens, 5), context)
     assert agreement.known == 5
-    agreement.verified(8, 8)  # 5, 8 right ones, and one more that fits if the whole context does
-    agreement.looked_up(Draft(tokens, 7), context)
+    agreement.end_draft(8, 8)  # 5, 8 right ones, and one more that fits if the whole context does
+    agreement.start_draft(Draft(tokens, 7), context)
     assert agreement.known == 14
-    agreement.looked_up(Draft(tokens, 4), context)  # it did not
+    agreement.start_draft(Draft(tokens, 4), context)  # it did not
     assert agreement.known == 4
-    agreement.verified(8, 2)
-    agreement.looked_up(Draft(tokens, 7), context)
+    agreement.end_draft(8, 2)
+    agreement.start_draft(Draft(tokens, 7), context)
     assert agreement.known == 7
 
 
 def test_behind_a_mistake_the_last_draft_goes_on_until_something_is_recognised() -> None:
     agreement, context = HistoryAgreement(), 7
-    assert list(agreement.looked_up(Draft([1, 2, 3, 4, 5, 6, 7, 8], 7), context)) == [*range(1, 9)]
-    agreement.verified(6, 2)  # 3 was another token
-    assert list(agreement.looked_up(NO_DRAFT, context)) == [4, 5, 6, 7, 8]
+    assert list(agreement.start_draft(Draft([1, 2, 3, 4, 5, 6, 7, 8], 7), context)) == [
+        *range(1, 9)
+    ]
+    agreement.end_draft(6, 2)  # 3 was another token
+    assert list(agreement.start_draft(NO_DRAFT, context)) == [4, 5, 6, 7, 8]
     assert agreement.known == 1
-    agreement.verified(2, 1)  # 4 was right, 5 another token
-    assert list(agreement.looked_up(NO_DRAFT, context)) == [6, 7, 8]
-    agreement.verified(0, 0)  # not worth it: the model drew one token
-    assert list(agreement.looked_up(NO_DRAFT, context)) == [7, 8]
+    agreement.end_draft(2, 1)  # 4 was right, 5 another token
+    assert list(agreement.start_draft(NO_DRAFT, context)) == [6, 7, 8]
+    agreement.end_draft(0, 0)  # not worth it: the model drew one token
+    assert list(agreement.start_draft(NO_DRAFT, context)) == [7, 8]
     assert agreement.known == KNOWN_AFTER_MISTAKE
-    assert list(agreement.looked_up(Draft([5], 3), context)) == [5]
+    assert list(agreement.start_draft(Draft([5], 3), context)) == [5]
     assert agreement.known == 3
-    agreement.verified(1, 1)
-    assert list(agreement.looked_up(NO_DRAFT, context)) == []
+    agreement.end_draft(1, 1)
+    assert list(agreement.start_draft(NO_DRAFT, context)) == []
 
 
 @given(CHANCES, st.floats(1e-4, 1.0), st.integers(0, 32))

@@ -103,12 +103,12 @@ def test_a_late_reward_ranks_an_answer_again() -> None:
         answer = HistoryAnswer(1, 0, tokens(1, 2, 3, last, last), 2, name=name)
         history.insert_all([answer])
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]  # the last of equal ones
-    assert history.judged("a", 1.0)
+    assert history.add_reward("a", 1.0)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [4, 4]
-    assert history.judged("a", -9.0) is False  # the first one counted
-    assert history.judged("b", 0.5)
+    assert history.add_reward("a", -9.0) is False  # the first one counted
+    assert history.add_reward("b", 0.5)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [4, 4]
-    assert history.judged("c", 2.0)
+    assert history.add_reward("c", 2.0)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]
     history.insert(1, 0, tokens(1, 2, 3, 7), 1, reward=1.5)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]
@@ -117,7 +117,7 @@ def test_a_late_reward_ranks_an_answer_again() -> None:
 def test_an_answer_that_was_judged_badly_gives_way_to_the_next() -> None:
     history = AnswerHistory(1000)
     history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4), 1, name="a")])
-    assert history.judged("a", -5.0)
+    assert history.add_reward("a", -5.0)
     history.insert(1, 0, tokens(1, 2, 3, 5), 1, reward=-1.0)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
 
@@ -127,9 +127,9 @@ def test_a_late_reward_of_a_forgotten_answer_changes_nothing() -> None:
     history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4, 5), 2, name="a")])
     history.insert(2, 1, np.arange(100, 160, dtype=np.uint32), 59)
     history.insert(2, 2, np.arange(200, 260, dtype=np.uint32), 59)
-    assert history.judged("a", 9.0)
+    assert history.add_reward("a", 9.0)
     assert not history.draft(1, [1, 2, 3], 8).tokens
-    assert not history.judged("never heard of", 9.0)
+    assert not history.add_reward("never heard of", 9.0)
 
 
 def test_answers_that_wait_for_a_reward_are_bounded() -> None:
@@ -137,25 +137,25 @@ def test_answers_that_wait_for_a_reward_are_bounded() -> None:
     for number in range(100):
         history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4), 1, name=f"a{number}")])
     assert history.bytes <= history_bytes(64)
-    assert not history.judged("a0", 1.0)
-    assert history.judged("a99", 1.0)
+    assert not history.add_reward("a0", 1.0)
+    assert history.add_reward("a99", 1.0)
 
 
 def test_what_is_finished_comes_before_what_runs_in_the_same_pass() -> None:
     history = AnswerHistory(1000)
     history.insert(1, 10, tokens(1, 2, 3, 4), 1, reward=1.0)
     history.insert(1, 11, tokens(1, 2, 3, 5), 1, reward=-1.0)
-    history.grown(1, 11, tokens(1, 2, 3, 6), 1)
+    history.add_running(1, 11, tokens(1, 2, 3, 6), 1)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
-    history.grown(1, 12, tokens(1, 2, 3, 7), 1)  # the next pass
+    history.add_running(1, 12, tokens(1, 2, 3, 7), 1)  # the next pass
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [7]
 
 
 def test_a_sequence_that_still_runs_is_drafted_from() -> None:
     """Seer: siblings of the group; chunk by chunk, each with the few tokens before it."""
     history, answer = AnswerHistory(1000), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-    history.grown(1, 0, tokens(*answer[:6]), 4)
-    history.grown(1, 0, tokens(*answer), 6)
+    history.add_running(1, 0, tokens(*answer[:6]), 4)
+    history.add_running(1, 0, tokens(*answer), 6)
     assert list(history.draft(1, answer[:3], 9).tokens) == answer[3:6]
     assert list(history.draft(1, answer[:6], 9).tokens) == answer[6:]
 

@@ -1,4 +1,4 @@
-"""Windows and the length of drafts: pure rules. The switch: `test_draft_switch.py`."""
+"""Windows and the length of drafts: pure rules. The gate: `test_draft_switch.py`."""
 
 import pytest
 from hypothesis import given, strategies as st

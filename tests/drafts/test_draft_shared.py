@@ -73,7 +73,7 @@ def test_only_one_writes_and_the_others_see_what_it_writes(folder: Path) -> None
     assert [other.take_over() for other in others] == [None] * 3
     history.insert(1, 0, ANSWER, 7)
     for other in others:
-        assert not other.writes
+        assert not other.is_writer
         assert CombinedSource(other, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [
             4,
             5,
@@ -232,7 +232,7 @@ def test_without_room_a_process_remembers_alone(folder: Path) -> None:
         lock_folder(folder)
     node, history = writing(folder)
     history.insert(1, 0, ANSWER, 7)
-    assert not node.writes
+    assert not node.is_writer
     assert CombinedSource(node, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
     node.leave()
     assert folder.read_text().startswith("a file")
@@ -242,7 +242,7 @@ def test_what_runs_here_comes_first_and_stays_here(folder: Path) -> None:
     node, history = writing(folder)
     here, there = (CombinedSource(node, AnswerHistory(64)) for _ in range(2))
     history.insert(1, 0, ANSWER, 7)
-    here.grown(1, 1, tokens(1, 2, 3, 9, 9), 2)
+    here.add_running(1, 1, tokens(1, 2, 3, 9, 9), 2)
     assert here.draft(1, [1, 2, 3], 8).tokens == [9, 9]
     assert there.draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
     assert here.draft(1, [1, 2, 3, 4], 8).tokens == [5, 6, 7, 8]  # more is recognised
@@ -295,7 +295,7 @@ def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
         newest = drawn.integers(0, 50, drawn.integers(0, 12)).tolist()
         prompt, most = int(drawn.integers(0, 20)), int(drawn.integers(1, 33))
         for engine in engines:
-            draft = engine.ask(DraftedSequence(prompt, 0, most, 0), newest, most)
+            draft = engine.look_up(DraftedSequence(prompt, 0, most, 0), newest, most)
             assert len(draft.tokens) <= most
             assert all(0 <= token < 50 for token in draft.tokens)
             assert bool(draft.tokens) == bool(draft.matched)

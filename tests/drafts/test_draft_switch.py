@@ -1,4 +1,4 @@
-"""The switch against simulated machines, under a clock that only they move: it gains where drafts
+"""The gate against simulated machines, under a clock that only they move: it gains where drafts
 pay, and where they do not it loses less than a fiftieth, whatever comes and goes beside it.
 """
 
@@ -38,22 +38,22 @@ class Machine:
     """When drafting was turned off last."""
     draws: random.Random = field(default_factory=lambda: random.Random(5))
 
-    def run(self, switch: DraftGate, seconds: float) -> float:
+    def run(self, gate: DraftGate, seconds: float) -> float:
         """Tokens per second."""
         began, tokens, due, measured = self.now_s, self.tokens, 0, 0
         while self.now_s - began < seconds:
             if due <= 0:
-                was = switch.on
-                switch.decide(self.rows, self.now_s)
-                due = switch.look_steps
-                self.changes += was != switch.on
-                self.off_s = self.now_s if was and not switch.on else self.off_s
+                was = gate.on
+                gate.decide(self.rows, self.now_s)
+                due = gate.steps_to_decision
+                self.changes += was != gate.on
+                self.off_s = self.now_s if was and not gate.on else self.off_s
             due -= 1
-            if switch.on:
-                self._pass(switch)
+            if gate.on:
+                self._pass(gate)
             else:
                 measured += 1
-                self._plain(switch, measured % MEASURED_EACH == 0 or switch.probing)
+                self._plain(gate, measured % MEASURED_EACH == 0 or gate.probing)
         return (self.tokens - tokens) / (self.now_s - began)
 
     def best(self, drafts: bool) -> float:
@@ -62,22 +62,22 @@ class Machine:
             return self.rows / self.plain.seconds(self.rows)
         return self.rows * (1 + self.right) / self.passes.seconds(self.rows * (1 + self.draft))
 
-    def _plain(self, switch: DraftGate, is_measured: bool) -> None:
+    def _plain(self, gate: DraftGate, is_measured: bool) -> None:
         took = self._took(self.plain.seconds(self.rows), self.load(self.now_s)[0])
         self.tokens += self.rows
         if is_measured:
-            switch.plain_steps(self.rows, took)
-            switch.found.add(1, True)
-            switch.right.add(self.draft, round(self.right))
+            gate.add_plain_steps(self.rows, took)
+            gate.hit_rate.add(1, True)
+            gate.acceptance_rate.add(self.draft, round(self.right))
 
-    def _pass(self, switch: DraftGate) -> None:
+    def _pass(self, gate: DraftGate) -> None:
         size = self.rows * (1 + self.draft)
         took = self._took(self.passes.seconds(size), self.load(self.now_s)[1])
         gained = self.rows + sum(self._right() for _ in range(self.rows))
         self.tokens += gained
-        switch.found.add(1, True)
-        switch.right.add(self.draft, round(self.right))
-        switch.verified(self.rows, size, gained, took)
+        gate.hit_rate.add(1, True)
+        gate.acceptance_rate.add(self.draft, round(self.right))
+        gate.add_pass(self.rows, size, gained, took)
 
     def _right(self) -> int:
         """Of one row's draft: all or nothing, or what it is on average."""
@@ -158,76 +158,76 @@ def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -
     drafts on, or turn them off where all is slower.
     """
     machine = pays(load=lambda at: (1.3, 4.0) if at > 30 else (1.0, 1.0))
-    switch = DraftGate()
-    machine.run(switch, 30.0)
-    assert switch.on
-    machine.run(switch, 1.0)
-    assert not switch.on
+    gate = DraftGate()
+    machine.run(gate, 30.0)
+    assert gate.on
+    machine.run(gate, 1.0)
+    assert not gate.on
     assert 30.0 < machine.off_s < 31.0
     before = machine.now_s
-    loaded = machine.run(switch, 60.0)
+    loaded = machine.run(gate, 60.0)
     assert loaded > 0.97 * machine.best(False) / 1.3
     assert machine.now_s > before
 
 
 def test_drafts_come_back_when_the_load_is_gone() -> None:
     machine = pays(load=lambda at: (1.3, 4.0) if 10 < at < 30 else (1.0, 1.0))
-    switch = DraftGate()
-    machine.run(switch, 30.0)
-    machine.run(switch, 20.0)
-    assert switch.on
-    assert machine.run(switch, 20.0) > 0.97 * machine.best(True)
+    gate = DraftGate()
+    machine.run(gate, 30.0)
+    machine.run(gate, 20.0)
+    assert gate.on
+    assert machine.run(gate, 20.0) > 0.97 * machine.best(True)
 
 
 def test_drafts_that_went_off_at_the_end_of_a_batch_are_on_early_in_the_next() -> None:
     """The time to the next probe, up to 8 s after some that confirmed, keeps no drafts off."""
-    machine, switch = pays(), DraftGate()
-    machine.run(switch, 30.0)
+    machine, gate = pays(), DraftGate()
+    machine.run(gate, 30.0)
     machine.rows, machine.right = 1, 0
-    machine.run(switch, 3.0)
-    assert not switch.on
+    machine.run(gate, 3.0)
+    assert not gate.on
     machine.rows, machine.right = 8, 3
-    machine.run(switch, 0.5)
-    assert switch.on
-    assert machine.run(switch, 2.0) > 0.95 * machine.best(True)
+    machine.run(gate, 0.5)
+    assert gate.on
+    assert machine.run(gate, 2.0) > 0.95 * machine.best(True)
 
 
 def test_plain_steps_are_probed_seldom_and_cheaply_while_drafts_pay() -> None:
-    machine, switch = pays(), DraftGate()
-    machine.run(switch, 5.0)
+    machine, gate = pays(), DraftGate()
+    machine.run(gate, 5.0)
     machine.changes = 0
-    machine.run(switch, 60.0)
+    machine.run(gate, 60.0)
     assert 2 < machine.changes < 80  # two for each probe
 
 
 def test_plain_steps_that_became_faster_are_found_by_a_probe() -> None:
     """Nothing that runs tells of it: only a probe can."""
     machine = pays(load=lambda at: (0.3, 1.0) if at > 10 else (1.0, 1.0))
-    switch = DraftGate()
-    machine.run(switch, 10.0)
-    assert switch.on
-    machine.run(switch, 10.0)
-    assert not switch.on
+    gate = DraftGate()
+    machine.run(gate, 10.0)
+    assert gate.on
+    machine.run(gate, 10.0)
+    assert not gate.on
 
 
 def test_the_switch_stays_off_without_history_rows_or_measured_steps() -> None:
-    switch = DraftGate()
-    assert not switch.decide(1, 0.0)
+    gate = DraftGate()
+    assert not gate.decide(1, 0.0)
     for _ in range(50):
-        switch.found.add(1, True)
-        switch.right.add(8, 8)
-    assert not switch.decide(1, 0.0)
+        gate.hit_rate.add(1, True)
+        gate.acceptance_rate.add(8, 8)
+    assert not gate.decide(1, 0.0)
     for _ in range(5):
-        switch.plain_steps(1, 1e-3)
-    assert not switch.decide(0, 0.0)
-    assert switch.decide(1, 0.0)
+        gate.add_plain_steps(1, 1e-3)
+    assert not gate.decide(0, 0.0)
+    assert gate.decide(1, 0.0)
     for _ in range(1000):
-        switch.right.add(8, 0)
-    assert not switch.decide(1, 0.1)
+        gate.acceptance_rate.add(8, 0)
+    assert not gate.decide(1, 0.1)
 
 
 def test_an_interrupted_first_pass_does_not_end_the_trial() -> None:
     machine = pays(load=lambda at: (1.0, 30.0) if 0.2 < at < 0.3 else (1.0, 1.0))
-    switch = DraftGate()
-    machine.run(switch, 5.0)
-    assert machine.run(switch, 20.0) > 0.97 * machine.best(True)
+    gate = DraftGate()
+    machine.run(gate, 5.0)
+    assert machine.run(gate, 20.0) > 0.97 * machine.best(True)

@@ -61,9 +61,9 @@ class Decoding:
             room = len(self.answers[name]) - len(self.begun[name])
             tokens = np.array(self.begun[name], np.int32)
             seen.append(SteppedRequest(name, PROMPT, 0, verifies, new, tokens, room))
-        skipped = self.guesses.skips(names)
+        skipped = self.guesses.can_skip(names)
         self.looks += not skipped
-        drafts = [[] for _ in seen] if skipped else self.guesses.after(seen)
+        drafts = [[] for _ in seen] if skipped else self.guesses.step(seen)
         for each, draft in zip(seen, drafts, strict=True):
             assert len(draft) <= max(0, each.room - 1), "no draft reaches the last token"
         self.drafts = dict(zip(names, drafts, strict=True))
@@ -98,11 +98,11 @@ def history_of(*answers: list[int]) -> AnswerHistory:
 def decoding(
     history: AnswerHistory,
     answers: dict[str, list[int]],
-    switch: DraftGate,
+    gate: DraftGate,
     machine: Machine | None = None,
 ) -> Decoding:
     machine = machine or Machine()
-    return Decoding(ProposerSpeculation(history, switch, VOCABULARY, machine), machine, answers)
+    return Decoding(ProposerSpeculation(history, gate, VOCABULARY, machine), machine, answers)
 
 
 def test_right_guesses_come_many_per_step_and_are_counted() -> None:
@@ -162,10 +162,10 @@ def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
     found = decoding(history_of([1, 2, 3, *ANSWER]), answers, DraftGate())
     for _ in found.run():
         pass
-    assert not found.guesses.switch.on
+    assert not found.guesses.gate.on
     assert found.steps == 400
     assert 50 <= found.looks <= 60  # every eighth step, and when b was gone
-    assert found.guesses.switch.plain.cost().seconds(2) == pytest.approx(1.02, rel=0.01)
+    assert found.guesses.gate.plain.cost().seconds(2) == pytest.approx(1.02, rel=0.01)
 
 
 def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
@@ -173,9 +173,9 @@ def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> 
     d = decoding(AnswerHistory(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, DraftGate())
     for _ in d.run():
         known = np.array(d.begun["a"], np.uint32)
-        d.guesses.source.grown(PROMPT, 0, known, len(known) - 3)
-    assert d.guesses.switch.right.tried == 0
-    assert d.guesses.switch.found.tried > 10
+        d.guesses.source.add_running(PROMPT, 0, known, len(known) - 3)
+    assert d.guesses.gate.acceptance_rate.tried == 0
+    assert d.guesses.gate.hit_rate.tried > 10
 
 
 def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
@@ -199,19 +199,19 @@ def test_a_step_that_took_prompts_is_not_measured() -> None:
     tokens = np.arange(5, dtype=np.int32)
     for key in "ab":
         machine.step(500)
-        guesses.after([SteppedRequest(key, PROMPT, 0, [], [4], tokens, 9)])
-    assert guesses.switch.plain.count == 0
+        guesses.step([SteppedRequest(key, PROMPT, 0, [], [4], tokens, 9)])
+    assert guesses.gate.plain.count == 0
     machine.step(1)
-    guesses.after(
+    guesses.step(
         [
             SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9),
             SteppedRequest("c", PROMPT, 0, [], [], tokens, 9),
         ]
     )
-    assert guesses.switch.plain.count == 0
+    assert guesses.gate.plain.count == 0
     machine.step(1)
-    guesses.after([SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9)])
-    assert guesses.switch.plain.count == 1
+    guesses.step([SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9)])
+    assert guesses.gate.plain.count == 1
 
 
 def test_nothing_is_asked_of_vllm_without_drafts() -> None:

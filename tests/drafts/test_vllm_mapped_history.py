@@ -51,7 +51,7 @@ def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place
 
 def test_what_runs_here_is_guessed_from_where_nobody_else_knows_it(tmp_path: Path) -> None:
     seen = mapped(tmp_path / "none")
-    seen.grown(PROMPT, 0, np.array(FIRST, np.uint32), len(FIRST))
+    seen.add_running(PROMPT, 0, np.array(FIRST, np.uint32), len(FIRST))
     assert drafted(seen, FIRST) == FIRST[7:15]
 
 

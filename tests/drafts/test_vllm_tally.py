@@ -70,9 +70,9 @@ def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
     worker.add(0, 1, Drafts((0, 2, 1), 1, 4, 1, 1, 0.1))
     worker.add(0, 1, Drafts((0, 1, 1), 1, 4, 1, 0, 0.1))
     one.gained(3, ended=False)
-    assert one.say() == Drafts((0, 2, 1), 1, 8, 2, 1, pytest.approx(0.2))
+    assert one.take() == Drafts((0, 2, 1), 1, 8, 2, 1, pytest.approx(0.2))
     one.gained(2, ended=True)
-    assert one.say() == Drafts((0, 1, 1), 1, 0, 0, 0, 0.0)
+    assert one.take() == Drafts((0, 1, 1), 1, 0, 0, 0, 0.0)
 
 
 @pytest.mark.parametrize(("right", "runs"), [(2, (0, 2)), (1, (0, 1, 1))])
@@ -83,7 +83,7 @@ def test_a_stop_token_is_marked_where_it_was_guessed(
     one = StayDrafts(rollout, 0, 1)
     worker.add(0, 1, Drafts((0, right), 1, 3, 1, 1, 0.0))
     one.gained(2, ended=True)
-    assert one.say().runs == runs
+    assert one.take().runs == runs
 
 
 def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
@@ -98,15 +98,15 @@ def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
     parts: list[tuple[int, Drafts]] = []
     while len(known) < len(whole):
         if len(parts) == 5:
-            guesses.after([])
+            guesses.step([])
             draft = []
         new = verified(whole, known, draft)
         known = known + new
         wanted += [True] * (len(new) - 1) + [False]
         tokens, room = np.array(known, np.int32), len(whole) - len(known)
-        (draft,) = guesses.after([SteppedRequest("a", PROMPT, 0, draft, new, tokens, room, 1, 1)])
+        (draft,) = guesses.step([SteppedRequest("a", PROMPT, 0, draft, new, tokens, room, 1, 1)])
         one.gained(len(new), ended=len(known) == len(whole))
-        parts.append((len(new), one.say()))
+        parts.append((len(new), one.take()))
     told = join_drafts(parts)
     assert told is not None
     assert accepted_mask(told, len(wanted)).tolist() == wanted

@@ -63,7 +63,7 @@ def drafting(
         model.config,
         model.state_dict(),
         V1,
-        EngineOptions(slots, 96, emit_every, drafts=history, switch=DraftGate(forced=forced)),
+        EngineOptions(slots, 96, emit_every, drafts=history, gate=DraftGate(forced=forced)),
         settings=VllmSettings(process=process),
     )
 

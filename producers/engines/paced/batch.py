@@ -32,13 +32,13 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class PacedSequence:
-    """`length` counts all tokens so far, `cached` those with KV, `said` those that were emitted or
-    were part of the request; `end` is the length at which the turn is over.
+    """`length` counts all tokens so far, `cached` those with KV, `emitted` those that were emitted
+    or were part of the request; `end` is the length at which the turn is over.
     """
 
     __slots__ = (
-        "cached", "context_max", "end", "finish", "generated", "hold", "key", "length", "lengths",
-        "prompt", "request", "said", "stop_at", "vocabulary",
+        "cached", "context_max", "emitted", "end", "finish", "generated", "hold", "key", "length",
+        "lengths", "prompt", "request", "stop_at", "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,7 @@ class PacedSequence:
         self.lengths = lengths
         self.key = np.array([trajectory_key(request.seed, request.trajectory)], np.uint64)
         self.prompt: Tokens = request.tokens[request.sources == PROMPT]
-        self.length = self.said = len(request.tokens)
+        self.length = self.emitted = len(request.tokens)
         self.generated = len(request.logprobs)
         self.hold = request.hold
         self.finish: Literal["stop", "length"] | None = None
@@ -65,9 +65,9 @@ class PacedSequence:
         return self.length >= self.end
 
     @property
-    def unsaid(self) -> int:
+    def pending(self) -> int:
         """Tokens that were generated and not emitted."""
-        return self.length - self.said
+        return self.length - self.emitted
 
     def gain(self, steps: int) -> None:
         """Generate one token per step; each step caches the token before."""
@@ -77,16 +77,16 @@ class PacedSequence:
         if self.full:
             self.finish = "stop" if self.length == self.stop_at else "length"
 
-    def take(self, tokens: Tokens) -> None:
+    def append(self, tokens: Tokens) -> None:
         """Append the environment's tokens; those beyond the context are dropped."""
         self.length += min(len(tokens), self.context_max - self.length)
-        self.said, self.finish = self.length, None
+        self.emitted, self.finish = self.length, None
         self._begin_turn(self.length)
 
-    def say(self, version: Version) -> Emission:
+    def emit(self, version: Version) -> Emission:
         """The emission of all tokens that were not emitted yet."""
-        tokens = self._tokens(self.said, self.length)
-        self.said = self.length
+        tokens = self._tokens(self.emitted, self.length)
+        self.emitted = self.length
         logprobs: Floats = np.full(len(tokens), -log(self.vocabulary), np.float32)
         return Emission(self.trajectory, tokens, logprobs, version, self.finish)
 
@@ -173,7 +173,7 @@ class PacedBatch:
         """Steps until the next event: a turn ends, tokens are due for emission, or the cache is
         full. `make_room` must have been called before.
         """
-        soonest = min(min(row.end - row.length, emit_every - row.unsaid) for row in self.rows)
+        soonest = min(min(row.end - row.length, emit_every - row.pending) for row in self.rows)
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))
 
     def gain(self, steps: int) -> None:
@@ -190,11 +190,11 @@ class PacedBatch:
         else:
             self._dropped(sequence)
 
-    def go_on(self, sequence: PacedSequence) -> None:
+    def resume(self, sequence: PacedSequence) -> None:
         """Queue a held sequence to continue: the environment has appended its tokens."""
         self.ready.append(sequence)
 
-    def forget(self, sequence: PacedSequence) -> None:
+    def drop(self, sequence: PacedSequence) -> None:
         """Remove a sequence in any state, with its cache."""
         self.held.pop(sequence.trajectory, None)
         for place in (self.rows, self.ready, self.waiting):
@@ -202,7 +202,7 @@ class PacedBatch:
                 place.remove(sequence)
         self._dropped(sequence)
 
-    def everyone(self) -> Iterable[PacedSequence]:
+    def all_sequences(self) -> Iterable[PacedSequence]:
         """All sequences, each once."""
         return (*self.rows, *self.held.values(), *self.waiting)
 

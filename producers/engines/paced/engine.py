@@ -157,23 +157,23 @@ class PacedEngine:
                 break
         if not self._serving:
             return []
-        said, self._outbox = self._outbox, []
-        return said
+        emissions, self._outbox = self._outbox, []
+        return emissions
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         sequence = self._known.get(trajectory)
         if sequence is None or trajectory not in self._batch.held or sequence.finish != "stop":
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
         check_append(trajectory, tokens, self._shape.vocabulary)
-        sequence.take(tokens)
-        self._batch.go_on(sequence)
+        sequence.append(tokens)
+        self._batch.resume(sequence)
 
     def abort(self, trajectory: str) -> Emission | None:
         sequence = self._known.pop(trajectory, None)
         if sequence is None:
             return None
-        self._say(sequence)
-        self._batch.forget(sequence)
+        self._emit(sequence)
+        self._batch.drop(sequence)
         return take_back(self._outbox, trajectory)
 
     @torch.inference_mode()
@@ -186,8 +186,8 @@ class PacedEngine:
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
             )
-        for sequence in self._batch.everyone():
-            self._say(sequence)
+        for sequence in self._batch.all_sequences():
+            self._emit(sequence)
         self._serving = False
         if not isinstance(update.prepared, PreparedWrites):
             update = self.prepare(update)
@@ -230,7 +230,7 @@ class PacedEngine:
         for sequence in full:  # ends without another token
             sequence.finish = "length"
             del self._known[sequence.trajectory]
-            self._outbox.append(sequence.say(self.version))
+            self._outbox.append(sequence.emit(self.version))
         self._batch.make_room()
 
     def _prefill(self, tokens: int) -> None:
@@ -264,18 +264,18 @@ class PacedEngine:
     def _emit_due(self) -> None:
         """Emit tokens that are due, and remove the sequences whose turn is over."""
         for sequence in list(self._batch.rows):
-            if sequence.finish is None and sequence.unsaid < self._shape.emit_every:
+            if sequence.finish is None and sequence.pending < self._shape.emit_every:
                 continue
-            self._say(sequence)
+            self._emit(sequence)
             if sequence.finish is not None:
                 hold = sequence.hold and sequence.finish == "stop"
                 self._batch.end(sequence, hold)
                 if not hold:
                     del self._known[sequence.trajectory]
 
-    def _say(self, sequence: PacedSequence) -> None:
-        if sequence.unsaid:
-            self._outbox.append(sequence.say(self.version))
+    def _emit(self, sequence: PacedSequence) -> None:
+        if sequence.pending:
+            self._outbox.append(sequence.emit(self.version))
 
 
 def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:

@@ -61,7 +61,7 @@ class DecodeBatch:
         return DraftStats()
 
     @property
-    def due(self) -> bool:
+    def emission_due(self) -> bool:
         """Whether the generated tokens must be emitted now."""
         return self.block.full
 

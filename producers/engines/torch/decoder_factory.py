@@ -72,5 +72,5 @@ def open_decoder(
         return decoder
     generic = TransformersDecoder(config, context_max, dtype, device)
     generic.served.load(tensors)
-    generic.try_out()
+    generic.check_forward()
     return generic

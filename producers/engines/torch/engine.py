@@ -93,15 +93,15 @@ class TorchEngine:
         self._busy_s += time.thread_time() - began
         if not self._serving:
             return []
-        said, self._outbox = self._outbox, []
-        return said
+        emissions, self._outbox = self._outbox, []
+        return emissions
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         sequence = self._known.get(trajectory)
         if sequence is None or trajectory not in self._parked or sequence.finish != "stop":
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
         check_append(trajectory, tokens, self._decoder.vocabulary)
-        sequence.take(tokens)
+        sequence.append(tokens)
         sequence.finish = None
         self._ready.append(sequence)
 
@@ -111,7 +111,7 @@ class TorchEngine:
         if sequence is None:
             return None
         if sequence.row >= 0:
-            self._say(sequence)
+            self._emit(sequence)
             self._batch.leave(sequence)
         elif trajectory in self._parked:
             del self._parked[trajectory]
@@ -189,27 +189,27 @@ class TorchEngine:
         ended = self._batch.step()
         self._tokens += self._batch.gained
         for sequence in ended:
-            self._say(sequence)
+            self._emit(sequence)
             if sequence.hold and sequence.finish == "stop":
                 self._parked[sequence.trajectory] = self._batch.cached(sequence)
             else:
                 del self._known[sequence.trajectory]
             self._batch.leave(sequence)
         self._steps += 1
-        if self._batch.due:
+        if self._batch.emission_due:
             self._flush()
 
     def _flush(self) -> None:
         for sequence in self._batch.rows:
-            self._say(sequence)
+            self._emit(sequence)
         self._batch.restart_block()
 
-    def _say(self, sequence: TorchSequence) -> None:
+    def _emit(self, sequence: TorchSequence) -> None:
         tokens, logprobs = self._batch.collect(sequence)
         if len(tokens):
             name, drafts = sequence.trajectory, self._batch.drafted(sequence)
-            said = Emission(name, tokens, logprobs, self.version, sequence.finish, drafts)
-            self._outbox.append(said)
+            emission = Emission(name, tokens, logprobs, self.version, sequence.finish, drafts)
+            self._outbox.append(emission)
 
     def _end(self, sequence: TorchSequence, finish: Literal["stop", "length"]) -> None:
         """End a sequence without another token."""
@@ -244,4 +244,4 @@ def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)
-    return SpeculativeBatch(decoder, *sizes, options.drafts, options.switch or DraftGate())
+    return SpeculativeBatch(decoder, *sizes, options.drafts, options.gate or DraftGate())

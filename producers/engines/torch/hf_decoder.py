@@ -232,7 +232,7 @@ class TransformersDecoder:
         return KVShape(len(cache.layers), *shape)
 
     @torch.inference_mode()
-    def try_out(self) -> None:
+    def check_forward(self) -> None:
         """Compare a prefill and a step of two sequences of different lengths with the plain
         forward. Raises `EngineRefused` if they differ.
         """

@@ -256,7 +256,7 @@ class TorchSequence:
         self.length += len(tokens)
         self.generated += len(tokens)
 
-    def take(self, tokens: Tokens) -> None:
+    def append(self, tokens: Tokens) -> None:
         """Append the environment's tokens; those beyond the context are dropped."""
         kept = tokens[: max(0, self.context_max - self.length)]
         length = self.length + len(kept)

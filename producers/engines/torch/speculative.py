@@ -44,16 +44,16 @@ class SpeculativeBatch(DecodeBatch):
         context_max: int,
         block_steps: int,
         source: DraftSource,
-        switch: DraftGate,
+        gate: DraftGate,
     ) -> None:
         super().__init__(decoder, slots, context_max, block_steps)
-        self.switch, self.block_steps = switch, block_steps
-        self.verifies = False
+        self.gate, self.block_steps = gate, block_steps
+        self.is_verifying = False
         # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         on_cpu = decoder.device.type == "cpu"
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
-        self.drafting = BatchSpeculation(source, switch, decoder.vocabulary, self._clock)
-        self._passed_over = 0
+        self.drafting = BatchSpeculation(source, gate, decoder.vocabulary, self._clock)
+        self._hidden_read = 0
         """Hidden columns read since they were last removed."""
 
     @property
@@ -61,14 +61,14 @@ class SpeculativeBatch(DecodeBatch):
         return self.drafting.stats()
 
     @property
-    def due(self) -> bool:
-        if not self.verifies:
+    def emission_due(self) -> bool:
+        if not self.is_verifying:
             return self.block.full
-        return any(state.unsaid >= self.block_steps for state in self.drafting.states.values())
+        return any(state.pending >= self.block_steps for state in self.drafting.states.values())
 
     @property
     def tokens_cached(self) -> int:
-        if not self.verifies:
+        if not self.is_verifying:
             return super().tokens_cached
         return sum(sequence.length - 1 for sequence in self.rows)
 
@@ -81,14 +81,14 @@ class SpeculativeBatch(DecodeBatch):
         del self.drafting.states[sequence]
 
     def cached(self, sequence: TorchSequence) -> torch.Tensor:
-        if not self.verifies:
+        if not self.is_verifying:
             return super().cached(sequence)
         kv = self.cache.seen(sequence.row, int(self._starts[sequence.row]))
         assert kv.shape[2] == sequence.length - 1, "every token but the newest is cached once"
         return kv
 
     def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        if self.verifies:
+        if self.is_verifying:
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)
             self._composed = False
         else:
@@ -97,51 +97,51 @@ class SpeculativeBatch(DecodeBatch):
     def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
         tokens, logprobs = super().collect(sequence)
         if len(tokens):
-            self.drafting.look_back(sequence, tokens)
-            self.drafting.drew(sequence, tokens, logprobs)
-        return self.drafting.states[sequence].say()
+            self.drafting.compare_with_history(sequence, tokens)
+            self.drafting.add_drawn(sequence, tokens, logprobs)
+        return self.drafting.states[sequence].take()
 
     def drafted(self, sequence: TorchSequence) -> Drafts | None:
-        return self.drafting.states[sequence].how.say()
+        return self.drafting.states[sequence].statistics.take()
 
     def restart_block(self) -> None:
-        if not self.verifies:
+        if not self.is_verifying:
             super().restart_block()
 
     def step(self) -> list[TorchSequence]:
         """Make one pass or one plain step. Returns the sequences that ended, with `finish` set."""
         self._decide()
-        if self.verifies:
+        if self.is_verifying:
             return self._verify()
-        if self.drafting.undecided_steps % MEASURE_STEPS and not self.switch.probing:
+        if self.drafting.undecided_steps % MEASURE_STEPS and not self.gate.probing:
             return super().step()
         rows, began = len(self.rows), self._clock()
         ended = super().step()
-        self.switch.plain_steps(rows, self._clock() - began)
+        self.gate.add_plain_steps(rows, self._clock() - began)
         return ended
 
-    # ---- the switch ----------------------------------------------------------------------------
+    # ---- the gate ----------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        drafts = self.drafting.decide(len(self.rows), self.verifies)
-        if drafts and not self.verifies:
+        drafts = self.drafting.decide(len(self.rows), self.is_verifying)
+        if drafts and not self.is_verifying:
             self._begin_verifying()
-        elif self.verifies and not drafts:
+        elif self.is_verifying and not drafts:
             self._begin_plain()
 
     def _begin_verifying(self) -> None:
         """Copy all tokens to the host; from here on each pass brings its tokens there."""
         for sequence in self.rows:
-            self.drafting.drew(sequence, *super().collect(sequence))
+            self.drafting.add_drawn(sequence, *super().collect(sequence))
         super().restart_block()
-        self.verifies = True
+        self.is_verifying = True
         for sequence in self.rows:
             self.drafting.share(sequence, least=0)
 
     def _begin_plain(self) -> None:
         """Remove hidden columns, and fill the block with the newest tokens of the rows."""
         self._squeeze(0)
-        self.verifies = False
+        self.is_verifying = False
         self.block.column = 0
         for sequence in self.rows:
             sequence.first, sequence.pieces = 1, []
@@ -158,13 +158,13 @@ class SpeculativeBatch(DecodeBatch):
         Accept.
         """
         began = self._clock()
-        if self.cache.column + 1 + self.switch.rule.most > self.cache.columns:  # 1
+        if self.cache.column + 1 + self.gate.rule.most > self.cache.columns:  # 1
             self._squeeze(0)
         if self.cache.column >= self._next_promotion:
             self._promote()
         if not self._composed:
             self._compose()
-        drafts = self.drafting.guess(self.rows)  # 2
+        drafts = self.drafting.make_drafts(self.rows)  # 2
         packed = pack_drafts(self.rows, drafts, self.decoder.device)
         given = packed.drafted
         if given.ahead == 1:  # 3
@@ -175,7 +175,7 @@ class SpeculativeBatch(DecodeBatch):
         tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
         rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
-        self.switch.verified(rows, len(given.ids), self.gained, self._clock() - began)
+        self.gate.add_pass(rows, len(given.ids), self.gained, self._clock() - began)
         return ended
 
     def _take(
@@ -191,7 +191,7 @@ class SpeculativeBatch(DecodeBatch):
             end = begin + 1 + len(draft)
             own = drawn[begin:end]
             count, stopped = count_accepted(own, draft, sequence.request.sampling.stop)
-            self.drafting.gain(sequence, draft, own[:count], logprobs[begin : begin + count])
+            self.drafting.add_gained(sequence, draft, own[:count], logprobs[begin : begin + count])
             if stopped or sequence.full:
                 sequence.finish = "stop" if stopped else "length"
                 ended.append(sequence)
@@ -213,14 +213,14 @@ class SpeculativeBatch(DecodeBatch):
         counts["gained"] += self.gained
         columns = rows * self.cache.column - int(self._starts[:rows].sum())
         cached = self.tokens_cached
-        self._passed_over += columns - cached
-        if self._passed_over > SQUEEZE_FACTOR * cached:
+        self._hidden_read += columns - cached
+        if self._hidden_read > SQUEEZE_FACTOR * cached:
             self._squeeze(0)
 
     # ---- the cache -----------------------------------------------------------------------------
 
     def _align(self, column: int) -> None:
-        if self.verifies:
+        if self.is_verifying:
             self._squeeze(column)
         else:
             super()._align(column)
@@ -231,6 +231,6 @@ class SpeculativeBatch(DecodeBatch):
         self.cache.column = max([column, *(kv.shape[2] for kv in held)])
         for sequence, kv in zip(self.rows, held, strict=True):
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)
-        self._passed_over = 0
+        self._hidden_read = 0
         self._next_promotion = 0  # computed again at the next step
         self._composed = False

@@ -86,7 +86,7 @@ class LocalCore:
 
         self.load = CoreLoad()
         self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
-        self._entering = threading.RLock()
+        self._lock = threading.RLock()
         """Lets one thread in at a time: `read_back` is called from another one."""
         self.loads = 0
         """How often weights were loaded; KV blocks are shared only within one load."""
@@ -152,44 +152,44 @@ class LocalCore:
             extra_args=request_arguments(order.prompt, order.group, order.place, order.stay),
         )
         prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
-        with self._entered():
+        with self._locked():
             self._engine.add_request(order.key, prompt, params)
         self._keys.add(order.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
         """The outputs of one step; none if a core in a process of its own finished none in time."""
         if self.has_process and not self._has_output(wait_s):
-            with self._entered():
+            with self._locked():
                 self._engine.engine_core.ensure_alive()
             return []
-        with self._entered():
-            gains = [_step_output(output) for output in self._engine.step()]
-        self._keys.difference_update(gained.key for gained in gains if gained.finish is not None)
-        return gains
+        with self._locked():
+            outputs = [_step_output(output) for output in self._engine.step()]
+        self._keys.difference_update(output.key for output in outputs if output.finish is not None)
+        return outputs
 
     def pause(self) -> PauseResult:
         """Stop stepping until `resume`. Returns the outputs of the last steps."""
         if not self.has_process:
             return PauseResult([])
-        with self._entered():
+        with self._locked():
             self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
             # Outputs of steps before the pause arrive before its acknowledgement.
             return PauseResult(
-                [gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)]
+                [output for _ in iter(self._queued_outputs, 0) for output in self.step(0.0)]
             )
 
     def resume(self) -> None:
         if self.has_process:
-            with self._entered():
+            with self._locked():
                 self._engine.engine_core.call_utility("resume_scheduler")
 
     def drop(self, keys: Iterable[str]) -> None:
         dropped = list(keys)
-        with self._entered():
+        with self._locked():
             self._engine.abort_request(dropped)
         self._keys.difference_update(dropped)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the engine, reset for its next user."""
         try:
             self.drop(self._keys)
@@ -202,7 +202,7 @@ class LocalCore:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a worker's method; with several workers, that of the first."""
-        with self._entered():
+        with self._locked():
             return self._engine.collective_rpc(method, args=arguments)[0]
 
     def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
@@ -214,32 +214,32 @@ class LocalCore:
     def stamp(self, version: str) -> None:
         """Stamp tokens of later steps with this version, whose weights are loaded."""
         self.loads += 1
-        with self._entered():
+        with self._locked():
             self._engine.set_weight_version(version)
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         """Drop all KV; requests restart with the tokens that they have."""
-        with self._entered():
+        with self._locked():
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
-    def try_out(self) -> None:
+    def test_step(self) -> None:
         """Make one step: what vLLM's kernels cannot compute fails only there."""
         self.add(CoreRequest("try", [0], Sampling(temperature=0), 1, 0, "try"))
-        while not any(gained.finish for gained in self.step(1.0)):
+        while not any(output.finish for output in self.step(1.0)):
             pass
 
     @contextlib.contextmanager
-    def _entered(self) -> Generator[None]:
+    def _locked(self) -> Generator[None]:
         """Lock the engine. Raises `EngineRefused` when its process has ended."""
         from rollstream.producers.engines.vllm.release import EngineDeadError
 
         try:
-            with self._entering:
+            with self._lock:
                 yield
         except EngineDeadError as error:
             raise EngineRefused(f"vLLM's core ended: {error}") from error
 
-    def _outputs(self) -> int:
+    def _queued_outputs(self) -> int:
         return len(self._engine.engine_core.outputs_queue.queue)
 
     def _has_output(self, wait_s: float) -> bool:
@@ -277,7 +277,7 @@ def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
             return core
     try:
         core = LocalCore(config, shape)
-        core.try_out()
+        core.test_step()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise EngineRefused(f"vLLM does not serve {type(config).__name__} here: {error}") from error
     return core

@@ -22,9 +22,9 @@ from rollstream.producers.engines.vllm.protocol import EngineCore
 class WorkerDrafts:
     """Draft statistics of one engine with at most `slots` sequences in vLLM."""
 
-    def __init__(self, core: LocalCore, source: DraftSource, switch: DraftGate, slots: int) -> None:
+    def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
         with open_draft_counters(slots) as (self._tally, path):
-            core.draft_from(worker_source(core, source), switch.rule.kind, switch.forced, path)
+            core.draft_from(worker_source(core, source), gate.rule.kind, gate.forced, path)
 
     def stats(self) -> DraftStats:
         return self._tally.stats()
@@ -36,7 +36,7 @@ class WorkerDrafts:
 
 
 def open_drafts(
-    core: EngineCore, source: DraftSource | None, switch: DraftGate, slots: int
+    core: EngineCore, source: DraftSource | None, gate: DraftGate, slots: int
 ) -> WorkerDrafts | None:
     """Turn drafting on; None without a source. Raises `EngineRefused` where vLLM cannot read the
     history.
@@ -48,7 +48,7 @@ def open_drafts(
             "drafts: a vLLM server by URL drafts as it was started; rollouts.drafts must be "
             "'off' with rollouts.vllm.url"
         )
-    return WorkerDrafts(core, source, switch, slots)
+    return WorkerDrafts(core, source, gate, slots)
 
 
 def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:

@@ -89,13 +89,13 @@ class VllmEngine:
         self.slots, self.context_max = options.slots, options.context_max
         self._emit_every = options.emit_every
         self.vocabulary = int(model_config.vocab_size)
-        switch = options.switch or DraftGate()
-        longest = 0 if options.drafts is None else switch.rule.most
+        gate = options.gate or DraftGate()
+        longest = 0 if options.drafts is None else gate.rule.most
         self._core, self._weights = open_core_and_weights(
             model_config, options, settings or VllmSettings(), longest
         )
-        weakref.finalize(self, self._core.give_back).atexit = False
-        self._drafting = open_drafts(self._core, options.drafts, switch, self.slots)
+        weakref.finalize(self, self._core.release).atexit = False
+        self._drafting = open_drafts(self._core, options.drafts, gate, self.slots)
         self._known: dict[str, VllmSequence] = {}
         self._waiting: deque[VllmSequence] = deque()
         self._inside: dict[str, VllmSequence] = {}  # by key
@@ -127,15 +127,15 @@ class VllmEngine:
         self._busy_s += time.thread_time() - began
         if not self._serving:
             return []
-        said, self._outbox = self._outbox, []
-        return said
+        emissions, self._outbox = self._outbox, []
+        return emissions
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         sequence = self._held.get(trajectory)
         if sequence is None or sequence.finish != "stop":
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
         check_append(trajectory, tokens, self.vocabulary)
-        sequence.take(tokens)
+        sequence.append(tokens)
         del self._held[trajectory]
         self._waiting.appendleft(sequence)  # it enters next, into the slot that it kept
 
@@ -145,7 +145,7 @@ class VllmEngine:
             return None
         if sequence.key in self._inside:
             self._leave(sequence)
-            self._say(sequence)
+            self._emit(sequence)
         elif self._held.pop(trajectory, None) is None:
             self._waiting.remove(sequence)
         return take_back(self._outbox, trajectory)
@@ -162,15 +162,15 @@ class VllmEngine:
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
             )
         paused = self._core.pause()  # 1
-        self._take(paused.gains)
+        self._take(paused.outputs)
         for sequence in self._inside.values():
-            self._say(sequence)
+            self._emit(sequence)
         self._serving = False
         self._weights.load(update)  # 2
         self.version = update.version
-        self._postpone(paused.let_go)
+        self._postpone(paused.dropped)
         if mode == "in_flight_recompute":  # 3
-            self._core.forget_cache()
+            self._core.reset_cache()
         self._core.resume()
         self._serving = True
 
@@ -211,7 +211,7 @@ class VllmEngine:
             if not sequence.room:
                 sequence.finish = "length"
                 del self._known[sequence.request.trajectory]
-                self._outbox.append(sequence.say(self.version))
+                self._outbox.append(sequence.emit(self.version))
                 continue
             self._stays += 1
             sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
@@ -235,57 +235,57 @@ class VllmEngine:
             )
 
     def _step(self, wait_s: float) -> None:
-        gains = self._core.step(max(0.0, wait_s))
-        self._steps += bool(gains)
-        self._take(gains)
+        outputs = self._core.step(max(0.0, wait_s))
+        self._steps += bool(outputs)
+        self._take(outputs)
 
-    def _take(self, gains: Iterable[StepOutput]) -> None:
-        for gained in gains:
-            sequence = self._inside.get(gained.key)
+    def _take(self, outputs: Iterable[StepOutput]) -> None:
+        for output in outputs:
+            sequence = self._inside.get(output.key)
             if sequence is not None:
-                self._gain(sequence, gained)
+                self._gain(sequence, output)
 
-    def _gain(self, sequence: VllmSequence, gained: StepOutput) -> None:
-        self._tokens += len(gained.tokens)
-        sequence.gain(gained.tokens, gained.logprobs, gained.finish is not None)
-        if gained.finish is None:
-            if len(sequence.unsaid) >= self._emit_every:
-                self._say(sequence)
+    def _gain(self, sequence: VllmSequence, output: StepOutput) -> None:
+        self._tokens += len(output.tokens)
+        sequence.gain(output.tokens, output.logprobs, output.finish is not None)
+        if output.finish is None:
+            if len(sequence.pending) >= self._emit_every:
+                self._emit(sequence)
             return
-        if gained.finish not in ("stop", "length"):
-            raise EngineRefused(f"{gained.key}: vLLM ended the request by {gained.finish!r}")
-        self._check_stamps(sequence, gained)
-        sequence.finish = "stop" if gained.finish == "stop" else "length"
+        if output.finish not in ("stop", "length"):
+            raise EngineRefused(f"{output.key}: vLLM ended the request by {output.finish!r}")
+        self._check_stamps(sequence, output)
+        sequence.finish = "stop" if output.finish == "stop" else "length"
         del self._inside[sequence.key]
-        self._say(sequence)
+        self._emit(sequence)
         if sequence.request.hold and sequence.finish == "stop":
             self._held[sequence.request.trajectory] = sequence
         else:
             del self._known[sequence.request.trajectory]
 
-    def _check_stamps(self, sequence: VllmSequence, gained: StepOutput) -> None:
+    def _check_stamps(self, sequence: VllmSequence, output: StepOutput) -> None:
         """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions."""
-        said = sequence.stamps(self.version)
-        if gained.versions != said:
+        emitted = sequence.stamps(self.version)
+        if output.versions != emitted:
             raise EngineRefused(
-                f"{gained.key}: vLLM stamped its tokens {gained.versions}, "
-                f"but they were emitted as {said}"
+                f"{output.key}: vLLM stamped its tokens {output.versions}, "
+                f"but they were emitted as {emitted}"
             )
 
     def _leave(self, sequence: VllmSequence) -> None:
         del self._inside[sequence.key]
         self._core.drop([sequence.key])
 
-    def _postpone(self, let_go: frozenset[str]) -> None:
+    def _postpone(self, dropped: frozenset[str]) -> None:
         """Queue the sequences again that vLLM has not started, or has dropped: their prompts must
         not be taken from a cache of other weights.
         """
         inside = self._inside.values()
-        idle = [sequence for sequence in inside if not sequence.stay or sequence.key in let_go]
+        idle = [sequence for sequence in inside if not sequence.stay or sequence.key in dropped]
         for sequence in reversed(idle):
             self._leave(sequence)
             self._waiting.appendleft(sequence)
 
-    def _say(self, sequence: VllmSequence) -> None:
-        if sequence.unsaid or sequence.finish is not None:
-            self._outbox.append(sequence.say(self.version))
+    def _emit(self, sequence: VllmSequence) -> None:
+        if sequence.pending or sequence.finish is not None:
+            self._outbox.append(sequence.emit(self.version))

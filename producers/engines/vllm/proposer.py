@@ -38,11 +38,11 @@ def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None
     """
     if not drafts:
         return None
-    said: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
-    said["num_speculative_tokens"] = drafts
+    config: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
+    config["num_speculative_tokens"] = drafts
     if on_cpu:
-        said["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
-    return said
+        config["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
+    return config
 
 
 class HistoryProposer:
@@ -51,15 +51,17 @@ class HistoryProposer:
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
         self._runner: Any = None
-        self._guesses: ProposerSpeculation | None = None
+        self._speculation: ProposerSpeculation | None = None
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Does nothing: drafts come from no model."""
 
     def draft_from(
-        self, runner: Any, guess: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None
+        self,
+        runner: Any,
+        speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
-        """From now on draft from this source, under this switch, by this clock, and write the
+        """From now on draft from this source, under this gate, by this clock, and write the
         counts to this tally; with None, stop drafting.
 
         vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
@@ -68,10 +70,10 @@ class HistoryProposer:
         """
         self._runner = runner
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
-        self._guesses = None
-        if guess is not None:
-            source, switch, clock, tally = guess
-            self._guesses = ProposerSpeculation(source, switch, self._vocabulary, clock, tally)
+        self._speculation = None
+        if speculation is not None:
+            source, gate, clock, tally = speculation
+            self._speculation = ProposerSpeculation(source, gate, self._vocabulary, clock, tally)
 
     def propose(
         self,
@@ -81,10 +83,12 @@ class HistoryProposer:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """The drafts of all rows of the batch, in the form of vLLM's other proposers."""
-        if self._guesses is None or self._guesses.skips(self._runner.input_batch.req_ids):
+        if self._speculation is None or self._speculation.can_skip(
+            self._runner.input_batch.req_ids
+        ):
             return [[] for _ in sampled_token_ids]
         rows = enumerate(sampled_token_ids)
-        return self._guesses.after(
+        return self._speculation.step(
             [
                 self._seen(i, gained, token_ids_cpu[i, : int(num_tokens_no_spec[i])])
                 for i, gained in rows

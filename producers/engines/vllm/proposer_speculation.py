@@ -89,8 +89,8 @@ class StayDrafts:
     place: int
     stay: int
     right: int = 0
-    how: DraftsBuilder = field(default_factory=DraftsBuilder)
-    told: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
+    statistics: DraftsBuilder = field(default_factory=DraftsBuilder)
+    reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
         """Add the tokens of one step: accepted ones, and after them one that the model drew, unless
@@ -100,18 +100,22 @@ class StayDrafts:
         if ended:
             right = min(max(right, int(self._tallied()[0]) - self.right), count)
         self.right += right
-        self.how.verified(0, right, count)
+        self.statistics.add_pass(0, right, count)
 
-    def say(self) -> Drafts:
+    def take(self) -> Drafts:
         """The statistics since the last call. The worker may be ahead: its counts for tokens that
         have not arrived yet are included.
         """
         now = self._tallied()
-        _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.told, strict=True))
-        self.told = now
-        self.how.guessed, self.how.asked, self.how.found = int(guessed), int(asked), int(found)
-        self.how.lookup_s = seconds
-        return self.how.say()
+        _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.reported, strict=True))
+        self.reported = now
+        self.statistics.guessed, self.statistics.asked, self.statistics.found = (
+            int(guessed),
+            int(asked),
+            int(found),
+        )
+        self.statistics.lookup_s = seconds
+        return self.statistics.take()
 
     def _tallied(self) -> list[float]:
         return self.tally.of(self.place, self.stay)
@@ -158,17 +162,17 @@ class ProposerSpeculation(Speculation):
     _steps: int = field(default=1, init=False)
     """Steps since the last look at the batch, plus one."""
 
-    def skips(self, keys: Sequence[str]) -> bool:
+    def can_skip(self, keys: Sequence[str]) -> bool:
         """Whether the step of these requests can be skipped, to save time: nothing is drafted, and
         the batch is the same as at the last look.
         """
-        is_awake = self.switch.on or self.switch.probing
+        is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
             return False
         self._steps += 1
         return True
 
-    def after(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
+    def step(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
         """The drafts for the next step, some or all of them empty.
 
         1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
@@ -179,28 +183,28 @@ class ProposerSpeculation(Speculation):
         keys, steps, self._steps = [seen.key for seen in batch], self._steps, 1
         is_measured = all(seen.gained and seen.key in self._rows for seen in batch)
         is_measured &= steps == 1 or keys == list(self._rows)
-        self._rows = {seen.key: self._rows.get(seen.key) or self._begun(seen) for seen in batch}
+        self._rows = {seen.key: self._rows.get(seen.key) or self._new_row(seen) for seen in batch}
         rows = [(seen, self._rows[seen.key]) for seen in batch if seen.gained]
         for seen, row in rows:  # 1
-            self.verified(row, seen.draft, seen.gained)
-            if not self.switch.on:
+            self.add_verified(row, seen.draft, seen.gained)
+            if not self.gate.on:
                 row.agreement = HistoryAgreement()
         self._measure(rows, began, steps if is_measured else 0)  # 2
-        if self.decide(len(rows), self.switch.on, steps):  # 3
+        if self.decide(len(rows), self.gate.on, steps):  # 3
             for seen, row in rows:  # 4
-                self.tell(row, seen.tokens)
-            drafts = self._guess(rows)
-        elif self.switch.forced is None:
+                self.share_tokens(row, seen.tokens)
+            drafts = self._make_drafts(rows)
+        elif self.gate.forced is None:
             for seen, row in rows:
-                self._try(row, seen)
-        self.spent(list(self._rows.values()), self.clock() - began)
+                self._trial(row, seen)
+        self.add_lookup_time(list(self._rows.values()), self.clock() - began)
         self._began = began
-        self._account(batch)  # 5
+        self._write_counts(batch)  # 5
         return [drafts.get(seen.key, []) for seen in batch]
 
-    def _begun(self, seen: SteppedRequest) -> _ProposerRow:
+    def _new_row(self, seen: SteppedRequest) -> _ProposerRow:
         before = len(seen.tokens) - len(seen.gained)
-        return _ProposerRow(seen.prompt, seen.group, self.switch.rule.least, before)
+        return _ProposerRow(seen.prompt, seen.group, self.gate.rule.least, before)
 
     def _measure(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int
@@ -215,34 +219,36 @@ class ProposerSpeculation(Speculation):
         if not rows or not steps or self._began is None:
             return
         seconds = (began - self._began) / steps
-        if self.switch.on:
-            self.switch.verified(len(rows), len(rows) + guessed, gained, seconds)
-        if not guessed:  # without drafts a step is a plain one, whatever the switch
-            self.switch.plain_steps(len(rows), seconds)
+        if self.gate.on:
+            self.gate.add_pass(len(rows), len(rows) + guessed, gained, seconds)
+        if not guessed:  # without drafts a step is a plain one, whatever the gate
+            self.gate.add_plain_steps(len(rows), seconds)
 
-    def _guess(self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]) -> dict[str, list[int]]:
+    def _make_drafts(
+        self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]
+    ) -> dict[str, list[int]]:
         """Drafts of the lengths that pay; no draft contains the last token that its request may
         generate.
         """
         longest: list[list[int]] = []
         for seen, row in rows:
             most = min(row.window, seen.room - 1)
-            longest.append(self.coming(row, self._newest(seen), most) if most > 0 else [])
-        lengths = self.worth([row for _, row in rows], [len(draft) for draft in longest])
+            longest.append(self.propose(row, self._newest(seen), most) if most > 0 else [])
+        lengths = self.choose_lengths([row for _, row in rows], [len(draft) for draft in longest])
         cut = zip(rows, longest, lengths, strict=True)
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
-    def _try(self, row: _ProposerRow, seen: SteppedRequest) -> None:
+    def _trial(self, row: _ProposerRow, seen: SteppedRequest) -> None:
         """Compare the draft of a while ago with the tokens that came, and look up the next one."""
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
-            self.compared(row.tried, seen.tokens[row.tried_at :].tolist())
-            row.tried = self.attempt(row, self._newest(seen), TRIAL_TOKENS)
+            self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
+            row.tried = self.look_up_trial(row, self._newest(seen), TRIAL_TOKENS)
             row.tried_at = len(seen.tokens)
 
-    def _account(self, batch: Sequence[SteppedRequest]) -> None:
-        told = [self._rows[seen.key].how.say() for seen in batch]
+    def _write_counts(self, batch: Sequence[SteppedRequest]) -> None:
+        counts = [self._rows[seen.key].statistics.take() for seen in batch]
         if self.tally is not None:
-            for seen, drafts in zip(batch, told, strict=True):
+            for seen, drafts in zip(batch, counts, strict=True):
                 self.tally.add(seen.place, seen.stay, drafts)
             self.tally.write(self.stats())
 

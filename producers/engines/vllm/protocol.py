@@ -55,8 +55,8 @@ class PauseResult:
     with the tokens that they have.
     """
 
-    gains: list[StepOutput]
-    let_go: frozenset[str] = frozenset()
+    outputs: list[StepOutput]
+    dropped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class EngineCore(Protocol):
         """Drop these requests; no later output contains them."""
         ...
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         """Drop all KV; requests restart with the tokens that they have."""
         ...
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the engine; it must not be used afterwards."""
         ...
 

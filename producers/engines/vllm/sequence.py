@@ -24,14 +24,14 @@ class VllmSequence:
     key: str = ""
     stay: int = 0
     """Tokens generated in this stay."""
-    said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    emitted_versions: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Versions of these, each with the index of its first token."""
     finish: Finish | None = None
     marks: StayDrafts | None = None
     """Draft statistics of this stay; None without drafts."""
     generated: int = field(init=False)
     tokens: list[int] = field(init=False)
-    unsaid: list[int] = field(default_factory=list[int])
+    pending: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
@@ -67,39 +67,39 @@ class VllmSequence:
         if self.marks is not None and tokens:
             self.marks.gained(len(tokens), ended)
         self.tokens += tokens
-        self.unsaid += tokens
+        self.pending += tokens
         self.logprobs += logprobs
         self.generated += len(tokens)
         self.stay += len(tokens)
 
     def enter(self, key: str) -> None:
         """Start a new stay in vLLM."""
-        self.key, self.stay, self.said = key, 0, []
+        self.key, self.stay, self.emitted_versions = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
         """The versions of this stay's tokens; those not emitted yet are of `version`."""
         stamp = str(version)
-        if self.unsaid and (not self.said or self.said[-1][0] != stamp):
-            self.said.append((stamp, self.stay - len(self.unsaid)))
-        return tuple(self.said)
+        if self.pending and (not self.emitted_versions or self.emitted_versions[-1][0] != stamp):
+            self.emitted_versions.append((stamp, self.stay - len(self.pending)))
+        return tuple(self.emitted_versions)
 
-    def take(self, tokens: Tokens) -> None:
+    def append(self, tokens: Tokens) -> None:
         """Append the environment's tokens; those beyond the context are dropped."""
         room = max(0, self.context_max - len(self.tokens))
         self.tokens += tokens[:room].tolist()
         self.finish = None
 
-    def say(self, version: Version) -> Emission:
+    def emit(self, version: Version) -> Emission:
         """The emission of all tokens that were not emitted yet."""
         self.stamps(version)
-        drafts = self.marks.say() if self.marks is not None and self.unsaid else None
+        drafts = self.marks.take() if self.marks is not None and self.pending else None
         emission = Emission(
             self.request.trajectory,
-            np.array(self.unsaid, np.uint32),
+            np.array(self.pending, np.uint32),
             np.array(self.logprobs, np.float32),
             version,
             self.finish,
             drafts,
         )
-        self.unsaid, self.logprobs = [], []
+        self.pending, self.logprobs = [], []
         return emission

@@ -64,11 +64,11 @@ class DraftingWorker:
         if isinstance(source, str):
             most = running_tokens(runner.max_num_reqs, runner.max_model_len, NODE_TOKENS)
             source = CombinedSource(SharedHistory(source), AnswerHistory(most))
-        switch = DraftGate(WINDOW_RULES[window], forced)
+        gate = DraftGate(WINDOW_RULES[window], forced)
         if runner.device.type == "cpu":
             skip_empty_verification(runner)
-        told = DraftCounters(tally) if self.rank == 0 else None
-        runner.drafter.draft_from(runner, (source, switch, clock, told))
+        counters = DraftCounters(tally) if self.rank == 0 else None
+        runner.drafter.draft_from(runner, (source, gate, clock, counters))
 
 
 def skip_empty_verification(runner: Any) -> None:

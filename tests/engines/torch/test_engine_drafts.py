@@ -38,14 +38,14 @@ def drafting(
     slots: int = 4,
     context_max: int = 96,
     emit_every: int = 64,
-    switch: DraftGate | None = None,
+    gate: DraftGate | None = None,
 ) -> TorchEngine:
     return TorchEngine(
         model.config,
         model.state_dict(),
         V1,
         EngineOptions(
-            slots, context_max, emit_every, drafts=history, switch=switch or DraftGate(forced=True)
+            slots, context_max, emit_every, drafts=history, gate=gate or DraftGate(forced=True)
         ),
     )
 
@@ -102,7 +102,7 @@ def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -
     """Invariant 10, with right and with wrong drafts."""
     model = tiny_model(family)
     requests = asked(Sampling(temperature, stop=(2,)))
-    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
     for wrong in (0.0, 0.3, 1.0):
         drafted = run_all(drafting(model, remembered(requests, plain, wrong)), requests)
         for request in requests:
@@ -146,7 +146,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     """They add up to what the engine counts; a token is marked where history had it."""
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
-    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
     engine = drafting(model, remembered(requests, plain, 0.1), emit_every=7)
     parts: dict[str, list[tuple[int, Drafts | None]]] = {}
     for request in requests:
@@ -172,7 +172,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
 
 
 def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
-    """Without drafts no word of them; while the switch is off every token is the model's own."""
+    """Without drafts no word of them; while the gate is off every token is the model's own."""
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
     for drafts, wanted in ((None, None), (AnswerHistory(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
         engine = TorchEngine(
@@ -222,7 +222,7 @@ def updated(number: int) -> WeightUpdate:
 def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode: str) -> Gained:
     """Plain steps, each update after as many tokens as there."""
     engine, gained = (
-        drafting(MODELS[1], AnswerHistory(64), slots=1, switch=DraftGate(forced=False)),
+        drafting(MODELS[1], AnswerHistory(64), slots=1, gate=DraftGate(forced=False)),
         {},
     )
     engine.submit(request)
@@ -244,7 +244,7 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
     held = ask("held", prompt(4, 9), sampling, hold=True)
 
     def talk(history: AnswerHistory, forced: bool) -> tuple[dict[str, Gained], TorchEngine]:
-        engine, gained = drafting(model, history, switch=DraftGate(forced=forced)), {}
+        engine, gained = drafting(model, history, gate=DraftGate(forced=forced)), {}
         for request in [held, *others]:
             engine.submit(request)
         for _ in range(200):
@@ -280,11 +280,11 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
     """Invariants 3 and 10 under submits, moves, updates and changes between plain steps and passes;
     what one sample said is the draft of the next.
     """
-    switch, history = DraftGate(MULTIPLICATIVE, forced=True), AnswerHistory(1 << 12)
-    engine = drafting(MODELS[1], history, slots=3, emit_every=7, switch=switch)
+    gate, history = DraftGate(MULTIPLICATIVE, forced=True), AnswerHistory(1 << 12)
+    engine = drafting(MODELS[1], history, slots=3, emit_every=7, gate=gate)
 
     def change() -> None:
-        switch.forced = not switch.forced
+        gate.forced = not gate.forced
 
     check_schedule(engine, actions, prompt_seeds=3, on_switch=change)
 
@@ -311,7 +311,7 @@ def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
     model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)))
     bare = TorchEngine(model.config, model.state_dict(), V1, EngineOptions(4, 96))
     plain = run_all(bare, requests)
-    off = run_all(drafting(model, AnswerHistory(64), switch=DraftGate()), requests)
+    off = run_all(drafting(model, AnswerHistory(64), gate=DraftGate()), requests)
     assert {k: (v.tokens, v.logprobs) for k, v in off.items()} == {
         k: (v.tokens, v.logprobs) for k, v in plain.items()
     }

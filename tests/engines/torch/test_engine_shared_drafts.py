@@ -21,7 +21,7 @@ def test_tokens_are_the_same_while_the_memory_is_scribbled_over(
 ) -> None:
     """Half of the answers are remembered wrong as well, so that some drafts are right, some not."""
     model, requests = tiny_model("qwen3"), asked(Sampling(temperature, stop=(2,)))
-    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
     node, drawn = NodeHistory(tmp_path / "node", 1 << 13), np.random.default_rng(0)
     history = node.take_over()
     assert history is not None

@@ -54,15 +54,15 @@ class RemoteCore:
         self._streams.begin(order.key, name, generate_body(order, name))
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        gains = self._streams.take(wait_s)
+        outputs = self._streams.take(wait_s)
         now = time.monotonic()
-        if gains:
+        if outputs:
             self._heard_s = now
         elif now - self._heard_s > HEALTH_CHECK_S:
             if not self.routes.is_alive():
                 raise EngineRefused(f"vLLM server {self.routes.host}: it no longer answers")
             self._heard_s = now
-        return gains
+        return outputs
 
     def pause(self) -> PauseResult:
         """1. Stop the server's steps.  2. Get the number of tokens of each request from the
@@ -74,10 +74,10 @@ class RemoteCore:
         names = self._streams.names()
         wanted = {key: known[name] for key, name in names.items() if name in known}
         unknown = names.keys() - wanted.keys()
-        gains = self._streams.take(0.0)  # 3
+        outputs = self._streams.take(0.0)  # 3
         self._streams.close(unknown)
         self._streams.settle({key: n for key, n in wanted.items() if key in self._streams.names()})
-        return PauseResult(gains + self._streams.take(0.0), frozenset(unknown))
+        return PauseResult(outputs + self._streams.take(0.0), frozenset(unknown))
 
     def resume(self) -> None:
         self._heard_s = time.monotonic()
@@ -86,16 +86,16 @@ class RemoteCore:
     def drop(self, keys: Iterable[str]) -> None:
         self._streams.close(keys)
 
-    def forget_cache(self) -> None:
+    def reset_cache(self) -> None:
         answered = self.routes.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
         if not answered["success"]:
             raise EngineRefused(
                 f"vLLM server {self.routes.host}: its prefix cache could not be emptied"
             )
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._closed.set()
-        self._streams.shut()
+        self._streams.close_all()
 
     def _progress(self) -> dict[str, int]:
         """Tokens of each request that the workers have, by the request's name here."""

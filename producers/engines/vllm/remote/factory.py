@@ -71,7 +71,7 @@ def _headers(api_key_env: str | None) -> Mapping[str, str]:
 
 def _wait(routes: ServerRoutes) -> None:
     """Wait for an answer. Raises `EngineRefused` after `START_TIMEOUT_S`."""
-    began = told = time.monotonic()
+    began = logged = time.monotonic()
     while not routes.is_alive():
         now = time.monotonic()
         if now - began > START_TIMEOUT_S:
@@ -80,8 +80,8 @@ def _wait(routes: ServerRoutes) -> None:
                 "(rollouts.vllm.url); "
                 f"start it with: {SERVER_COMMAND}"
             )
-        if now - told > LOG_EVERY_S:
-            told = now
+        if now - logged > LOG_EVERY_S:
+            logged = now
             log.warning("vLLM server %s does not answer yet; waiting for it", routes.host)
         time.sleep(POLL_S)
 
@@ -100,13 +100,13 @@ def _check_routes(routes: ServerRoutes, api_key_env: str | None) -> None:
     """Check the routes for pausing and loading weights, and the one for tokens."""
     if routes.get("/is_paused").is_error:
         raise _refusal(routes, "has no routes to pause it and to load weights")
-    said = routes.probe(GENERATE_ROUTE)
-    if said == 401:
+    status = routes.probe(GENERATE_ROUTE)
+    if status == 401:
         given = "not given" if api_key_env is None else f"that of {api_key_env}, is another"
         raise ConfigurationError(
             f"rollouts.vllm.api_key_env: vLLM server {routes.host} wants a key; it was {given}"
         )
-    if said in (403, 404):
+    if status in (403, 404):
         raise _refusal(routes, f"has no {GENERATE_ROUTE}")
 
 

@@ -158,9 +158,9 @@ class ServerRoutes:
         """The JSON of a successful response."""
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
         if response.is_error:
-            said = response.text[:1000]
+            text = response.text[:1000]
             raise EngineRefused(
-                f"vLLM server {self.host}: {path} answered {response.status_code}: {said}"
+                f"vLLM server {self.host}: {path} answered {response.status_code}: {text}"
             )
         return response.json() if response.content else None
 

@@ -80,13 +80,13 @@ class TokenStreams:
         """The outputs that arrived; waits for the first one up to `wait_s`. Raises `EngineRefused`
         once a stream broke and all outputs before were returned.
         """
-        gains: list[StepOutput] = []
+        outputs: list[StepOutput] = []
         while self._broken is None:
             try:
-                wait = not gains and wait_s > 0
+                wait = not outputs and wait_s > 0
                 stream, news = self._news.get(wait, wait_s if wait else None)
             except queue.Empty:
-                return gains
+                return outputs
             if self._open.get(stream.key) is not stream:
                 continue  # closed meanwhile
             if isinstance(news, BrokenStream):
@@ -94,10 +94,10 @@ class TokenStreams:
                 break
             if news.finish is not None:
                 del self._open[stream.key]
-            gains.append(news)
-        if not gains:
+            outputs.append(news)
+        if not outputs:
             raise EngineRefused(f"vLLM server {self.host}: {self._broken}")
-        return gains
+        return outputs
 
     def close(self, keys: Iterable[str]) -> None:
         """Close these streams; no later output is from them."""
@@ -121,7 +121,7 @@ class TokenStreams:
                     )
                 time.sleep(_POLL_S)
 
-    def shut(self) -> None:
+    def close_all(self) -> None:
         """Close all streams and end the thread."""
         self.close(list(self._open))
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
@@ -138,11 +138,11 @@ class TokenStreams:
         finished, broken = False, ""
         try:
             async for data in self._events(body):
-                gained = parse_output(stream.key, data)
-                if gained is not None:
-                    finished = gained.finish is not None
-                    self._news.put((stream, gained))
-                    stream.seen += len(gained.tokens)
+                output = parse_output(stream.key, data)
+                if output is not None:
+                    finished = output.finish is not None
+                    self._news.put((stream, output))
+                    stream.seen += len(output.tokens)
             broken = "" if finished else f"the stream of {stream.key!r} ended before its request"
         except httpx2.HTTPError as error:
             broken = f"the server ended or cannot be reached: {error or type(error).__name__}"
@@ -160,8 +160,8 @@ class TokenStreams:
             "POST", GENERATE_ROUTE, content=body, headers=headers
         ) as response:
             if response.is_error:
-                said = (await response.aread())[:1000].decode(errors="replace")
-                raise DecodeError(f"{GENERATE_ROUTE} answered {response.status_code}: {said}")
+                text = (await response.aread())[:1000].decode(errors="replace")
+                raise DecodeError(f"{GENERATE_ROUTE} answered {response.status_code}: {text}")
             rest = b""
             async for part in response.aiter_bytes():
                 *events, rest = (rest + part).split(b"\n\n")
