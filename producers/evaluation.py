@@ -30,6 +30,9 @@ from rollstream.producers.tasks.base import (
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Sources, Tokens
 
+_POLL_S = 0.05
+_IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
@@ -110,10 +113,6 @@ def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
                 style = name.removeprefix(STYLE_PREFIX)
                 totals[style] = totals.get(style, 0.0) + value
     return {style: totals[style] / len(answers) for style in sorted(totals)}
-
-
-_POLL_S = 0.05
-_IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import Replica
 from rollstream.simulator.workload import SimulatedTrajectory
 
+ConstantValues = Mapping[str, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -67,9 +69,6 @@ class Job:
     """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
     constant to the end.
     """
-
-
-ConstantValues = Mapping[str, float]
 
 
 def constant_values(**changed: float) -> dict[str, float]:

@@ -149,7 +149,7 @@ class SimulatedDispatch:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [rollout for rollout in self.rollouts.values() if rollout.alive]
-            if 2 * sum(mean > 0 for mean in means) >= len(means):  # the same rule as `waves.py`
+            if 2 * sum(mean > 0 for mean in means) >= len(means):  # as in `admission.py`
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
@@ -186,7 +186,7 @@ class SimulatedDispatch:
         rest: list[list[SimulatedTrajectory]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
-            if self.policy.by_length:  # long answers start first (`lost.in_turn`)
+            if self.policy.by_length:  # long answers start first, as in the service
                 groups = sorted(groups, key=lambda g: (-g[0].predicted, g[0].group))
             plan = self.placing.plan(groups, rooms) if rooms else {}
             for group in groups:

@@ -12,6 +12,9 @@ from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import UsageTotals
 from rollstream.simulator.trainer import SimulatedStep, SimulatedTrainer
 
+ROWS_MAX = 32  # rollouts in the timeline
+ARROWS_MAX = 4_000
+
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
@@ -120,10 +123,6 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
         tokens.update(step.lags)
     total = sum(tokens.values())
     return {lag: count / total for lag, count in sorted(tokens.items())} if total else {}
-
-
-ROWS_MAX = 32  # rollouts in the timeline
-ARROWS_MAX = 4_000
 
 
 @dataclass(slots=True, eq=False)

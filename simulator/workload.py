@@ -30,6 +30,7 @@ EDGE, KNOTS = 6.0, 2_401
 answer in 10⁹.
 """
 DEVIATES = np.linspace(-EDGE, EDGE, KNOTS)
+TOPIC = {"trajectories", "topic=trajectories"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,6 @@ class RecordedWorkload(Workload):
 
     def earlier(self, prompt: int) -> list[int]:
         return []
-
-
-TOPIC = {"trajectories", "topic=trajectories"}
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:

@@ -1,7 +1,7 @@
 """State and event queue of one simulated run, shared by its parts.
 
 An event is a time, a kind and a subject. Events at equal times happen in the order in which they
-were planned. `simulation.py` has the loop; `repacking.py` and `faults.py` change the state through
+were planned. `simulation.py` has the loop; `repack.py` and `faults.py` change the state through
 the methods below and never import the loop.
 """
 

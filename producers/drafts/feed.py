@@ -38,6 +38,14 @@ GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
 RUNNING_MAX = 8192  # trajectories whose last tokens are kept
 POLL_PROMPTS_MAX, POLL_PARTIALS_MAX = 256, 32  # records per poll, between two polls of the engine
 BEHIND_MAX = 512  # partials; older ones belong to answers that are finished or nearly so
+POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls of the engine
+RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
+REWARD_ANNOTATION = "reward"  # name of the annotation with the task's own reward
+EARLY_REWARDS_MAX = 4096  # kept for answers that are not read yet
+log = logging.getLogger(__name__)
+# While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
+# but at most this many seconds: the first poll opens an archive and takes long.
+IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +123,6 @@ class PartialFeed:
         return HistoryAnswer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)
 
 
-POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls of the engine
-RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
-REWARD_ANNOTATION = "reward"  # name of the annotation with the task's own reward
-EARLY_REWARDS_MAX = 4096  # kept for answers that are not read yet
-
-
 @dataclass(slots=True)
 class HistoryFeed:
     """`earlier` is the log with its archive in front of it, or the log itself."""
@@ -185,13 +187,6 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward
     return HistoryAnswer(key, record.group, record.tokens, fresh, reward, name=record.trajectory)
-
-
-log = logging.getLogger(__name__)
-
-# While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
-# but at most this many seconds: the first poll opens an archive and takes long.
-IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 
 @dataclass(slots=True)

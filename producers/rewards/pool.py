@@ -128,9 +128,8 @@ class RewardPool:
             worker = self._workers[index] = RewardWorker[_PendingQuestion](
                 self._task, now, self._function
             )
-        ended = (
-            worker.has_ended()
-        )  # checked before reading, so that no answer of a dying process is lost
+        # Checked before reading, so that no answer of a dying process is lost.
+        ended = worker.has_ended()
         for question, line in worker.read(now):
             decided.append((question.key, self._outcome(line)))
         self._check_greeting(worker)

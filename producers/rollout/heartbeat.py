@@ -26,6 +26,8 @@ from rollstream.streams.records import RolloutStatus
 from rollstream.streams.writer import publish_all
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
+log = logging.getLogger(__name__)
+WAITING_MAX = 64  # queued while the log does not answer; the oldest ones are dropped first
 
 
 @dataclass(slots=True)
@@ -96,11 +98,6 @@ class StatusRepeats:
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
         return replace(self.last, time_s=time_s, stalled_s=max(0.0, now_s - self.iterated_s))
-
-
-log = logging.getLogger(__name__)
-
-WAITING_MAX = 64  # queued while the log does not answer; the oldest ones are dropped first
 
 
 class Heartbeat:

@@ -42,7 +42,7 @@ class RolloutPublisher:
     name: str
     term: int
     settings: RolloutSettings
-    pulse: StatusSchedule
+    status_schedule: StatusSchedule
     clock: Callable[[], float] = time.time
     last_status: RolloutStatus | None = None
     finishes: Counter[str] = field(default_factory=Counter[str])
@@ -79,11 +79,11 @@ class RolloutPublisher:
     def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
 
-        def then(addresses: list[Address]) -> None:
+        def on_published(addresses: list[Address]) -> None:
             for one, at in zip(due, addresses, strict=True):
                 one.partial_published(at)
 
-        self.sender.send("partials", entries, then)
+        self.sender.send("partials", entries, on_published)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish the last partial of each trajectory, once its previous partial is durable. Later
@@ -136,12 +136,12 @@ class RolloutPublisher:
             verified=condition.verified,
             health=condition.health,
             quota_left=condition.quota_left,
-            tokens_per_s=self.pulse.note_sent(condition.health, stats.tokens, now),
+            tokens_per_s=self.status_schedule.note_sent(condition.health, stats.tokens, now),
             tokens_total=stats.tokens,
-            idle_s=self.pulse.idle_s,
+            idle_s=self.status_schedule.idle_s,
             time_s=now,
             busy_s=stats.busy_s,
-            kv_previous=self.pulse.previous_kv(stats.kv_used, now),
+            kv_previous=self.status_schedule.previous_kv(stats.kv_used, now),
             decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
             pulling=condition.pulling,
             queued=condition.queued,

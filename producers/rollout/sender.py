@@ -25,7 +25,7 @@ OnPublished = Callable[[list[Address]], None]
 
 class RecordSender(Protocol):
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
     ) -> None:
         """Publish the records in this order; `then` gets their addresses once they are durable."""
         ...
@@ -42,11 +42,11 @@ class SynchronousSender:
     bus: Bus
 
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
     ) -> None:
         addresses = publish_all(self.bus, topic, records)
-        if then is not None:
-            then(addresses)
+        if on_published is not None:
+            on_published(addresses)
 
     def flush(self) -> None:
         """Return at once: nothing is queued."""
@@ -56,7 +56,7 @@ class SynchronousSender:
 class _QueuedRecords:
     topic: str
     records: Sequence[KeyedRecord]
-    then: OnPublished | None
+    on_published: OnPublished | None
 
 
 class BackgroundSender:
@@ -72,12 +72,12 @@ class BackgroundSender:
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None
+        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
     ) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
             self._check()
-            self._waiting.append(_QueuedRecords(topic, records, then))
+            self._waiting.append(_QueuedRecords(topic, records, on_published))
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -121,6 +121,6 @@ class BackgroundSender:
             addresses = publish_all(self._bus, topic, records)
             for letter in together:
                 count = len(letter.records)
-                if letter.then is not None:
-                    letter.then(addresses[:count])
+                if letter.on_published is not None:
+                    letter.on_published(addresses[:count])
                 addresses = addresses[count:]

@@ -32,6 +32,12 @@ from rollstream.streams.records import Opened, WeightsAnnounced
 from rollstream.streams.release import check_readable_by
 from rollstream.streams.values import Version
 
+SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
+log = logging.getLogger(__name__)
+FETCH_TRIES = 5
+REPAIRS_MAX = 3  # in a row
+ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
+
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
     """Return `then` as an update from the base of `first`, which was never served. Returns `then`
@@ -54,9 +60,6 @@ def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tens
         return parts[0]
     indices = torch.unique(torch.cat([patch.indices for patch in parts]))
     return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])
-
-
-SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
 
 
 class TensorRotation:
@@ -83,14 +86,6 @@ class TensorRotation:
             found.append(name)
         self._after = found[-1] if found else ""
         return found
-
-
-log = logging.getLogger(__name__)
-
-FETCH_TRIES = 5
-REPAIRS_MAX = 3  # in a row
-
-ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The rollout worker: takes assignments, generates, publishes, and never blocks on another role.
 
 One loop of named phases. Each phase handles what has arrived and returns; only decoding takes time.
-`work.py` has the trajectories in progress.
+`in_progress.py` has the trajectories in progress.
 """
 
 import threading
@@ -129,9 +129,7 @@ class RolloutLoop:
                 self.follower.fetch_ahead(self.engine.version)
             if not wants_update(mode, load):
                 return
-            self.follower.prefetch(
-                self.engine.version
-            )  # a fetched version is taken even if a newer one exists
+            self.follower.prefetch(self.engine.version)  # even if a newer one exists by now
         fetched = self.follower.take()
         if fetched is None:
             return
@@ -213,7 +211,9 @@ class RolloutLoop:
     def _publish(self) -> None:
         self.in_progress.publish()
         health = self.health()
-        if self.publisher.pulse.is_due(health, bool(self.in_progress.running), self.clock()):
+        if self.publisher.status_schedule.is_due(
+            health, bool(self.in_progress.running), self.clock()
+        ):
             self._send_status(health)
 
     def _leave(self) -> None:

@@ -27,6 +27,12 @@ from rollstream.streams.records import PROMPT, Annotation, Trajectory
 from rollstream.streams.writer import KeyedRecord, publish_all
 
 UNNAMED_SCORE = ""  # name of a function's lone number
+log = logging.getLogger(__name__)
+GROUP, TOPIC = "scoring", "trajectories"
+WAIT_S = 0.2
+PAUSE_S = 0.002  # between two polls of the pool
+KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
+BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +101,6 @@ def _annotation(
     if not np.isfinite(array).all():
         array, reason = np.empty(0, np.float32), f"{values[name]:g} is not a 32-bit number"
     return Annotation(record.trajectory, record.group, name, array, scorer, reason)
-
-
-log = logging.getLogger(__name__)
-
-GROUP, TOPIC = "scoring", "trajectories"
-WAIT_S = 0.2
-PAUSE_S = 0.002  # between two polls of the pool
-KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
-BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
 
 
 @dataclass(slots=True)

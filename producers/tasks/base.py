@@ -28,6 +28,7 @@ Turns = Sequence[Sequence[int]]
 """All tokens after the prompt, cut where the source changes: generated, environment,
 generated, …
 """
+Option = int | float | bool | str | list[int | float | bool | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,6 @@ def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
 @lru_cache(maxsize=4)
 def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
-
-
-Option = int | float | bool | str | list[int | float | bool | str]
 
 
 class PartDescription(Protocol):

@@ -31,6 +31,10 @@ from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
+CHUNK = 500  # the library's own default size of a data set
+ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
+_RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
+_WHERE = "task.options of reasoning_gym"
 
 
 def pack(value: Any) -> Any:
@@ -70,12 +74,6 @@ def unpack(value: Any) -> Any:
     if _FRACTION in table:
         return Fraction(table[_FRACTION])
     return {key: unpack(one) for key, one in table.items()}
-
-
-CHUNK = 500  # the library's own default size of a data set
-ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
-_RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
-_WHERE = "task.options of reasoning_gym"
 
 
 class Gym:

@@ -31,6 +31,7 @@ from rollstream.producers.tasks.base import (
 )
 
 CYCLE_MAX = 10_000
+_PROBE = "".join(map(chr, range(32, 127)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,6 @@ def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
         order.append((part, given[part]))
         given[part] += 1
     return order
-
-
-_PROBE = "".join(map(chr, range(32, 127)))
 
 
 @dataclass(frozen=True, slots=True)

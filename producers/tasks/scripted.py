@@ -28,6 +28,8 @@ from rollstream.producers.tasks.remainder import CHARACTERS
 Script = tuple[int, ...]
 
 _TURNS_MAX = 5  # all 10 ** turns scripts are listed in memory
+NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
+_NUMBERS_MAX = 10**9
 
 
 class Scripted:
@@ -88,10 +90,6 @@ class Scripted:
     def _make_prompt(self, script: Script, epoch: int) -> TaskPrompt:
         tokens = (BOS, *self._tokenizer.encode(f"{script[0]}="))
         return TaskPrompt(tokens, json.dumps({"script": script}), epoch)
-
-
-NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
-_NUMBERS_MAX = 10**9
 
 
 class Numbered:

@@ -76,9 +76,8 @@ class TaskText:
             return True
         contents = [content] if isinstance(content, str) else [one["content"] for one in content]
         size = sum(len(content.encode()) for content in (*contents, self._system))
-        return (
-            size + 64 * (len(contents) + 2) <= self.prompt_tokens_max
-        )  # 64 covers a role's tokens
+        roles = 64 * (len(contents) + 2)  # 64 covers a role's tokens
+        return size + roles <= self.prompt_tokens_max
 
     def answer(self, turns: Turns) -> str:
         """Text of the last turn, without its end token."""

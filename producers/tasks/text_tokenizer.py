@@ -41,6 +41,7 @@ CHAT_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+_FILE = "tokenizer.json"
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -70,9 +71,6 @@ def _letters() -> dict[int, str]:
     return {byte: chr(byte) for byte in shown} | {
         byte: chr(256 + place) for place, byte in enumerate(hidden)
     }
-
-
-_FILE = "tokenizer.json"
 
 
 class TextTokenizer:

@@ -31,9 +31,9 @@ class BucketReader:
     """Used by one thread."""
 
     def __init__(
-        self, shelf: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
+        self, cache: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._shelf, self._store, self._clock = shelf, store, clock
+        self._cache, self._store, self._clock = cache, store, clock
         self._not_before_s: dict[str, float] = {}
         self._delay_s: dict[str, float] = {}
         self._bases_of: Version | None = None
@@ -42,15 +42,15 @@ class BucketReader:
         """Read the missing objects of the newest announced version and of partially held versions,
         then the bases of its deltas. Returns whether anything was read.
         """
-        announced = self._shelf.announced()
+        announced = self._cache.announced()
         if not announced:
             return False
         newest = max(announced)
         read = self._manifest(newest, announced[newest])
-        wanted = {newest} | {v for v in announced if self._shelf.manifest(v) is not None}
+        wanted = {newest} | {v for v in announced if self._cache.manifest(v) is not None}
         for version in sorted(wanted, reverse=True):
-            read |= self.fetch(self._shelf.missing(version), stop)
-        if not read and self._bases_of != newest and not self._shelf.missing(newest):
+            read |= self.fetch(self._cache.missing(version), stop)
+        if not read and self._bases_of != newest and not self._cache.missing(newest):
             self._bases_of = newest
             read = self._bases(newest, stop)
         return read
@@ -63,7 +63,7 @@ class BucketReader:
         for offer in offers:
             if stop.is_set() or self._clock() < self._not_before_s.get(offer.key, 0.0):
                 continue
-            held = self._shelf.accept(offer)
+            held = self._cache.accept(offer)
             if held is not None and not held.verified:
                 read |= self._object(held, stop)
         return read
@@ -71,7 +71,7 @@ class BucketReader:
     def _manifest(self, version: Version, wanted: str | None) -> bool:
         """Read the manifest, which must have the announced hash."""
         key = manifest_key(version)
-        if self._shelf.manifest(version) is not None or self._clock() < self._not_before_s.get(
+        if self._cache.manifest(version) is not None or self._clock() < self._not_before_s.get(
             key, 0.0
         ):
             return False
@@ -80,12 +80,12 @@ class BucketReader:
         except StoreError as error:
             self._postpone(key, error)
             return False
-        self._shelf.add("relay_bucket_bytes_total", len(data))
+        self._cache.add("relay_bucket_bytes_total", len(data))
         digest = content_hash(data)
         if wanted is not None and digest != wanted:
             self._note_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
             return False
-        held = self._shelf.accept(ObjectOffer(key, len(data), digest))
+        held = self._cache.accept(ObjectOffer(key, len(data), digest))
         if held is None:
             self._not_before_s[key] = self._clock() + WRONG_RETRY_S
             return False
@@ -94,7 +94,7 @@ class BucketReader:
                 _write(held, data[held.written :])
         except (ObjectBusy, ObjectDropped):
             return False
-        self._shelf.completed(held)
+        self._cache.completed(held)
         return True
 
     def _object(self, held: CachedObject, stop: threading.Event) -> bool:
@@ -105,7 +105,7 @@ class BucketReader:
                         return False
                     end = min(held.offer.bytes, held.written + READ_BYTES)
                     data = self._store.get(held.key, held.written, end)
-                    self._shelf.add("relay_bucket_bytes_total", len(data))
+                    self._cache.add("relay_bucket_bytes_total", len(data))
                     if len(data) != end - held.written:
                         held.restart()
                         raise CorruptObject(f"object {held.key} of the bucket is too short")
@@ -118,7 +118,7 @@ class BucketReader:
         except StoreError as error:
             self._postpone(held.key, error)
             return False
-        self._shelf.completed(held)
+        self._cache.completed(held)
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
@@ -127,13 +127,13 @@ class BucketReader:
         """
         read, version = False, newest
         while not stop.is_set():
-            manifest = self._shelf.manifest(version)
+            manifest = self._cache.manifest(version)
             if manifest is None or manifest.kind != "delta" or manifest.parent is None:
                 return read
             version = manifest.parent
             parent_hash = manifest.delta.parent_hash if manifest.delta else None
             read |= self._manifest(version, parent_hash)
-            read |= self.fetch(self._shelf.missing(version), stop)
+            read |= self.fetch(self._cache.missing(version), stop)
         return read
 
     def _postpone(self, key: str, error: StoreError) -> None:
@@ -147,7 +147,7 @@ class BucketReader:
 
     def _note_wrong(self, key: str, message: str) -> None:
         log.error("from the bucket: %s", message)
-        self._shelf.add("relay_wrong_total", 1)
+        self._cache.add("relay_wrong_total", 1)
         self._not_before_s[key] = self._clock() + WRONG_RETRY_S
 
 

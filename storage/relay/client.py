@@ -23,6 +23,15 @@ from rollstream.storage.stores.base import Data
 
 PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second
 BURST_S = 0.02
+HEAD_BYTES_MAX = 16 << 10
+ANSWER_BYTES_MAX = 8 << 20  # body of a listing
+CONNECT_S = 1.0
+SEND_S = 3.0  # for the other side to accept a piece
+SILENCE_S = 1.0
+"""After this time without a byte, a reader checks whether the other side lives."""
+TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
+"""The environment variable with the secret that relays and their clients share."""
+_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 class BandwidthLimiter:
@@ -48,19 +57,6 @@ class BandwidthLimiter:
             wait_s = self._free_s - now
         if wait_s > 0:
             self._sleep(wait_s)
-
-
-HEAD_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 8 << 20  # body of a listing
-CONNECT_S = 1.0
-SEND_S = 3.0  # for the other side to accept a piece
-SILENCE_S = 1.0
-"""After this time without a byte, a reader checks whether the other side lives."""
-
-
-TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
-"""The environment variable with the secret that relays and their clients share."""
-_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 def shared_token() -> str:

@@ -31,7 +31,7 @@ class RelayIntake:
 
     def __init__(
         self,
-        shelf: RelayCache,
+        cache: RelayCache,
         bucket: BucketReader,
         directory: RelayDirectory,
         term: int,
@@ -39,9 +39,9 @@ class RelayIntake:
         pushed_s: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shelf, self._bucket, self._directory, self._term = shelf, bucket, directory, term
+        self._cache, self._bucket, self._directory, self._term = cache, bucket, directory, term
         self._patience_s, self._pushed_s, self._clock = patience_s, pushed_s, clock
-        self._neighbour = NeighbourReader(shelf, self._is_upstream)
+        self._neighbour = NeighbourReader(cache, self._is_upstream)
         self._head_since_s = float("-inf")
         self._waited: tuple[Version, float] | None = None
         self.upstream = BUCKET
@@ -75,14 +75,14 @@ class RelayIntake:
         self._neighbour.disconnect()
         if self._clock() - max(self._pushed_s(), self._head_since_s) < GRACE_S:
             return False
-        unfinished = [held.offer for held in self._shelf.objects() if not held.verified]
+        unfinished = [held.offer for held in self._cache.objects() if not held.verified]
         return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
 
     def _fetch_as_member(self, upstream: ChainMember, stop: threading.Event) -> bool:
         came = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
-            held = [held for held in self._shelf.objects() if held.key in wrong]
+            held = [held for held in self._cache.objects() if held.key in wrong]
             came |= self._bucket.fetch([one.offer for one in held], stop)
             wrong.intersection_update({one.key for one in held if not one.verified})
         if self._is_overdue(came):
@@ -91,8 +91,8 @@ class RelayIntake:
 
     def _is_overdue(self, came: bool) -> bool:
         """Whether the newest announced version is not here and nothing arrived for `patience_s`."""
-        newest = max(self._shelf.announced(), default=None)
-        if newest is None or newest in self._shelf.versions():
+        newest = max(self._cache.announced(), default=None)
+        if newest is None or newest in self._cache.versions():
             self._waited = None
         elif came or self._waited is None or self._waited[0] != newest:
             self._waited = newest, self._clock()

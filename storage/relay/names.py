@@ -19,6 +19,10 @@ URL_FILE = "url"
 """File in a relay's folder that holds the URL for processes of its node."""
 _KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
 _HASH = re.compile(r"[0-9a-f]{32}")
+WAIT_MAX_S = 60.0
+_RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 class ObjectOffer(Struct, frozen=True):
@@ -51,12 +55,6 @@ def version_of(key: str) -> Version | None:
 def file_name_of(key: str) -> str:
     """The object's name in that folder."""
     return key.rpartition("/")[2]
-
-
-WAIT_MAX_S = 60.0
-_RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
-_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 def parse_key(path: str) -> str:

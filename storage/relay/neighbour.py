@@ -29,8 +29,8 @@ class NeighbourReader:
     this way; they are to come from the bucket.
     """
 
-    def __init__(self, shelf: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
-        self._shelf, self._is_upstream = shelf, is_upstream
+    def __init__(self, cache: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
+        self._cache, self._is_upstream = cache, is_upstream
         self._connection: RelayConnection | None = None
         self._change_number = -1
         self._wrong: Counter[str] = Counter()
@@ -58,9 +58,9 @@ class NeighbourReader:
         """
         wanted: list[ObjectOffer] = []
         for offer in offers:
-            held = self._shelf.find(offer.key)
+            held = self._cache.find(offer.key)
             has = held is not None and held.verified and held.offer.is_same(offer)
-            if not has and offer.key not in self.mistrusted and self._shelf.wants(offer):
+            if not has and offer.key not in self.mistrusted and self._cache.wants(offer):
                 wanted.append(offer)
         wanted.sort(key=lambda offer: version_of(offer.key) or (), reverse=True)
         self._silent = {o.key: self._silent[o.key] for o in wanted if o.key in self._silent}
@@ -88,7 +88,7 @@ class NeighbourReader:
         is_one_of_many: bool,
     ) -> bool:
         """Receive one object. Returns whether the connection can be used for the next one."""
-        held = self._shelf.accept(offer)
+        held = self._cache.accept(offer)
         if held is None or held.verified:
             return True
         try:
@@ -103,7 +103,7 @@ class NeighbourReader:
             self._note_wrong(wire, upstream, held, error)
             return False
         self._wrong.pop(held.key, None)
-        self._shelf.completed(held)
+        self._cache.completed(held)
         return True
 
     def _receive(
@@ -128,7 +128,7 @@ class NeighbourReader:
             count = wire.receive_into(held.room())
             if count:
                 held.advance(count)
-                self._shelf.add("relay_received_bytes_total", count)
+                self._cache.add("relay_received_bytes_total", count)
                 silences = 0
             else:
                 silences += 1
@@ -160,7 +160,7 @@ class NeighbourReader:
         bytes too; it receives the object again, and this relay from it.
         """
         log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
-        self._shelf.add("relay_wrong_total", 1)
+        self._cache.add("relay_wrong_total", 1)
         self._wrong[held.key] += 1
         try:
             offer = _find(wire.listing(), held.key)

@@ -20,9 +20,7 @@ from rollstream.errors import CorruptObject, RollstreamError, StoreError
 from rollstream.storage.relay.names import ObjectOffer
 
 CHUNK_BYTES = 1 << 20
-RESERVE_BYTES = (
-    8 << 20
-)  # memory is reserved in such steps: a whole object would delay its first chunk
+RESERVE_BYTES = 8 << 20  # reserved at a time: a whole object would delay its first chunk
 
 
 class ObjectBusy(RollstreamError, RuntimeError):
@@ -41,9 +39,7 @@ class CachedObject:
         self.offer = offer
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        weakref.finalize(
-            self, os.close, self._descriptor
-        )  # readers may use it after the name is gone
+        weakref.finalize(self, os.close, self._descriptor)  # readers may outlive the file's name
         os.ftruncate(self._descriptor, offer.bytes)
         self._map = memoryview(mmap.mmap(self._descriptor, offer.bytes)) if offer.bytes else None
         self._reserved = 0

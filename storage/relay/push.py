@@ -36,6 +36,8 @@ OBJECTS_MAX = 4096
 HEADS_MAX = 8  # tried per object
 ANSWER_S = 10.0  # for the final status of an object, which the head hashes as it arrives
 POLL_S = 0.2
+UPLOADS_MAX = 4
+VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer
 
 
 class ChainPush:
@@ -150,10 +152,6 @@ class ChainPush:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-
-UPLOADS_MAX = 4
-VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer
 
 
 class PushingStore:

@@ -56,14 +56,14 @@ class Relay:
         self._bus, self._settings, self._wall = bus, settings, wall
         self.name, self.folder = name, folder
         self._lock = _lock_folder(folder)
-        self.shelf = RelayCache(folder, settings.versions, settings.bytes_max)
+        self.cache = RelayCache(folder, settings.versions, settings.bytes_max)
         self.url = ""
         self.term = next_term(store, "relays", RELAY_TERMS)
         self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self.directory = RelayDirectory(bus, settings.timeout_s)
-        bucket = BucketReader(self.shelf, store)
+        bucket = BucketReader(self.cache, store)
         self.intake = RelayIntake(
-            self.shelf,
+            self.cache,
             bucket,
             self.directory,
             self.term,
@@ -73,7 +73,7 @@ class Relay:
         self._published: tuple[object, ...] = ()
         self._published_s = float("-inf")
         self._failed: BaseException | None = None
-        self.server = _start_server(settings, self.shelf, self.status)
+        self.server = _start_server(settings, self.cache, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
         (folder / URL_FILE).write_text(_url(_local_host(settings.host), self.server.port))
 
@@ -103,32 +103,32 @@ class Relay:
         except BusError as error:
             log.warning("the log does not answer: %s", error)
         self.server.end()
-        self.shelf.close()
+        self.cache.close()
         self._lock.close()
 
     def status(self) -> dict[str, Any]:
         """The response to `GET /status`."""
-        objects = self.shelf.objects()
+        objects = self.cache.objects()
         return {
             "relay": self.name,
             "term": self.term,
             "url": self.url,
             "upstream": self.intake.upstream,
-            "versions": [str(version) for version in self.shelf.versions()],
-            "announced": [str(version) for version in sorted(self.shelf.announced())[-8:]],
+            "versions": [str(version) for version in self.cache.versions()],
+            "announced": [str(version) for version in sorted(self.cache.announced())[-8:]],
             "receiving": {o.key: [o.written, o.offer.bytes] for o in objects if not o.verified},
             "figures": self.figures(),
         }
 
     def figures(self) -> MetricValues:
         """Its metrics, under their documented names."""
-        newest = max(self.shelf.versions(), default=Version(0, 0))
-        counted = {name: self.shelf.counters[name] for name in COUNTERS}
+        newest = max(self.cache.versions(), default=Version(0, 0))
+        counted = {name: self.cache.counters[name] for name in COUNTERS}
         return {
             **counted,
             "relay_term": self.term,
-            "relay_held_bytes": self.shelf.bytes(),
-            "relay_versions": len(self.shelf.versions()),
+            "relay_held_bytes": self.cache.bytes(),
+            "relay_versions": len(self.cache.versions()),
             "relay_version_newest": newest.number,
             "relay_place": sum(m.term < self.term for m in self.directory.members()),
         }
@@ -146,24 +146,22 @@ class Relay:
     def _poll(self) -> None:
         try:
             self._follow()
-        except (
-            BusError
-        ) as error:  # it continues to serve what it holds, which is better than a restart
+        except BusError as error:  # continue to serve the cache, which is better than a restart
             log.warning("the log does not answer: %s", error)
 
     def _follow(self) -> None:
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
-                self.shelf.note_opened(received.record.term)
+                self.cache.note_opened(received.record.term)
             elif isinstance(received.record, WeightsAnnounced):
                 envelope = received.envelope
                 term = envelope.term if envelope else received.record.version.term
-                self.shelf.announce(received.record, term)
+                self.cache.announce(received.record, term)
         self.directory.poll()
         self._check_term()
         now = time.monotonic()
-        self.shelf.drop_stalled(now)
-        state = (tuple(self.shelf.versions()), self.intake.upstream)
+        self.cache.drop_stalled(now)
+        state = (tuple(self.cache.versions()), self.intake.upstream)
         if state != self._published or now - self._published_s >= self._settings.status_s:
             self._published, self._published_s = state, now
             self._publish_status(self.url)
@@ -183,7 +181,7 @@ class Relay:
             term=self.term,
             node=socket.gethostname(),
             url=url,
-            versions=tuple(self.shelf.versions()),
+            versions=tuple(self.cache.versions()),
             upstream=self.intake.upstream,
             time_s=self._wall(),
         )
@@ -217,7 +215,7 @@ def _lock_folder(folder: Path) -> Any:
 
 
 def _start_server(
-    settings: RelaySettings, shelf: RelayCache, status: Callable[[], dict[str, Any]]
+    settings: RelaySettings, cache: RelayCache, status: Callable[[], dict[str, Any]]
 ) -> RelayServer:
     address, pace = (settings.host, settings.port), BandwidthLimiter(settings.send_bytes_per_s)
     token = shared_token()
@@ -229,7 +227,7 @@ def _start_server(
                 "to the same value in "
                 'the environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
             )
-        return RelayServer(address, shelf, pace, settings.connections_max, status, token)
+        return RelayServer(address, cache, pace, settings.connections_max, status, token)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise ConfigurationError(

@@ -45,6 +45,10 @@ log = logging.getLogger(__name__)
 CLIENT_S = 30.0  # per read from or write to a client
 LINGER_BYTES = 1 << 20  # per read
 LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
+STALL_S = 60.0  # without a new byte, the transfer ends
+SILENCE_S = 1.0  # between two checks whether a waiting client is still there
+SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
+_BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
 class HttpResponder(BaseHTTPRequestHandler):
@@ -114,7 +118,7 @@ class HttpResponder(BaseHTTPRequestHandler):
 
 
 def receive_push(
-    sender: HttpResponder, shelf: RelayCache, key: str, on_bytes: Callable[[], None]
+    sender: HttpResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
     """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
     is called whenever bytes arrive.
@@ -124,7 +128,7 @@ def receive_push(
     offer = ObjectOffer(key, size, headers.get("X-Content-Hash", ""))
     if not offer.is_sound:
         raise ValueError("a push needs X-Content-Hash, 32 hex digits")
-    held = shelf.accept(offer) if shelf.wants_push(offer) else None
+    held = cache.accept(offer) if cache.wants_push(offer) else None
     if held is None:
         return sender.close(409)
     try:
@@ -133,19 +137,19 @@ def receive_push(
                 raise ObjectBusy(f"object {key}: it is here up to byte {held.written}")
             if headers.get("Expect", "").lower() == "100-continue":
                 sender.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            _write(sender, shelf, held, on_bytes)
+            _write(sender, cache, held, on_bytes)
     except (ObjectBusy, ObjectDropped):
         return sender.close(409)
     except CorruptObject as error:
         log.error("%s", error)
-        shelf.add("relay_wrong_total", 1)
+        cache.add("relay_wrong_total", 1)
         return sender.close(422)
-    shelf.completed(held)
+    cache.completed(held)
     return sender.empty(201)
 
 
 def _write(
-    sender: HttpResponder, shelf: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
+    sender: HttpResponder, cache: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
 ) -> None:
     while not held.verified:
         count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
@@ -153,16 +157,12 @@ def _write(
             raise ConnectionError("the push ended in the middle")
         on_bytes()
         held.advance(count)
-        shelf.add("relay_pushed_bytes_total", count)
-
-
-STALL_S = 60.0  # without a new byte, the transfer ends
-SILENCE_S = 1.0  # between two checks whether a waiting client is still there
+        cache.add("relay_pushed_bytes_total", count)
 
 
 def send_object(
     to: HttpResponder,
-    shelf: RelayCache,
+    cache: RelayCache,
     pace: BandwidthLimiter,
     path: str,
     query: Mapping[str, str],
@@ -170,11 +170,11 @@ def send_object(
     """Send the object or a range of it; 404 if it is not here, 416 if the range is outside it."""
     key = parse_key(path)
     if query.get("receiving") == "1":
-        held = shelf.find(key)
+        held = cache.find(key)
     else:
-        held = shelf.wait_offered(key, parse_wait(query))
+        held = cache.wait_offered(key, parse_wait(query))
     if held is None:
-        coming = {"X-Coming": str(shelf.bytes_received())} if shelf.is_expected(key) else {}
+        coming = {"X-Coming": str(cache.bytes_received())} if cache.is_expected(key) else {}
         return to.empty(404, coming)
     start, end = parse_range(to.headers.get("Range"), held.offer.bytes)
     restarts = held.restarts
@@ -183,15 +183,15 @@ def send_object(
     elif start >= end:
         return to.empty(416, {"Content-Range": f"bytes */{held.offer.bytes}"})
     else:
-        said = f"bytes {start}-{end - 1}/{held.offer.bytes}"
-        to.head(206, end - start, {"Content-Range": said})
+        content_range = f"bytes {start}-{end - 1}/{held.offer.bytes}"
+        to.head(206, end - start, {"Content-Range": content_range})
     began = start or 0
     try:
         _send(to.connection, pace, held, began, end, restarts)
     except (ObjectDropped, OSError):  # the client knows from the length that bytes are missing
         to.close_connection = True
     else:
-        shelf.add("relay_sent_bytes_total", end - began)
+        cache.add("relay_sent_bytes_total", end - began)
     return None
 
 
@@ -229,10 +229,6 @@ def _is_gone(client: socket.socket) -> bool:
     return False
 
 
-SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
-_BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-
-
 class RelayServer(ThreadingHTTPServer):
     """Serves from its own thread until `end`. Raises `OSError` if it cannot listen on
     the address.
@@ -245,7 +241,7 @@ class RelayServer(ThreadingHTTPServer):
     def __init__(
         self,
         address: tuple[str, int],
-        shelf: RelayCache,
+        cache: RelayCache,
         pace: BandwidthLimiter,
         connections_max: int,
         status: Callable[[], dict[str, Any]],
@@ -253,7 +249,7 @@ class RelayServer(ThreadingHTTPServer):
     ) -> None:
         """With a `token`, requests without it get 401."""
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        self.shelf, self.pace, self.status = shelf, pace, status
+        self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
         self.pushed_s = float("-inf")
         """When the last byte of a push arrived (monotonic)."""
@@ -270,9 +266,7 @@ class RelayServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(
-            self
-        )  # HTTPServer's own method resolves a host name, which may take seconds
+        TCPServer.server_bind(self)  # HTTPServer's own resolves a host name: seconds, sometimes
         self.server_name, self.server_port = "relay", self.server_address[1]
 
     def note_push(self) -> None:
@@ -330,11 +324,11 @@ class _RequestHandler(HttpResponder):
                 after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
                 self.json(RelayListing(*self._offers(after, wait_s)))
             else:
-                send_object(self, self.server.shelf, self.server.pace, split.path, query)
+                send_object(self, self.server.cache, self.server.pace, split.path, query)
 
     def do_HEAD(self) -> None:
         with self.error_responses():
-            held = self.server.shelf.find(parse_key(self.path))
+            held = self.server.cache.find(parse_key(self.path))
             if held is None:
                 return self.empty(404)
             received = held.offer.bytes if held.verified else held.written
@@ -348,8 +342,8 @@ class _RequestHandler(HttpResponder):
 
     def do_PUT(self) -> None:
         with self.error_responses():
-            receive_push(self, self.server.shelf, parse_key(self.path), self.server.note_push)
+            receive_push(self, self.server.cache, parse_key(self.path), self.server.note_push)
 
     def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[ObjectOffer, ...]]:
-        count, offers = self.server.shelf.offers(after, wait_s)
+        count, offers = self.server.cache.offers(after, wait_s)
         return count, tuple(offers)

@@ -28,6 +28,9 @@ from rollstream.streams.values import Version
 
 RELAY_TERMS = "chain"
 """The single name under which the terms of all relays are counted, so that terms order them."""
+log = logging.getLogger(__name__)
+SUSPICION_S = 3.0
+MEMBERS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,6 @@ def transfer_s(relays: int, size: int, chunk: int, bytes_per_s: float, hop_s: fl
     """
     turns = relays - 1 + -(-size // chunk)
     return turns * (chunk / bytes_per_s + hop_s)
-
-
-log = logging.getLogger(__name__)
-
-SUSPICION_S = 3.0
-MEMBERS_MAX = 10_000
 
 
 class RelayDirectory:

@@ -41,11 +41,11 @@ SECRET = "a secret beside the folder"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RelayServer]:
     (tmp_path / "secret").write_text(SECRET)
-    shelf = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
-    server = RelayServer(("127.0.0.1", 0), shelf, BandwidthLimiter(), 8, lambda: {"relay": "r"})
+    cache = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), cache, BandwidthLimiter(), 8, lambda: {"relay": "r"})
     yield server
     server.end()
-    shelf.close()
+    cache.close()
 
 
 def ask(server: RelayServer, method: str, target: str, body: bytes = b"", **headers: str):
@@ -76,14 +76,14 @@ def test_a_whole_version_is_offered_and_served_by_range(server: RelayServer) -> 
     assert ask(server, "GET", f"/{KEY}", Range=f"bytes={CHUNK_BYTES}-") == (206, DATA[CHUNK_BYTES:])
     assert ask(server, "GET", f"/{KEY}", Range=f"bytes=9-{10**12}") == (206, DATA[9:])
     assert ask(server, "GET", f"/{KEY}", Range=f"bytes={len(DATA)}-")[0] == 416
-    assert server.shelf.versions() == [V1]
+    assert server.cache.versions() == [V1]
 
 
 def test_an_empty_object_is_an_object(server: RelayServer) -> None:
     assert put(server, KEY, b"") == 201
     put_manifest(server, V1, {"model.safetensors": b""})
     assert ask(server, "GET", f"/{KEY}") == (200, b"")
-    assert server.shelf.versions() == [V1]
+    assert server.cache.versions() == [V1]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_path_outside_the_store_is_refused(server: RelayServer, target: str, m
         answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert answer.split(b" ")[1] in (b"400", b"404")
     assert SECRET.encode() not in answer
-    assert server.shelf.objects() == []
+    assert server.cache.objects() == []
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_a_push_that_does_not_say_what_it_is_is_refused(
     server: RelayServer, headers: dict[str, str]
 ) -> None:
     assert ask(server, "PUT", f"/{KEY}", b"1234", **headers)[0] == 400
-    assert server.shelf.objects() == []
+    assert server.cache.objects() == []
 
 
 def test_a_push_with_wrong_content_is_refused_and_may_come_again(server: RelayServer) -> None:
     wrong = ask(server, "PUT", f"/{KEY}", b"1234", X_Content_Hash=content_hash(b"5678"))
     assert wrong[0] == 422
-    assert server.shelf.counters["relay_wrong_total"] == 1
+    assert server.cache.counters["relay_wrong_total"] == 1
     assert put(server, KEY, b"5678") == 201
 
 
@@ -181,7 +181,7 @@ def test_an_object_above_the_bound_is_refused_before_its_body_is_sent(server: Re
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
         client.sendall(head.encode())
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 409")
-    assert server.shelf.bytes() == 0
+    assert server.cache.bytes() == 0
 
 
 def test_a_refusal_is_read_by_a_client_that_sends_its_whole_body_first(
@@ -195,19 +195,19 @@ def test_older_versions_make_room_and_are_not_taken_again(server: RelayServer) -
     for number in (1, 2, 3):
         assert put(server, f"weights/{Version(number, 1)}/model.safetensors", b"x" * 100) == 201
         put_manifest(server, Version(number, 1), {"model.safetensors": b"x" * 100})
-    assert server.shelf.versions() == [V2, Version(3, 1)]
+    assert server.cache.versions() == [V2, Version(3, 1)]
     assert put(server, KEY, b"x" * 100) == 409
-    assert not (server.shelf.folder / KEY).exists()
+    assert not (server.cache.folder / KEY).exists()
 
 
 def test_a_file_that_its_manifest_does_not_name_is_dropped(server: RelayServer) -> None:
     put(server, KEY, b"what was pushed")
     put(server, f"weights/{V1}/other.bin", b"not in the manifest")
     put_manifest(server, V1, {"model.safetensors": b"what was meant!"})
-    assert [held.key for held in server.shelf.objects()] == [f"weights/{V1}/manifest.json"]
+    assert [held.key for held in server.cache.objects()] == [f"weights/{V1}/manifest.json"]
     assert put(server, KEY, b"what was pushed") == 409
     assert put(server, KEY, b"what was meant!") == 201
-    assert server.shelf.versions() == [V1]
+    assert server.cache.versions() == [V1]
 
 
 def announced(version: Version, manifest_hash: str) -> WeightsAnnounced:
@@ -222,8 +222,8 @@ def test_a_version_that_was_never_believed_goes_when_a_higher_term_announces(
         put(server, f"weights/{Version(number, 1)}/a", b"old")
         put_manifest(server, Version(number, 1), {"a": b"old"})
     believed = manifest_of(Version(4, 1), {"a": b"old"}).hash
-    server.shelf.announce(announced(Version(4, 1), believed), term=2)
-    assert server.shelf.versions() == [Version(4, 1)]
+    server.cache.announce(announced(Version(4, 1), believed), term=2)
+    assert server.cache.versions() == [Version(4, 1)]
     assert put(server, f"weights/{Version(6, 1)}/a", b"zombie") == 409
     assert put(server, f"weights/{Version(5, 2)}/a", b"new") == 201
 
@@ -233,7 +233,7 @@ def believe(server: RelayServer, number: int, data: bytes) -> None:
     version = Version(number, 1)
     assert put(server, f"weights/{version}/a", data) == 201
     assert put_manifest(server, version, {"a": data}) == 201
-    server.shelf.announce(announced(version, manifest_of(version, {"a": data}).hash), term=1)
+    server.cache.announce(announced(version, manifest_of(version, {"a": data}).hash), term=1)
 
 
 def begin_push(server: RelayServer, version: Version, size: int) -> bytes:
@@ -262,9 +262,9 @@ def test_a_push_far_from_what_is_announced_is_refused_and_evicts_nothing(
     believe(server, 1, b"one")
     believe(server, 2, b"two")
     assert begin_push(server, version, 16 << 20) == b"409"
-    assert server.shelf.versions() == [V1, V2]
+    assert server.cache.versions() == [V1, V2]
     believe(server, 3, b"three")
-    assert server.shelf.versions() == [V2, Version(3, 1)]
+    assert server.cache.versions() == [V2, Version(3, 1)]
 
 
 def test_a_push_that_is_not_announced_gets_what_is_free_and_evicts_nothing(
@@ -274,31 +274,31 @@ def test_a_push_that_is_not_announced_gets_what_is_free_and_evicts_nothing(
     believe(server, 2, bytes(4 << 20))
     assert begin_push(server, Version(3, 1), 16 << 20) == b"409"
     assert begin_push(server, Version(4, 1), 7 << 20) == b"100"  # it holds what was free …
-    assert server.shelf.versions() == [V1, V2]
+    assert server.cache.versions() == [V1, V2]
     assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 409
     third = manifest_of(Version(3, 1), {"a": bytes(4 << 20)})
-    server.shelf.announce(announced(Version(3, 1), third.hash), term=1)
+    server.cache.announce(announced(Version(3, 1), third.hash), term=1)
     put_manifest(server, Version(3, 1), {"a": bytes(4 << 20)})
     assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 201
-    assert server.shelf.versions() == [V2, Version(3, 1)]  # … and gives way to what is believed
+    assert server.cache.versions() == [V2, Version(3, 1)]  # … and gives way to what is believed
 
 
 def test_a_trainer_that_opens_a_term_may_push_under_it(server: RelayServer) -> None:
     believe(server, 1, b"one")
     assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 409
-    server.shelf.note_opened(2)
+    server.cache.note_opened(2)
     assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 201
 
 
 def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
     believe(server, 1, b"one")
     assert begin_push(server, V2, 1 << 20) == b"100"
-    server.shelf.drop_stalled(100.0)
-    server.shelf.drop_stalled(100.0 + STALLED_OBJECT_S)
-    assert server.shelf.find(f"weights/{V2}/x") is not None
-    server.shelf.drop_stalled(101.0 + STALLED_OBJECT_S)
-    assert server.shelf.find(f"weights/{V2}/x") is None
-    assert server.shelf.versions() == [V1]
+    server.cache.drop_stalled(100.0)
+    server.cache.drop_stalled(100.0 + STALLED_OBJECT_S)
+    assert server.cache.find(f"weights/{V2}/x") is not None
+    server.cache.drop_stalled(101.0 + STALLED_OBJECT_S)
+    assert server.cache.find(f"weights/{V2}/x") is None
+    assert server.cache.versions() == [V1]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
@@ -309,18 +309,18 @@ def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
 def test_with_a_token_nobody_is_answered_without_it(
     tmp_path: Path, method: str, given: str, status: int
 ) -> None:
-    shelf = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
-    server = RelayServer(("127.0.0.1", 0), shelf, BandwidthLimiter(), 8, dict, "the-shared-word")
+    cache = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), cache, BandwidthLimiter(), 8, dict, "the-shared-word")
     try:
         body = b"1234" if method == "PUT" else b""
         hashed = {"X_Content_Hash": content_hash(b"1234")}
         assert ask(server, method, f"/{KEY}", body, Authorization=given, **hashed)[0] == status
-        assert shelf.objects() == []
+        assert cache.objects() == []
         known = {"Authorization": "Bearer the-shared-word", **hashed}
         assert ask(server, "PUT", f"/{KEY}", b"1234", **known)[0] == 201
     finally:
         server.end()
-        shelf.close()
+        cache.close()
 
 
 def test_relays_find_the_token_in_the_environment_and_clients_send_it(
@@ -356,15 +356,15 @@ def test_a_relay_listens_beyond_its_machine_only_with_a_token(
 def test_a_manifest_that_is_not_the_announced_one_is_dropped(server: RelayServer) -> None:
     put(server, KEY, b"abc")
     put_manifest(server, V1, {"model.safetensors": b"abc"})
-    server.shelf.announce(announced(V1, "f" * 32), term=1)
-    assert server.shelf.objects() == []
+    server.cache.announce(announced(V1, "f" * 32), term=1)
+    assert server.cache.objects() == []
     assert put_manifest(server, V1, {"model.safetensors": b"abc"}) == 409
 
 
 def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_verified(
     server: RelayServer,
 ) -> None:
-    held = server.shelf.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
+    held = server.cache.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
     assert held is not None
     with held.writing(), socket.create_connection(("127.0.0.1", server.port), 20) as client:
         client.sendall(f"GET /{KEY}?receiving=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -379,7 +379,7 @@ def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_veri
 
 
 def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer) -> None:
-    server.shelf.accept(ObjectOffer(KEY, 10, "0" * 32))
+    server.cache.accept(ObjectOffer(KEY, 10, "0" * 32))
     clients = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(8)]
     try:
         for client in clients:
@@ -392,7 +392,7 @@ def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer
 
 
 def test_two_writers_are_never_at_one_object(server: RelayServer) -> None:
-    held = server.shelf.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
+    held = server.cache.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
     assert held is not None
     with held.writing():
         assert put(server, KEY, DATA) == 409

@@ -34,7 +34,7 @@ def test_what_is_expected_is_what_the_service_expects_of_the_same_answers(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(service, "PROMPTS_MAX", FEW)
         patched.setattr(simulated, "PROMPTS_MAX", FEW)
-        known, work = service.Lengths(), workload(TAILED)
+        known, work = service.LengthHistory(), workload(TAILED)
         foresight = LengthForecast(work)
         for number, tokens in notes:
             if known.of_prompt(prompt(number)) is None:
