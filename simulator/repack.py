@@ -64,10 +64,10 @@ class SimulatedRepack:
         """Between two decode steps of the source: send the trajectories that still run on their
         way.
         """
-        world, asked = self.world, rollout.moving or {}
+        world, requested = self.world, rollout.moving or {}
         rollout.moving = None
         by_target: dict[str, list[SimulatedTrajectory]] = {}
-        for name, target in asked.items():
+        for name, target in requested.items():
             if name in rollout.replica.running:
                 trajectory = rollout.replica.remove(name)
                 rollout.tokens -= trajectory.predicted
@@ -89,7 +89,7 @@ class SimulatedRepack:
                 world.now + world.cluster.move_s, "land", ArrivingMove(target, tuple(trajectories))
             )
         self._correct_expected(
-            asked, {t: len(trajectories) for t, trajectories in by_target.items()}
+            requested, {t: len(trajectories) for t, trajectories in by_target.items()}
         )
 
     def receive(self, landing: ArrivingMove) -> None:
@@ -123,9 +123,9 @@ class SimulatedRepack:
         source.replica.interrupt(self.world.now)
         self.world.plan_wake(source)
 
-    def _correct_expected(self, asked: dict[str, str], left: dict[str, int]) -> None:
+    def _correct_expected(self, requested: dict[str, str], left: dict[str, int]) -> None:
         """Correct what the targets expect by the trajectories that finished meanwhile."""
-        for target, count in Counter(asked.values()).items():
+        for target, count in Counter(requested.values()).items():
             if target == RESTART:
                 continue
             rollout = self.world.rollouts[target]
@@ -155,10 +155,10 @@ class SimulatedRepack:
         free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {one.trajectory: one for one in self._running()}
         plan = plan_outliers(list(running.values()), free, self._budget())
-        asked: dict[str, dict[str, str]] = {}
+        requested: dict[str, dict[str, str]] = {}
         for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, RESTART)}.items():
-            asked.setdefault(running[name].rollout, {})[name] = target
-        for source, names in asked.items():
+            requested.setdefault(running[name].rollout, {})[name] = target
+        for source, names in requested.items():
             rollouts[source].moving = names
             self._request_moves(rollouts[source])
 

@@ -109,18 +109,18 @@ class PartialFeed:
             self._group_prompts.popitem(last=False)
 
     def _piece(self, partial: Partial) -> HistoryAnswer | None:
-        asked = self._group_prompts.get(partial.group)
-        if asked is None:
+        prompt = self._group_prompts.get(partial.group)
+        if prompt is None:
             return None
-        known, before = self._ends.pop(partial.trajectory, (asked.length, asked.end))
+        known, before = self._ends.pop(partial.trajectory, (prompt.length, prompt.end))
         if known != partial.start:  # another attempt, or skipped partials
-            before = asked.end if partial.start == asked.length else before[:0]
+            before = prompt.end if partial.start == prompt.length else before[:0]
         tokens = np.concatenate((before, partial.tokens))
         end = partial.start + len(partial.tokens)
         self._ends[partial.trajectory] = (end, tokens[-self.context :].copy())
         while len(self._ends) > RUNNING_MAX:
             self._ends.popitem(last=False)
-        return HistoryAnswer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)
+        return HistoryAnswer(prompt.key, partial.group, tokens, len(partial.tokens), runs=True)
 
 
 @dataclass(slots=True)

@@ -117,12 +117,12 @@ class RolloutLoop:
         self.follower.read()
         self._take_verdict()
         mode: UpdateMode = self.settings.on_update
-        asked = self._version_from_history()
+        needed = self._version_from_history()
         if not self.follower.verified:
             self.follower.repair(keep=mode == "keep_version")
             mode = "in_flight_recompute"  # the cache was computed with the doubtful weights
-        elif asked is not None:
-            self.follower.fetch_version(asked)
+        elif needed is not None:
+            self.follower.fetch_version(needed)
         else:
             load = self.load()
             if is_draining(mode, load) and load.busy:
@@ -134,13 +134,13 @@ class RolloutLoop:
         if fetched is None:
             return
         before, version = self.engine.version, fetched.announced.version
-        if version <= before and version != asked and not fetched.repairs:
+        if version <= before and version != needed and not fetched.repairs:
             return
         started = self.timer()
         self.engine.update(fetched.update, mode)
         self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
         if version != before:
-            self.drawn = 0 if version != asked else self._drawn_of(version)
+            self.drawn = 0 if version != needed else self._drawn_of(version)
         self._send_status(self.health())
 
     def _version_from_history(self) -> Version | None:

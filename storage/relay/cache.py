@@ -219,10 +219,10 @@ class RelayCache:
         an earlier call.
         """
         with self._changed:
-            coming = {k: held.written for k, held in self._objects.items() if not held.verified}
+            arriving = {k: held.written for k, held in self._objects.items() if not held.verified}
             self._progress = {
                 key: moved if moved is not None and moved[0] == at else (at, now_s)
-                for key, at in coming.items()
+                for key, at in arriving.items()
                 for moved in (self._progress.get(key),)
             }
             for key, (_, since_s) in self._progress.items():

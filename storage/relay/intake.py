@@ -55,12 +55,12 @@ class RelayIntake:
                 self._head_since_s = self._clock()
             self.upstream = f"{upstream.name}/{upstream.term}" if upstream else BUCKET
             try:
-                came = (
+                received = (
                     self._fetch_as_head(stop)
                     if upstream is None
                     else self._fetch_as_member(upstream, stop)
                 )
-                if not came and upstream is None:
+                if not received and upstream is None:
                     stop.wait(IDLE_S)
             except (RelayLost, RelayRefused) as error:
                 assert upstream is not None
@@ -79,22 +79,22 @@ class RelayIntake:
         return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
 
     def _fetch_as_member(self, upstream: ChainMember, stop: threading.Event) -> bool:
-        came = self._neighbour.receive_next(upstream, stop)
+        received = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
             held = [held for held in self._cache.objects() if held.key in wrong]
-            came |= self._bucket.fetch([one.offer for one in held], stop)
+            received |= self._bucket.fetch([one.offer for one in held], stop)
             wrong.intersection_update({one.key for one in held if not one.verified})
-        if self._is_overdue(came):
-            came |= self._bucket.fetch_newest(stop)
-        return came
+        if self._is_overdue(received):
+            received |= self._bucket.fetch_newest(stop)
+        return received
 
-    def _is_overdue(self, came: bool) -> bool:
+    def _is_overdue(self, received: bool) -> bool:
         """Whether the newest announced version is not here and nothing arrived for `patience_s`."""
         newest = max(self._cache.announced(), default=None)
         if newest is None or newest in self._cache.versions():
             self._waited = None
-        elif came or self._waited is None or self._waited[0] != newest:
+        elif received or self._waited is None or self._waited[0] != newest:
             self._waited = newest, self._clock()
         return self._waited is not None and self._clock() - self._waited[1] > self._patience_s
 

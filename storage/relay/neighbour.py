@@ -41,12 +41,12 @@ class NeighbourReader:
         """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
         Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
         """
-        wire = self._connected(upstream)
-        listing = wire.listing(self._change_number, LISTING_S)
+        connection = self._connected(upstream)
+        listing = connection.listing(self._change_number, LISTING_S)
         wanted = self.wanted(listing.objects)
         self._change_number = listing.count
         for offer in wanted:
-            if stop.is_set() or not self._take(wire, upstream, offer, stop, len(wanted) > 1):
+            if stop.is_set() or not self._take(connection, upstream, offer, stop, len(wanted) > 1):
                 self.disconnect()
                 break
         return bool(wanted)
@@ -81,7 +81,7 @@ class NeighbourReader:
 
     def _take(
         self,
-        wire: RelayConnection,
+        connection: RelayConnection,
         upstream: ChainMember,
         offer: ObjectOffer,
         stop: threading.Event,
@@ -93,14 +93,14 @@ class NeighbourReader:
             return True
         try:
             with held.writing():
-                if not self._receive(wire, upstream, held, stop, is_one_of_many):
+                if not self._receive(connection, upstream, held, stop, is_one_of_many):
                     return False
         except ObjectBusy:
             return True
         except ObjectDropped:
             return False
         except CorruptObject as error:
-            self._note_wrong(wire, upstream, held, error)
+            self._note_wrong(connection, upstream, held, error)
             return False
         self._wrong.pop(held.key, None)
         self._cache.completed(held)
@@ -108,7 +108,7 @@ class NeighbourReader:
 
     def _receive(
         self,
-        wire: RelayConnection,
+        connection: RelayConnection,
         upstream: ChainMember,
         held: CachedObject,
         stop: threading.Event,
@@ -120,12 +120,12 @@ class NeighbourReader:
         if held.verified:
             return True
         headers = {"Range": f"bytes={held.written}-"}
-        status, _ = wire.request("GET", f"/{held.key}?receiving=1", headers)
+        status, _ = connection.request("GET", f"/{held.key}?receiving=1", headers)
         if status not in (200, 206):
             return False
         silences = 0
         while not held.verified:
-            count = wire.receive_into(held.room())
+            count = connection.receive_into(held.room())
             if count:
                 held.advance(count)
                 self._cache.add("relay_received_bytes_total", count)
@@ -153,7 +153,11 @@ class NeighbourReader:
         return not (offer.verified and silences >= SILENCES_MAX)
 
     def _note_wrong(
-        self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, error: Exception
+        self,
+        connection: RelayConnection,
+        upstream: ChainMember,
+        held: CachedObject,
+        error: Exception,
     ) -> None:
         """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
         other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
@@ -163,7 +167,7 @@ class NeighbourReader:
         self._cache.add("relay_wrong_total", 1)
         self._wrong[held.key] += 1
         try:
-            offer = _find(wire.listing(), held.key)
+            offer = _find(connection.listing(), held.key)
         except RelayLost:
             offer = None
         if (offer is not None and offer.verified) or self._wrong[held.key] >= WRONG_MAX:

@@ -108,11 +108,11 @@ class ChainPush:
             log.warning("relay %s: status %d for %s", head.name, status, key)
         return False
 
-    def _send(self, wire: RelayConnection, key: str, data: bytes, digest: str) -> int:
+    def _send(self, connection: RelayConnection, key: str, data: bytes, digest: str) -> int:
         """Send the bytes that the head lacks: a head that is gone may have forwarded the others.
         Returns the status.
         """
-        status, headers = wire.request("HEAD", f"/{key}")
+        status, headers = connection.request("HEAD", f"/{key}")
         start = int(headers.get("x-received", "0")) if status == 200 else 0
         if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
             return 201
@@ -123,11 +123,11 @@ class ChainPush:
         }
         if start:
             sizes["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        status, headers = wire.request("PUT", f"/{key}", sizes)
+        status, headers = connection.request("PUT", f"/{key}", sizes)
         if status == 100:
             with memoryview(data) as view:
-                self._counters["bytes"] += wire.send_body(view[start:], self._pace)
-            status, headers = wire.read_head(ANSWER_S)
+                self._counters["bytes"] += connection.send_body(view[start:], self._pace)
+            status, headers = connection.read_head(ANSWER_S)
         if headers.get("connection", "").lower() == "close":
             self._disconnect()
         return status

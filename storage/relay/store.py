@@ -28,7 +28,7 @@ WAIT_S = 2.0  # per request for an object that is arriving
 STALLED_S = 15.0  # without any byte arriving at the relay
 SILENCE_S = 3.0
 RELAY_RETRY_S = 5.0  # until a lost relay is tried again
-WIRES_MAX = 4
+CONNECTIONS_MAX = 4
 URL_BYTES_MAX = 4096
 
 
@@ -109,18 +109,18 @@ class RelayStore:
         """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
         if self._clock() - self._lost_s < RELAY_RETRY_S or end == start:
             return None
-        came, moved_s = "", self._clock()
+        progress, moved_s = "", self._clock()
         try:
             while True:
-                data, coming = self._request(key, start, end)
+                data, arriving = self._request(key, start, end)
                 self._is_lost = False
-                if data is not None or coming is None:
+                if data is not None or arriving is None:
                     return data
                 data = self._from_memory(key, start, end)
                 if data is not None:
                     return data
-                if coming != came:
-                    came, moved_s = coming, self._clock()
+                if arriving != progress:
+                    progress, moved_s = arriving, self._clock()
                 if self._clock() - moved_s > STALLED_S:
                     raise RelayLost(f"the relay received nothing for {STALLED_S:g} s")
         except (RelayLost, RelayRefused) as error:
@@ -131,23 +131,23 @@ class RelayStore:
         """One request: the bytes, or a token of the relay's progress if the object is arriving, or
         neither if the relay will not hold it.
         """
-        wire = self._take_connection()
-        if wire is None:
+        connection = self._take_connection()
+        if connection is None:
             return None, None
         try:
             headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
             target = f"/{key}?wait={WAIT_S:g}"
-            status, answer = wire.request("GET", target, headers, WAIT_S + CONNECT_S)
+            status, answer = connection.request("GET", target, headers, WAIT_S + CONNECT_S)
             if status in (200, 206):
-                data = _body(wire, body_length(answer))
+                data = _body(connection, body_length(answer))
             elif status in (404, 416):
                 data = None if status == 404 else b""
             else:
-                raise RelayRefused(status, f"relay {wire.url}: status {status} for {key}")
+                raise RelayRefused(status, f"relay {connection.url}: status {status} for {key}")
         except BaseException:
-            wire.close()
+            connection.close()
             raise
-        self._return_connection(wire)
+        self._return_connection(connection)
         return data, answer.get("x-coming") if data is None else None
 
     def _take_connection(self) -> RelayConnection | None:
@@ -155,10 +155,10 @@ class RelayStore:
         url = self._url or self._url_in_folder()
         with self._lock:
             while self._connections:
-                wire = self._connections.pop()
-                if wire.url == url and wire.is_open():
-                    return wire
-                wire.close()
+                connection = self._connections.pop()
+                if connection.url == url and connection.is_open():
+                    return connection
+                connection.close()
         return RelayConnection(url) if url else None
 
     def _url_in_folder(self) -> str:
@@ -172,12 +172,12 @@ class RelayStore:
             pass
         return ""
 
-    def _return_connection(self, wire: RelayConnection) -> None:
+    def _return_connection(self, connection: RelayConnection) -> None:
         with self._lock:
-            if len(self._connections) < WIRES_MAX:
-                self._connections.append(wire)
+            if len(self._connections) < CONNECTIONS_MAX:
+                self._connections.append(connection)
                 return
-        wire.close()
+        connection.close()
 
     def _note_lost(self, error: Exception) -> None:
         self._lost_s = self._clock()
@@ -186,13 +186,13 @@ class RelayStore:
         self._is_lost = True
 
 
-def _body(wire: RelayConnection, size: int) -> bytes:
+def _body(connection: RelayConnection, size: int) -> bytes:
     content = bytearray(size)
     at = 0
     with memoryview(content) as view:
         while at < size:
-            count = wire.receive_into(view[at:], SILENCE_S)
+            count = connection.receive_into(view[at:], SILENCE_S)
             if not count:
-                raise RelayLost(f"relay {wire.url}: silent in the middle of a response")
+                raise RelayLost(f"relay {connection.url}: silent in the middle of a response")
             at += count
     return bytes(content)
