@@ -1,22 +1,13 @@
-"""Keys and deletion of large records in the object store: by topic and hour of upload, a whole hour
-at once.
-
-A blob is put before its claim is appended. So a claim's own timestamp is never before the hour in
-its blob's key, except by clock differences and the duration of an append; `MARGIN_S` is far above
-both. Once the oldest kept record of every partition is younger than an hour's end plus the margin,
-truncation has passed every record that names the hour. (A writer that was stopped between upload
-and append for longer than the margin would append a claim without a blob: its lease expired long
-before, and the record goes to `<topic>.dead`.) Blobs are never shared between hours.
-
-Claim check: large records are in the object store and the log carries their address. A bus
-around a bus.
+"""Claim check: large records are in the object store and the log carries their address. A bus
+around a bus; `open_log` opens a run's log with it.
 
 A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the
 same envelope is appended in its place. Reading puts the value back, so callers see the bytes that
 were appended, and their hash. Compacted topics refuse such values themselves.
 
-1. The blob is put.  2. The claim is appended.  A crash in between leaves a blob that no record
-   names; it is deleted with its hour (`blobs.py`).
+1. The blob is put.
+2. The claim is appended. A crash in between leaves a blob that no record names; it is deleted with
+   its hour.
 
 A claim comes from another program and is not trusted. The record is read as its claim if its blob
 is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the topic's records
@@ -24,7 +15,13 @@ may be, itself a claim, or a record with another envelope. No reader takes a cla
 goes to `<topic>.dead` with the reason. If the store does not answer, nothing is decided: the read
 fails and is repeated.
 
-Opens a run's log as every role and reader does: the bus with its claim check.
+`collect_blobs` deletes blobs by hour of upload. A blob is put before its claim is appended, so a
+claim's own timestamp is never before the hour in its blob's key, except by clock differences and
+the duration of an append; `MARGIN_S` is far above both. Once the oldest kept record of every
+partition is younger than an hour's end plus the margin, truncation has passed every record that
+names the hour. (A writer that was stopped between upload and append for longer than the margin
+would append a claim without a blob: its lease expired long before, and the record goes to
+`<topic>.dead`.) Blobs are never shared between hours.
 """
 
 import dataclasses

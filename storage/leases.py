@@ -7,11 +7,10 @@ handed over the holder's nonce. Clocks of two machines are never compared. A hol
 suspended finds a higher term at its next renewal and is `Fenced`; its records in between are void
 by their term (invariant 7). So the lease only saves work; the term decides which records count.
 
-Renews a lease in the background, every third of its duration.
-
-Store failures are tolerated until the duration has passed without a successful renewal: from then
-on another process may hold the role, so the holder must stop as if it had met a higher term. The
-same holds after an unexpected error.
+`LeaseRenewal` renews a lease in the background, every third of its duration. Store failures are
+tolerated until the duration has passed without a successful renewal: from then on another process
+may hold the role, so the holder must stop as if it had met a higher term. The same holds after an
+unexpected error.
 """
 
 import logging

@@ -3,7 +3,6 @@ nothing is downloaded.
 
 All code that knows transformers' configuration classes is here.
 """
-
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 

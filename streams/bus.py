@@ -13,10 +13,8 @@ All back ends give the same guarantees (one conformance suite, `tests/streams/`)
   partition always stays, so the partition's end never moves back.
 * Consumer groups only spread partitions over members. They decide nothing.
 
-The caller bounds every wait.
-
-Checks that every bus makes with the same error texts: differing settings, records too large,
-positions that are gone.
+The caller bounds every wait. The `check_` functions are shared by all back ends, so that they
+refuse the same input with the same error texts.
 """
 
 import dataclasses

@@ -1,14 +1,13 @@
-"""One member of a consumer group, over any bus that keeps commits and leases (`GroupCoordinator`).
+"""Consumer groups over any bus that keeps commits and leases (`GroupCoordinator`): one member's
+reader, and the rule that gives partitions to members.
 
 Delivery is at least once: records that were read but not committed are read again by the
 partition's next owner.
 
-Which partitions a member of a consumer group holds: a pure function over lease rows, the same
-for every bus.
-
-Partitions are dealt to the live members in turn, in the order of their names. At most one member
-holds a partition at a time: a member takes a partition only if its lease is free, expired or
-already its own, and gives back those outside its share.
+The rule is a pure function over lease rows, the same for every bus. Partitions are dealt to the
+live members in turn, in the order of their names. At most one member holds a partition at a time: a
+member takes a partition only if its lease is free, expired or already its own, and gives back those
+outside its share.
 """
 
 import time

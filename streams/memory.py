@@ -167,7 +167,7 @@ class MemoryBus:
     def close(self) -> None:
         """Keep the records: other holders of the bus may still read them."""
 
-    # Coordinator (group_reader.py)
+    # Coordinator (consumer_groups.py)
 
     def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
         with self._changed:

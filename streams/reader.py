@@ -1,19 +1,16 @@
-"""Classifies the bytes of a message: a record that counts, a void record (invariant 7), or not a
-record, with the reason.
+"""Reads records in order from explicit positions, the same way for every role.
 
-Readers that act on records, the archive, live views and `tail` all use this rule. They differ in
-what they do with bytes that are not a record: dead-letter them, archive them, count or show them.
+`classify_message` decides whether a message is a record that counts, a void record (invariant 7),
+or not a record, with the reason. The archive, live views and `tail` use the same rule. They differ
+in what they do with bytes that are not a record: dead-letter them, archive them, count or show
+them. In a topic of one role, a complete record that this release does not understand is `newer`
+(invariant 14). What this stops: an older dispatch skips a newer decision in the ledger and
+generates the group again.
 
-In a topic of one role, a complete record that this release does not understand is `newer`
-(invariant 14), and a role that acts on records stops before it. What this stops: an older dispatch
-skips a newer decision in the ledger and generates the group again.
-
-Reads records in order from explicit positions, the same way for every role.
-
-Bytes that are not a record are counted. The one reader of a topic that has `dead_letters` appends
-them to `<topic>.dead` before it returns any later record. Void records (`fence.py`) and tombstones
-are skipped. At a record of a single-holder role that only a newer release understands the reader
-stops (`NewerRelease`). A failing poll moves no position, so its records are read again.
+`TopicReader` counts bytes that are not a record. The one reader of a topic that has `dead_letters`
+appends them to `<topic>.dead` before it returns any later record. Void records (`fence.py`) and
+tombstones are skipped. At a `newer` record the reader stops (`NewerRelease`). A failing poll moves
+no position, so its records are read again.
 """
 
 import time
@@ -295,24 +292,24 @@ class TopicReader:
             value = message.value
             if value is None:
                 continue
-            fences[message.partition], judged = classify_message(
+            fences[message.partition], classified = classify_message(
                 value,
                 fences[message.partition],
                 topic=self._topic,
                 fenced=self._fenced,
                 compacted=self._compacted,
             )
-            if judged.newer:
+            if classified.newer:
                 where = f"{self._topic}/{message.partition} offset {message.offset}"
-                raise NewerRelease(f"{where}: {judged.newer}; {upgrade_advice(self._release)}")
-            if judged.decoded is not None and isinstance(judged.decoded.record, Opened):
-                self._release = judged.decoded.record.release
-            if judged.void:
+                raise NewerRelease(f"{where}: {classified.newer}; {upgrade_advice(self._release)}")
+            if classified.decoded is not None and isinstance(classified.decoded.record, Opened):
+                self._release = classified.decoded.record.release
+            if classified.void:
                 void += 1
-            elif judged.reason or judged.decoded is None:
-                unreadable.append((message, judged.reason))
-            elif self._with_opened or not isinstance(judged.decoded.record, Opened):
-                received.append(_received(message, judged.decoded, value))
+            elif classified.reason or classified.decoded is None:
+                unreadable.append((message, classified.reason))
+            elif self._with_opened or not isinstance(classified.decoded.record, Opened):
+                received.append(_received(message, classified.decoded, value))
         if self._dead_letters is not None:
             self._dead_letters.append(unreadable)
         self.dead += len(unreadable)

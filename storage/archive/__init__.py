@@ -1,0 +1,47 @@
+"""The archive: the log as Parquet files in the object store.
+
+`file_names` names the files and `reading` finds and reads them. `schema` has their columns.
+Messages are classified as `rows`, converted to Arrow `tables` and encoded as `files`. `originals`
+restores the exact bytes of archived records, `messages` the messages. `log` joins the archive and
+the live log. Everything but `file_names` and `reading` imports pyarrow.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.storage.archive.file_names import ArchiveFile as ArchiveFile
+    from rollstream.storage.archive.files import (
+        EncodedFile as EncodedFile,
+        encode_file as encode_file,
+    )
+    from rollstream.storage.archive.log import (
+        LogWithArchive as LogWithArchive,
+        whole_topic as whole_topic,
+    )
+    from rollstream.storage.archive.messages import messages_of as messages_of
+    from rollstream.storage.archive.reading import (
+        archived_files as archived_files,
+        archived_to as archived_to,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "file_names": ("ArchiveFile",),
+        "files": (
+            "EncodedFile",
+            "encode_file",
+        ),
+        "log": (
+            "LogWithArchive",
+            "whole_topic",
+        ),
+        "messages": ("messages_of",),
+        "reading": (
+            "archived_files",
+            "archived_to",
+        ),
+    },
+)

@@ -50,9 +50,9 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, arrow_schema(topic), **write_options(topic)) as writer:
         for group in _row_groups(messages):
-            judged = classify_rows(topic, group, {first.partition: fence})
-            fence = judged.fences.get(first.partition, fence)
-            writer.write_table(table_of(topic, group, judged), row_group_size=len(group))
+            classified = classify_rows(topic, group, {first.partition: fence})
+            fence = classified.fences.get(first.partition, fence)
+            writer.write_table(table_of(topic, group, classified), row_group_size=len(group))
         writer.add_key_value_metadata(
             {
                 FIRST: str(first.offset),

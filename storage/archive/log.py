@@ -1,25 +1,22 @@
 """A run's log with its archive in front of it: truncated records are read from the archive, at the
 same offsets and byte for byte.
 
-It is a read-only bus: nothing is written into the run, not even to `.dead`.
-
-A topic from its very first record: archived rows below the first kept record, then the log
-itself.
-
-Each record is returned once, by its offset. Records that are neither archived nor kept (in a run
-without an archive) are skipped.
+`LogWithArchive` is a read-only bus: nothing is written into the run, not even to `.dead`.
+`whole_topic` reads all records of one topic from the very first: archived rows, then the log. Each
+record is returned once, by its offset; records that are neither archived nor kept (in a run without
+an archive) are skipped.
 """
-
-from collections import OrderedDict
-
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollstream.errors import BusError, PositionLost
 from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.archive.messages import messages_of
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.archive.tables import records_of
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.reader import TopicReader, from_begin
@@ -213,10 +210,6 @@ def _archived(
     """Records of archived rows from `start` on and below `end`."""
     if all(start[partition].offset >= end[partition].offset for partition in start):
         return
-    from rollstream.storage.archive.tables import (
-        records_of,  # pyarrow, needed only for archived rows
-    )
-
     for file in archived_files(store, run, topic):
         low, high = start[file.partition].offset, end[file.partition].offset
         if file.first >= high:

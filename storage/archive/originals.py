@@ -1,27 +1,22 @@
-"""Writes the JSON headers of archived records column by column: the text that `streams/codec.py`
-writes for each row's record, without creating the record.
+"""Restores the bytes of archived rows column by column and verifies them against their hashes.
 
-Each field becomes one column of text, and the columns are joined at the end, so no Python runs per
-row. The text need not be right for every value (JSON escapes other than of quotes, backslashes and
-new lines are missing): the caller compares the record's bytes with their hash, and rows that fail
-are restored record by record. A null is a row that this module cannot write.
+1. Headers: each field becomes one column of JSON text, the text that `streams/codec.py` writes for
+   each row's record, and the columns are joined, so no Python runs per row and no record is
+   created. The text need not be right for every value (JSON escapes other than of quotes,
+   backslashes and new lines are missing). A null is a row that cannot be written this way.
 
-Restores the bytes of archived rows column by column and verifies them against their hashes.
+2. Arrays of tokens are used as they are in the file. Arrow joins both, a few hundred rows at a
+   time.
 
-Headers come as text columns (`headers.py`), arrays of tokens as they are in the file. Arrow joins
-both, a few hundred rows at a time, and every row is hashed twice: for the checksum inside its bytes
-and for its hash in the ledger. A row that is not restored exactly is left to
-`columns.originals_of`, which restores it record by record and decides whether it is damaged.
+3. Every row is hashed twice: for the checksum inside its bytes and for its hash in the ledger. A
+   row that is not restored exactly is left to `originals_of` in `tables.py`, which restores it
+   record by record and decides whether it is damaged.
 """
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -51,7 +46,7 @@ _FLOATS = (1e-3, 1e10)  # in this range Arrow formats a float as msgspec does
 
 def headers(batch: pa.RecordBatch, topic: str, cls: type[Record], *, stated: bool) -> pa.Array:
     """The header of each row as binary; all rows are records of `cls`. `stated`: a float that
-    equals its default is written nevertheless (`rows.with_default`).
+    equals its default is written nevertheless (`with_default` in `rows.py`).
     """
     present = set(batch.schema.names)
     pieces: Pieces = [f'{{"record":{{"schema":"{cls.schema()}"']
@@ -236,7 +231,7 @@ class OriginalBytes:
         make: Callable[[Slice], list[Any]],
     ) -> list[Any]:
         """The result of `make` for each row, in whichever of the two ways its bytes state a float
-        that equals its default (`rows.with_default`).
+        that equals its default (`with_default` in `rows.py`).
         """
         if not len(rows):
             return []

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import fields, replace
 
-from rollstream.streams import reader
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import Decoded, Envelope, encode, is_canonical, record_hash
+from rollstream.streams.reader import REASON_MAX, classify_message
 from rollstream.streams.records import (
     Admitted,
     Annotation,
@@ -112,7 +112,7 @@ def classify_rows(
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
     """The row of a record that the columns cannot hold: its bytes instead."""
     assert row.message.value is not None
-    return replace(row, record=None, reason=why[: reader.REASON_MAX], original=row.message.value)
+    return replace(row, record=None, reason=why[:REASON_MAX], original=row.message.value)
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
@@ -138,17 +138,17 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     if value is None:
         return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None)
     fence = fences.get(message.partition, Fence())
-    fences[message.partition], judged = reader.classify_message(
+    fences[message.partition], classified = classify_message(
         value, fence, topic=topic, fenced=bool(TOPIC_WRITERS[topic]), compacted=False
     )
-    decoded, record, reason = judged.decoded, judged.record, judged.reason or None
+    decoded, record, reason = classified.decoded, classified.record, classified.reason or None
     schema = None if decoded is None else decoded.record.schema()
-    term, sequence = _numbers(judged.envelope)
+    term, sequence = _numbers(classified.envelope)
     if record is not None and type(record) not in ARCHIVED_CLASSES[topic]:
         record, reason = None, f"schema {schema} does not belong in {topic}"
     kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
     return ArchiveRow(
-        message, record, schema, record_hash(value), term, sequence, judged.void, reason,
+        message, record, schema, record_hash(value), term, sequence, classified.void, reason,
         value if kept else None,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Converts messages to Arrow tables and back, in the archive's columns (`shapes.py`).
+"""Converts messages to Arrow tables and back, in the archive's columns (`schema.py`).
 
 Tables are built from whole batches: arrays of tokens become list columns straight from their NumPy
 buffers, and nested values are converted level by level. Nothing is lost: `originals_of` returns
@@ -47,16 +47,16 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 
 
 def table_of(
-    topic: str, messages: Sequence[Message], judged: ClassifiedRows | None = None
+    topic: str, messages: Sequence[Message], classified: ClassifiedRows | None = None
 ) -> pa.Table:
-    """One row per message, in order. Without `judged` they are classified from an unknown
+    """One row per message, in order. Without `classified` they are classified from an unknown
     fence on.
 
     A record that the columns cannot hold (an integer beyond 64 bits) is stored as its bytes with a
     reason.
     """
     topic_columns(topic)
-    rows = classify_rows(topic, messages).rows if judged is None else judged.rows
+    rows = classify_rows(topic, messages).rows if classified is None else classified.rows
     try:
         return _table(topic, rows)
     except _REFUSED:

@@ -1,0 +1,41 @@
+"""Object stores: one contract, three back ends.
+
+`base` is the contract, with the rules for keys and the hash of content. `file`, `memory` and `s3/`
+implement it, and `connect` opens a store from its URL. `json_objects` reads and writes small JSON
+objects. `conditional_writes` checks that a store honours the conditions which terms, leases and
+versions rely on.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.storage.stores.base import (
+        ListedObject as ListedObject,
+        ObjectStat as ObjectStat,
+        ObjectStore as ObjectStore,
+        content_hash as content_hash,
+    )
+    from rollstream.storage.stores.conditional_writes import (
+        check_conditional_writes as check_conditional_writes,
+    )
+    from rollstream.storage.stores.connect import open_store as open_store
+    from rollstream.storage.stores.file import FileStore as FileStore
+    from rollstream.storage.stores.memory import MemoryStore as MemoryStore
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "base": (
+            "ListedObject",
+            "ObjectStat",
+            "ObjectStore",
+            "content_hash",
+        ),
+        "conditional_writes": ("check_conditional_writes",),
+        "connect": ("open_store",),
+        "file": ("FileStore",),
+        "memory": ("MemoryStore",),
+    },
+)

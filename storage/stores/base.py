@@ -1,4 +1,4 @@
-"""The object store contract; each back end is a file beside this one.
+"""The object store contract; each back end is a file or folder beside this one.
 
 All back ends give the same guarantees (one conformance suite):
 
@@ -10,19 +10,13 @@ All back ends give the same guarantees (one conformance suite):
 * Etags distinguish contents, not writes: to distinguish writes, a swapped object contains a term or
   a count.
 
-Keys are relative paths of `[A-Za-z0-9._=-]+` parts joined by `/`; any other key is refused before
-it reaches the medium.
+A key is one or more parts of `[A-Za-z0-9._=-]` joined by `/`. Any other key is refused before it
+reaches a back end, so no key can leave its store's folder, and names with other characters are free
+for a back end's own files.
 
-The keys that object stores accept, the same on every back end.
-
-A key is one or more parts of `[A-Za-z0-9._=-]` joined by `/`. No other text reaches a back end, so
-no key can leave its store's folder, and names with other characters are free for a back end's own
-files.
-
-The hash of all stored content: xxh3-128, in hex.
-
-It detects damage and tells contents apart (10 GB/s on one core). It does not protect against
-deliberate forgery, which a store that others can write to would need.
+The hash of all stored content is xxh3-128 in hex. It detects damage and tells contents apart (10
+GB/s on one core). It does not protect against deliberate forgery, which a store that others can
+write to would need.
 """
 
 import re

@@ -1,19 +1,16 @@
-"""Locks between processes on one machine, by `flock` on small files that are never removed.
-
-The kernel frees a lock when its holder dies, so a killed process leaves none behind.
-
-Errors of the operating system about a folder, as the errors of `rollstream/errors.py`.
-
-Object store over a folder of one machine (`file:PATH`).
+"""Object store over a folder of one machine (`file:PATH`).
 
 Every object is written to a temporary file first and then takes its name in one system call, so a
 reader sees the complete object or none: `create` by hard link (the kernel picks the one winner),
 `put` and `swap` by rename under the key's lock. The store's own files are in folders whose names no
 key can have.
 
-Opens files in folders that every user of a machine may write to (`/dev/shm`): only files of this
-user are read. Otherwise another user could create the folder first and supply weights, drafts or a
-KV cache.
+Locks between processes are `flock` on small files that are never removed. The kernel frees a lock
+when its holder dies, so a killed process leaves none behind.
+
+`open_own` opens files in folders that every user of a machine may write to (`/dev/shm`), and only
+files of this user. Otherwise another user could create the folder first and supply weights, drafts
+or a KV cache.
 """
 
 import errno

@@ -1,12 +1,12 @@
-"""When a version must be an anchor. Pure (invariant 9).
+"""Anchors and chains: when a version must be an anchor, and reading a chain of manifests.
 
 A chain is an anchor and the deltas on it. It ends, and the next version is an anchor, in two cases:
 when another delta would cost a late reader more than an anchor saves (`BYTES_SHARE`), and when its
 length would make retention choose between needed versions. Two complete chains always fit in
 `versions_max`, so the believed version is kept together with any version of the previous chain that
-a rollout still holds.
+a rollout still holds. The rule is pure (invariant 9).
 
-Reads manifests from a version back through its parents, only as many as are needed.
+Manifests are read from a version back through its parents, only as many as are needed.
 """
 
 from collections.abc import Collection, Iterator

@@ -27,11 +27,13 @@ class DistributedTensors(ABC):
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        """As `shards.write_shards`; the files of each process have a stem of their own."""
+        """As `write_shards` in `shards.py`; the files of each process have a stem of their own."""
 
     @abstractmethod
     def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
-        """As `differences.encode_version`; `base` are the parent's tensors, distributed alike."""
+        """As `encode_version` in `publish.py`; `base` are the parent's tensors, distributed
+        alike.
+        """
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -47,7 +49,7 @@ class DistributedDifferences(ABC):
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        """As `differences.write_delta`."""
+        """As `write_delta` in `publish.py`."""
 
 
 Tensors = Mapping[str, torch.Tensor] | DistributedTensors

@@ -1,10 +1,10 @@
-"""Fetches rows of one tensor straight from the store, for a tensor-parallel rank that needs a
-slice.
+"""Fetches any tensors of a weight version, each verified before it is returned (invariant 6).
 
-Fetches any tensors of a weight version, each verified before it is returned (invariant 6).
+`fetch_rows` fetches rows of one tensor straight from the store, for a tensor-parallel rank that
+needs a slice.
 """
-
 # pyright: reportUnknownMemberType=false
+
 from collections.abc import Iterable
 
 import numpy as np
@@ -38,7 +38,7 @@ def fetch_rows(
     since; changes outside the rows are dropped. Verified are the manifests (against the announced
     hash, and each against its child), every payload, and that sizes fit. The rows of the anchor
     cannot be verified, because the hash covers the complete tensor, unless all rows are requested.
-    Raises as `fetch` does.
+    Raises as `fetch_tensors` does.
     """
     manifest = read_manifest(store, version, manifest_hash)
     if name not in manifest.weights.names:

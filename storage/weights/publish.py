@@ -1,16 +1,12 @@
-"""The delta files of a version: every tensor as its difference from the parent's, in shards.
-
-A file is a valid safetensors file whose tensors are the payloads, as U8. An unchanged tensor has no
-payload. Equal inputs give equal bytes.
-
-Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
+"""Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
 folder, or a delta, which holds the differences of its tensors from the parent's.
 
 Objects under the version's folder are only ever created, the manifest last. A writer that was
 killed half-way calls `publish_version` again and finds its own objects there. No reader uses the
-version before `believe` (`pointer.py`).
+version before `advance_pointer` (`pointer.py`) has moved the pointer to it.
 
-The record on the `weights` topic that announces a version.
+A delta file is a valid safetensors file whose tensors are the payloads, as U8. An unchanged tensor
+has no payload. Equal inputs give equal bytes.
 """
 
 import json

@@ -2,10 +2,9 @@
 
 For each tensor: if its hash is the new one, nothing happens; if it is a parent's, the deltas are
 applied and the result is checked; else the tensor is read again from an anchor. Until every tensor
-matches, `version` is None and nothing may be served from this memory. The next move repairs what an
-interrupted one left.
+matches, `version` is None and nothing may be served from this memory. The next update repairs the
+memory after an interrupted one.
 """
-
 # pyright: reportUnknownMemberType=false
 
 import logging

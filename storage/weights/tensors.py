@@ -3,7 +3,6 @@
 The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
 spaces) followed by its little-endian row-major bytes, so any language can verify it.
 """
-
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
-"""Compares two versions of a run, tensor by tensor, as bits.
-
-Verifies a stored version against its manifest: every hash is computed again.
+"""Verifies a stored version against its manifest (every hash is computed again), and compares two
+versions of a run tensor by tensor, as bits.
 """
-
 # pyright: reportUnknownMemberType=false
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

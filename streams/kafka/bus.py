@@ -215,7 +215,7 @@ class KafkaBus:
 
     def figures(self) -> MetricValues:
         """Metrics of the prefetch consumer that all polling loops of this process share
-        (`followed.py`).
+        (`prefetch.py`).
         """
         return {
             "log_follow_restarts_total": self._followed.restarts,

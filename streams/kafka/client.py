@@ -3,7 +3,6 @@
 Every method may raise `KafkaError`. Retrying, rebuilding and bounding are done by the modules
 beside this one.
 """
-
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false

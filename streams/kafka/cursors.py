@@ -1,15 +1,13 @@
-"""Reads one topic at explicit positions, with a consumer that is kept between reads.
+"""Reads topics at explicit positions, with consumers that are kept between reads.
 
-A read that starts where the last one ended continues without a seek and fetches nothing twice; any
-other position is sought. Records that were fetched but not yet requested stay here, bounded by the
-size of a response.
+A `Cursor` reads one topic. A read that starts where the last one ended continues without a seek and
+fetches nothing twice; any other position is sought. Records that were fetched but not yet requested
+stay in the cursor, bounded by the size of a response.
 
-The cursors that a bus keeps, so that each of its readers finds its own again.
-
-A reader is recognised by its positions: the cursor that ended exactly there is its own. Otherwise a
-new cursor is made, up to a bound. Beyond the bound the least recently used cursor of the topic is
-moved, or the least recently used of another topic gives up its consumer: a new consumer costs
-connections and half a dozen requests.
+A `CursorPool` recognises a reader by its positions: the cursor that ended exactly there is its own.
+Otherwise a new cursor is made, up to a bound. Beyond the bound the least recently used cursor of
+the topic is moved, or the least recently used of another topic gives up its consumer: a new
+consumer costs connections and half a dozen requests.
 """
 
 import threading

@@ -4,7 +4,7 @@ follows.
 A role polls its topics many times a second. Here such a poll reads memory only: one fetch request
 covers every followed topic, and the broker holds it until a record arrives. A reader that cannot be
 served here (a position before records already handed out, a second reader of a topic, an error)
-reads with a cursor of its own (`cursor.py`), which also reports the error. A truncated position
+reads with a cursor of its own (`cursors.py`), which also reports the error. A truncated position
 ends only the feed of its own topic; the other feeds and the consumer continue.
 """
 

@@ -1,6 +1,5 @@
-"""A bound of bytes in flight that threads share; kafka-python's producer has none.
-
-Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
+"""Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
+kafka-python's producer has no such bound.
 
 Of one append to one partition, the stored records are always a prefix: the first failing record
 ends the whole producer before it sends anything later, and the next append creates a new one.

@@ -1,3 +1,19 @@
-"""The parts of the embedded bus: one database file per topic, one for consumer groups.
-`sqlite_bus.py` combines them.
+"""The embedded bus: one SQLite file per topic, one for consumer groups.
+
+`bus` implements the contract over `topic_log` (one topic) and `groups` (positions and leases of
+consumer groups). `database` opens a file, runs its transactions and translates its errors.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.streams.sqlite.bus import SqliteBus as SqliteBus
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bus": ("SqliteBus",),
+    },
+)

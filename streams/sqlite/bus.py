@@ -136,7 +136,7 @@ class SqliteBus:
             self._logs.clear()
             self._groups.close()
 
-    # Coordinator (group_reader.py)
+    # Coordinator (consumer_groups.py)
 
     def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
         return self._groups.claim(group, topic, member, self.partitions(topic), self._clock())

@@ -3,10 +3,8 @@ classes.
 
 Each process has one connection per file behind a lock, so any thread may use it; a transaction
 holds the lock. A forked process must open its own connection (SQLite's rule): using an inherited
-one is refused.
-
-Detects whether a folder is on a network file system, which SQLite's WAL does not support: it
-needs memory shared between its users.
+one is refused. The file must not be on a network file system, which this module detects: SQLite's
+WAL needs memory shared between its users.
 """
 
 import os

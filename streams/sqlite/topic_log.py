@@ -1,19 +1,17 @@
-"""Packs consecutive records of one append into rows, and unpacks them again.
+"""One topic in one SQLite file: a table per partition keyed by first offset, so every append writes
+at a table's end.
+
+Each row of `log_P` holds records of one append; in compacted topics each record has its own row.
+The last row always stays, so the end of a partition is known and never moves back. `begins` holds
+how far truncation and retention have come, which may be in the middle of a row; readers never see
+records below it. Compaction does not move it, since a reader of a compacted topic misses nothing
+through a hole.
 
 A row of one record holds its key and value as they are, and its `sizes` is NULL. A row of several
 holds their keys joined and their values joined; `sizes` holds, as u32 little-endian, the lengths of
 all keys, then of all values. Reading one row of 64 records takes half the time of 64 rows. Values
 are copied out, so keeping one record does not keep the others in memory. A tombstone always has a
 row of its own.
-
-One topic in one SQLite file: a table per partition keyed by first offset, so every append writes
-at a table's end.
-
-Each row of `log_P` holds records of one append (`rows.py`); in compacted topics each record has its
-own row. The last row always stays, so the end of a partition is known and never moves back.
-`begins` holds how far truncation and retention have come, which may be in the middle of a row;
-readers never see records below it. Compaction does not move it, since a reader of a compacted topic
-misses nothing through a hole.
 """
 
 import dataclasses

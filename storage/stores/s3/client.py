@@ -1,14 +1,13 @@
-"""Cuts large objects: ranges of a read, parts of a multipart write. Pure.
-
-Single requests to an S3 server as typed values; only this file uses boto3.
+"""Single requests to an S3 server as typed values, and the ranges that large objects are cut into.
+Only this file uses boto3.
 
 A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
 off where S3 does not require them, because other servers reject the trailers. Each body is covered
 by its signature instead, and each object by its xxh3 (see `docs/s3.md`).
 """
-
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import functools
 import logging
 import re
@@ -281,12 +280,12 @@ def _translate_failures() -> Generator[None]:
     try:
         yield
     except boto.ClientError as error:
-        told: Any = error.response.get("Error", {})
+        details: Any = error.response.get("Error", {})
         answered: Any = error.response.get("ResponseMetadata", {})
         raise classify_failure(
             int(answered.get("HTTPStatusCode", 0)),
-            str(told.get("Code", "Unknown")),
-            str(told.get("Message", "")),
+            str(details.get("Code", "Unknown")),
+            str(details.get("Message", "")),
         ) from error
     except _NO_CREDENTIALS as error:
         raise S3Failure(FailureKind.REFUSED, "NoCredentials", str(error), False) from error

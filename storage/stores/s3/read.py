@@ -1,7 +1,4 @@
-"""Runs the same work on many pieces in parallel; the first failure cancels those not yet
-started.
-
-Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
+"""Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
 moment.
 
 The first request returns size, etag and hash; the others require that etag, so a read during which

@@ -1,12 +1,10 @@
-"""Chooses the smallest coding for one tensor: unchanged, a sparse difference, or all new bytes.
-
+"""Encodes one tensor as its difference from the parent's, and applies such a difference in place.
 Pure functions of bytes, bit-exact for every pattern of every dtype.
 
-Applies an encoded difference in place.
-
-Nothing is written before the complete payload was read and found to fit: after `CorruptObject` the
-tensor is unchanged. Only the tensor's hash, which the caller checks, proves that the result is
-right: a payload that fits may have been applied to another base than its parent.
+The encoder chooses the smallest coding: unchanged, a sparse difference, or all new bytes. Nothing
+is written into a tensor before the complete payload was read and found to fit: after
+`CorruptObject` the tensor is unchanged. Only the tensor's hash, which the caller checks, proves
+that the result is right: a payload that fits may have been applied to another base than its parent.
 """
 
 import numpy as np

@@ -1,20 +1,4 @@
-"""Encodes new elements by their distance from the old ones, counted in representable numbers
-(ulps).
-
-A float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN …
-−0, +0 … +NaN), and differences are taken modulo its width, so every bit pattern is restored.
-Integers are their own order. An optimiser moves most changed weights by one or two such steps,
-where the changed bits themselves look random.
-
-Encodes ascending positions as the gaps between them, in byte planes.
-
-A gap is the number of unchanged elements before a changed one. It is split into low bytes, as many
-as make the rest small, and that rest, the escaped plane: a byte below 255, preceded by a byte 255
-for every 255 that it is larger. Gaps between random positions are geometrically distributed, hence
-memoryless, so this plane compresses near its entropy at any density; the planes beneath it are
-noise.
-
-Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
+"""Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
 the positions and new values of changed elements. Segments are independent, so encoding needs memory
 for one. Decoding needs memory for all changes, because nothing is written before everything fits.
 
@@ -35,6 +19,18 @@ A number is LEB128: seven bits a byte, the lowest first; a set top bit means tha
 stream is a number, stored bytes × 2 + (1 if they are a zstd frame that carries its content's size),
 and those bytes; its full length follows from earlier fields. A dense payload is, per segment, as
 many streams of all its elements' bytes. Elements are little-endian.
+
+Positions are encoded as gaps, the numbers of unchanged elements before each changed one. A gap is
+split into low bytes, as many as make the rest small, and that rest, the escaped plane: a byte below
+255, preceded by a byte 255 for every 255 that it is larger. Gaps between random positions are
+geometrically distributed, hence memoryless, so this plane compresses near its entropy at any
+density; the planes beneath it are noise.
+
+Values are encoded as distances from the old ones, counted in representable numbers (ulps). A
+float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN … −0,
++0 … +NaN), and differences are taken modulo its width, so every bit pattern is restored. Integers
+are their own order. An optimiser moves most changed weights by one or two such steps, where the
+changed bits themselves look random.
 """
 
 from collections.abc import Iterator
