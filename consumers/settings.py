@@ -23,7 +23,7 @@ class DispatchSettings(Settings):
     """The same for a rollout whose heartbeats report for longer that its loop makes no progress."""
     repack: bool = True
     """Under `keep_version`: move the last trajectories of a version to few rollouts, so that the
-    others become empty and load the newest version (docs/scheduling.md).
+    others become empty and load the newest version (docs/explanation/scheduling.md).
     """
     repack_every_s: float = Field(default=5.0, gt=0)
     """Seconds between two repack plans, in addition to one after each new version."""
@@ -49,7 +49,9 @@ class TrainerSettings(Settings):
     steps: int = Field(default=60, ge=1)
     """Number of steps (versions) to train; the run ends after the last."""
     learner: Literal["torch", "paced"] = "torch"
-    """`torch` trains a model; `paced` only models the time that training takes (docs/paced.md)."""
+    """`torch` trains a model; `paced` only models the time that training takes
+    (docs/explanation/paced-engine.md).
+    """
     groups_per_step: int = Field(default=24, ge=1)
     """B: groups that one step trains (a wave)."""
     samples_per_group: int = Field(default=8, ge=1)
@@ -70,7 +72,7 @@ class TrainerSettings(Settings):
     """Torch threads per worker; divided among the `processes`."""
     processes: int = Field(default=1, ge=1, le=64)
     """Processes of this machine that train one model together, each with a slice of it
-    (docs/sharded.md); with `device = "cuda"` each uses a GPU of its own.
+    (docs/how-to/several-gpus.md); with `device = "cuda"` each uses a GPU of its own.
     """
     compute: Literal["float32", "bfloat16"] = "float32"
     """Type of forward and backward passes; masters, their update and the head stay float32."""
@@ -118,7 +120,8 @@ class TrainerSettings(Settings):
     lease_s: float = Field(default=10.0, gt=0)
     """Duration of the trainer's lease in seconds; a successor waits this long after a crash."""
     ranks_timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait of one of several trainer processes for another, in seconds (docs/sharded.md).
+    """Longest wait of one of several trainer processes for another, in seconds
+    (docs/how-to/several-gpus.md).
     """
 
 

@@ -53,11 +53,11 @@ class TaskSettings(Settings):
     """Processes that compute rewards, per rollout."""
     reward: Literal["inline", "late"] = "inline"
     """`inline`: rollouts compute the rewards of their trajectories. `late`: trajectories are
-    published without a reward, and a scorer adds it as an annotation (docs/late-rewards.md).
+    published without a reward, and a scorer adds it as an annotation (docs/how-to/late-rewards.md).
     """
     environment: tuple[str, ...] = Field(default=(), max_length=64)
     """Environment variables that rewards, environments and scorers get from their role, besides the
-    usual ones (docs/tasks.md); the run's own credentials are refused.
+    usual ones (docs/reference/tasks.md); the run's own credentials are refused.
     """
 
 
@@ -94,7 +94,7 @@ class SamplingSettings(Settings):
 
 
 class VllmSettings(Settings):
-    """Settings of the engine `vllm` (docs/vllm.md)."""
+    """Settings of the engine `vllm` (docs/how-to/vllm.md)."""
 
     process: bool = True
     """Run vLLM in its own process; false: in the rollout's process, stepped by its loop."""
@@ -126,7 +126,9 @@ class RolloutSettings(Settings):
     count: int = Field(default=2, ge=1)
     """Processes that the supervisor starts."""
     engine: str = "torch"
-    """`torch` (embedded), `vllm` (docs/vllm.md), or `paced`, which has no model (docs/paced.md)."""
+    """`torch` (embedded), `vllm` (docs/how-to/vllm.md), or `paced`, which has no model
+    (docs/explanation/paced-engine.md).
+    """
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "in_flight"
     """How a rollout takes new weights."""
     slots: int = Field(default=64, ge=1)
@@ -157,8 +159,8 @@ class RolloutSettings(Settings):
     """Settings of the engine `vllm`, also for evaluation."""
     drafts: Literal["auto", "history", "off"] = "auto"
     """`history`: draft the next tokens from earlier answers to the same prompt, and verify several
-    in one pass where that is faster; the generated tokens stay the same (docs/histospec.md).
-    `auto`: with every engine that can.
+    in one pass where that is faster; the generated tokens stay the same
+    (docs/explanation/drafts.md). `auto`: with every engine that can.
     """
     drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
     """Tokens of earlier answers in a node's draft history; each takes 160 to 330 bytes."""

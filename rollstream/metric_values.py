@@ -2,7 +2,7 @@
 
 A role counts while it works; the metrics server reads the counts at any moment from another thread.
 So a role's `figures()` only reads, never waits, and copies what the role may change meanwhile.
-Names, units and meanings are those of `docs/metrics.md`, without the prefix.
+Names, units and meanings are those of `docs/reference/metrics.md`, without the prefix.
 """
 
 from bisect import bisect_left

@@ -1,4 +1,5 @@
-"""A cluster in virtual time, which runs the service's own planners (`docs/simulator.md`).
+"""A cluster in virtual time, which runs the service's own planners
+(`docs/explanation/simulator.md`).
 
 `experiment` turns settings into runs, `predict` estimates a real run. `simulation` is the loop over
 the events of a `world`: rollouts (`cluster`, with the engine in `replica`), `dispatch` with

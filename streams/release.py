@@ -61,11 +61,11 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
         raise NewerRelease(
             f"{opened.role} term {opened.term} (release {opened.release or '0.1.0'}) does not read "
             f"what rollstream {RELEASE} writes: {', '.join(features)}; start a {opened.role} of "
-            "this release first, or an earlier release here (docs/upgrade.md)"
+            "this release first, or an earlier release here (docs/how-to/upgrade.md)"
         )
 
 
 def upgrade_advice(release: str) -> str:
     """What to do about a log or store that another release wrote; `release` may be unknown ("")."""
     newer = f"release {release}" if release else "a newer release"
-    return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/upgrade.md)"
+    return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/how-to/upgrade.md)"

@@ -1,5 +1,6 @@
 """Counts a run again without any of the product's code: raw SQLite rows, Kafka records and Parquet
-columns, decoded by what docs/wire-format.md and docs/archive.md say. `rollstream audit` must agree.
+columns, decoded by what docs/reference/wire-format.md and docs/reference/archive.md say.
+`rollstream audit` must agree.
 
 `python -m testbed.recount RUN` prints one JSON object; RUN is a run's folder, a folder with an
 archive, `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. Content hashes are not recomputed (the

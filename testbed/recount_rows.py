@@ -1,5 +1,6 @@
 """Records of a run as plain rows, read without any of the product's code: SQLite tables, Kafka's
-records, Parquet columns. What docs/wire-format.md and docs/archive.md say is all that it knows.
+records, Parquet columns. What docs/reference/wire-format.md and docs/reference/archive.md say is
+all that it knows.
 """
 
 import json

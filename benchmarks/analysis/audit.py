@@ -1,4 +1,4 @@
-"""What audit finds, and what it says of runs in which nothing is wrong (docs/audit.md).
+"""What audit finds, and what it says of runs in which nothing is wrong (docs/reference/audit.md).
 
 `audit_found` plants every kind of violation of `testbed/violations/harness.py` into a copy of a
 healthy run, each with several seeds that draw which bit, token or index it changes: the share of

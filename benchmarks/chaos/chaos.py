@@ -1,5 +1,6 @@
 """What is left of a run after `kill -9`: real processes killed at random and at each kind of write,
-one process killed at every write, and thousands of seeded runs in memory (docs/recovery.md).
+one process killed at every write, and thousands of seeded runs in memory
+(docs/explanation/exactly-once.md).
 
 `python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER] [--set a.b=c]` is one run
 of the quickstart under kills, by itself.

@@ -6,7 +6,7 @@ spend is made equal: the least chance at which our drafts are cut is searched fo
 tokens are verified as theirs were. vLLM's drafts are those of its `SuffixDecodingProposer` with
 its defaults: a tree over all earlier answers and one over the sequence itself, 24 deep, and of what
 both say the likelier. The tree is arctic-inference's, which is not installed here: `SUFFIX_TREE`
-names it (docs/histospec.md).
+names it (docs/explanation/drafts.md).
 """
 
 import importlib.util
@@ -67,7 +67,10 @@ def acceptance(passes: Sequence[Pass]) -> Iterator[Case]:
     tree = suffix_tree()
     if tree is None:
         line = "draft_accept_vs_vllm  not measured: vLLM's suffix decoding needs arctic-inference"
-        print(f"{line}, and SUFFIX_TREE names no tree of it (docs/histospec.md)", file=sys.stderr)
+        print(
+            f"{line}, and SUFFIX_TREE names no tree of it (docs/explanation/drafts.md)",
+            file=sys.stderr,
+        )
         return
     theirs, ours = Replayed(), Replayed()
     for before, now in pairwise(passes):

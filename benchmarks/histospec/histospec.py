@@ -1,11 +1,11 @@
-"""Drafts from history (docs/histospec.md): what they cost, how often they are right, and what they
-bring on the passes of `examples/epochs.toml`.
+"""Drafts from history (docs/explanation/drafts.md): what they cost, how often they are right, and
+what they bring on the passes of `examples/epochs.toml`.
 
 The structure is measured on the recorded answers of one pass, generation on passes from the second
 on, with drafts and without, one right after the other in an order that changes from pair to pair.
 Seconds are processor time of one thread. `SUFFIX_TREE` in the environment names the compiled suffix
-tree of arctic-inference (docs/histospec.md says how to build it); without it, look-ups are held
-against the 35 µs that were measured once. What is under way is said on the error output.
+tree of arctic-inference (docs/explanation/drafts.md says how to build it); without it, look-ups
+are held against the 35 µs that were measured once. What is under way is said on the error output.
 """
 
 import subprocess

@@ -1,5 +1,7 @@
-"""The plot of docs/histospec.md: acceptance and tokens per step over the passes of a run, as its
-report draws them. `python -m benchmarks.histospec.plot runs/epochs docs/histospec.svg`.
+"""The plot of docs/explanation/drafts.md: acceptance and tokens per step over the passes of a run,
+as its report draws them.
+
+    python -m benchmarks.histospec.plot runs/epochs docs/explanation/drafts.svg
 
 One file for light and dark pages; the same run gives the same bytes.
 """
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.histospec.plot",
         description="Draw what drafting came to over the passes of a run.",
-        epilog="example: python -m benchmarks.histospec.plot runs/epochs docs/histospec.svg",
+        epilog="example: python -m benchmarks.histospec.plot runs/epochs "
+        "docs/explanation/drafts.svg",
     )
     parser.add_argument("run", help="its folder")
     parser.add_argument("file", type=Path, help="the SVG to write")

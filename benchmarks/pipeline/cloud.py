@@ -8,9 +8,9 @@ counts for nothing: a broker that has been up for a while has compiled its own c
 
 The difference is processor time: a step of the quickstart takes about half a second of both cores,
 and a request to the broker or to the S3 server costs a client 1 to 2 ms of it. So the number of
-requests decides (docs/kafka.md says what they are), and `cloud_cpu_*` says which process spends
-what: CPU seconds of its whole life, the median of the pairs, against the embedded form's. The
-servers' own are those of the cloud runs. `cloud_records_*` are records of a topic per step.
+requests decides (docs/reference/kafka.md says what they are), and `cloud_cpu_*` says which process
+spends what: CPU seconds of its whole life, the median of the pairs, against the embedded form's.
+The servers' own are those of the cloud runs. `cloud_records_*` are records of a topic per step.
 """
 
 import resource

@@ -1,5 +1,5 @@
 """Repack on real processes: what it gains, what a move costs, and what a killed rollout and an
-absent dispatch cost (docs/scheduling.md).
+absent dispatch cost (docs/explanation/scheduling.md).
 
 All of it on `examples/longtail.toml` with four rollouts and the paced engine: lengths are drawn and
 decode times computed, the service is real. Both arms of a pair have the same seed, admission and

@@ -1,5 +1,5 @@
-"""What the promise that the log is the run costs (docs/recovery.md), of what nobody kills: reading
-an archive for audit and replay, bytes of partials, and CPU time.
+"""What the promise that the log is the run costs (docs/explanation/exactly-once.md), of what
+nobody kills: reading an archive for audit and replay, bytes of partials, and CPU time.
 """
 
 from collections.abc import Iterator

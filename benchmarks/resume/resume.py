@@ -1,5 +1,5 @@
 """What a kill costs: whether steps that are done again are the same to the bit, how soon the next
-new one is done, and how much work is repeated (docs/recovery.md).
+new one is done, and how much work is repeated (docs/explanation/exactly-once.md).
 
 Real processes of the quickstart with its model, killed with -9. Recovery is held against a process
 that only starts (imports and model), measured beside the same run with its trainer standing still,

@@ -1,4 +1,4 @@
-"""Reads trajectories of other programs from JSON lines (docs/replay.md has the format).
+"""Reads trajectories of other programs from JSON lines (docs/reference/replay.md has the format).
 
 An invalid line raises a `ConfigurationError` that names the file, the line and the remedy; no line
 is skipped. Text is encoded as it is: no template, and no special tokens except those written in it.
@@ -64,7 +64,7 @@ class JsonLines:
             except (msgspec.MsgspecError, DecodeError, ValueError) as error:
                 raise ConfigurationError(
                     f"{self.path} line {number}: {error}; correct the line or remove it "
-                    "(docs/replay.md has the format)"
+                    "(docs/reference/replay.md has the format)"
                 ) from None
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-// Reads trajectories from Kafka without any code of Rollstream (docs/wire-format.md): one JSON line each.
+// Reads trajectories from Kafka without any code of Rollstream (docs/reference/wire-format.md): one JSON line each.
 //   java -cp 'JARS/*' examples/readers/ReadTrajectories.java 127.0.0.1:9092 runs.trajectories
 // JARS: kafka-clients, jackson-databind and hash4j (for XXH3) with what they need.
 import com.dynatrace.hash4j.hashing.Hashing;

@@ -1,4 +1,5 @@
-"""Speculative decoding with drafts from earlier answers to the same prompt (docs/histospec.md).
+"""Speculative decoding with drafts from earlier answers to the same prompt
+(docs/explanation/drafts.md).
 
 `source` is the contract of a draft source. `history` keeps answers in a ring with an n-gram
 `index`, in private or shared memory (`shared_memory`); `node` shares one history between the

@@ -4,7 +4,7 @@ The holder of the folder's lock writes (`NodeHistory`). The kernel frees the loc
 dies, however it dies, so the next process that asks takes over: it continues in the same memory,
 from which the others keep drafting, and inserts the log's answers again from as far back as the
 history reaches. A segment that a killed run left and no process uses is removed first.
-docs/histospec.md has the interleavings.
+docs/explanation/drafts.md has the interleavings.
 
 `SharedHistory` is the reader: it opens the segment by name and reads it without locks. It needs
 neither torch nor a log, so an engine's own processes can use it. While there is no segment of that

@@ -1,4 +1,5 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only
+(docs/reference/audit.md).
 
 Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
 run could not be checked.

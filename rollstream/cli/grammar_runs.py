@@ -347,7 +347,9 @@ def _add_simulation(commands: Subcommands) -> None:
         "examples/cluster-1024.toml --set scale=8 --json",
         "examples/cluster-1024.toml --set 'policies=[\"laminar\"]' --html cluster.html",
     )
-    command.add_argument("configuration", metavar="CONFIG", help="TOML file (docs/simulator.md)")
+    command.add_argument(
+        "configuration", metavar="CONFIG", help="TOML file (docs/explanation/simulator.md)"
+    )
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",

@@ -1,5 +1,5 @@
 """`rollstream simulate CONFIG`: simulates policies on clusters in virtual time
-(docs/simulator.md).
+(docs/explanation/simulator.md).
 """
 
 import argparse

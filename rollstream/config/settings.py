@@ -33,7 +33,7 @@ class WarmupSettings(Settings):
 
 
 class MetricsSettings(Settings):
-    """Metrics and health checks that each process serves (docs/metrics.md)."""
+    """Metrics and health checks that each process serves (docs/reference/metrics.md)."""
 
     enabled: bool = True
     """Serve `/metrics` and `/healthz`."""

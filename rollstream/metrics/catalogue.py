@@ -1,4 +1,4 @@
-"""The catalogue of all metric families; `docs/metrics.md` contains the same table.
+"""The catalogue of all metric families; `docs/reference/metrics.md` contains the same table.
 
 Roles offer plain numbers under these names, without `PREFIX`. A name that is missing here is not
 served; the exporter logs it.

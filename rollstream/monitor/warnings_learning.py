@@ -144,7 +144,8 @@ def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
         yield RunWarning(
             "refused_trajectories",
             f"the trainer refused trajectories that cannot be trained: {kinds}",
-            "find the program that writes them: docs/learning.md explains each kind, the details "
+            "find the program that writes them: docs/explanation/learning.md explains each kind, "
+            "the details "
             "of dead groups name some of them (rollstream tail ledger)",
         )
 

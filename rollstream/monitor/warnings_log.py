@@ -2,7 +2,7 @@
 
 Pure, one function per warning; the comment of each threshold holds its arithmetic. The mismatch
 warning compares log-probabilities of engine and trainer for the same tokens and version;
-`docs/learning.md` lists its causes.
+`docs/explanation/learning.md` lists its causes.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MISMATCH_ADVICE = (
     "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
     "or are of a filtered distribution; it serves other weights than it reports (rollstream audit) "
     "or prefix-cache blocks of other weights; the output head has 16 bits on one side "
-    "(rollouts.vllm.head_float32); see docs/learning.md"
+    "(rollouts.vllm.head_float32); see docs/explanation/learning.md"
 )
 
 

@@ -1,9 +1,10 @@
 """Compares length and reward of samples dropped for their age with those of trained samples.
 
-Dropping by lag or at a deadline is a bias, mostly against long answers (docs/scheduling.md). A
-sample counts as dropped if the rule of a trained group left it out, or if it finished in an expired
-group. Dead trajectories are neither dropped nor trained. Memory grows with the run: a name and two
-numbers per trajectory. Late rewards (annotations) are ignored.
+Dropping by lag or at a deadline is a bias, mostly against long answers
+(docs/explanation/scheduling.md). A sample counts as dropped if the rule of a trained group left it
+out, or if it finished in an expired group. Dead trajectories are neither dropped nor trained.
+Memory grows with the run: a name and two numbers per trajectory. Late rewards (annotations) are
+ignored.
 """
 
 from array import array

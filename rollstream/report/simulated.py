@@ -23,7 +23,11 @@ MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidt
 
 def write_simulated(runs: Sequence[PolicyRun], path: Path) -> None:
     """Write one page of all simulated runs."""
-    body = [heading("Simulated cluster", "virtual time; docs/simulator.md says what is modelled")]
+    body = [
+        heading(
+            "Simulated cluster", "virtual time; docs/explanation/simulator.md says what is modelled"
+        )
+    ]
     if runs:
         best = max(runs, key=lambda run: run.result.tokens_per_s)
         body.append(tiles([("runs", str(len(runs))), ("fastest", best.result.policy)]))

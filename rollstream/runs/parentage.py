@@ -1,5 +1,5 @@
 """The parent of a fork, stored in the fork's own store; the report, `checkpoints show` and forks of
-the fork read it (docs/fork.md).
+the fork read it (docs/reference/fork.md).
 """
 
 from collections.abc import Collection

@@ -1,9 +1,10 @@
 """The trainer's processes on this machine (`trainer.processes`): their names, and how they are
 started, watched and ended as one.
 
-They train one model together (docs/sharded.md), so none continues without the others: once one has
-ended the others have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor
-after a `kill -9` of this process. The supervisor restarts them all as one dead trainer.
+They train one model together (docs/how-to/several-gpus.md), so none continues without the others:
+once one has ended the others have `RANKS_END_S` seconds, and none is left when
+`run_rank_processes` returns, nor after a `kill -9` of this process. The supervisor restarts them
+all as one dead trainer.
 """
 
 import logging

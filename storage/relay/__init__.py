@@ -4,7 +4,8 @@
 `names` parses untrusted requests. `intake` fills the `cache` of `object`s: from the `neighbour`
 before it in the chain (`topology`), or from the object store (`bucket`). `push` is the trainer's
 store, which sends new versions to the head of the chain. `store` is a rollout's store, which reads
-from the node's relay and otherwise from the object store. `docs/relay.md` explains the protocol.
+from the node's relay and otherwise from the object store. `docs/explanation/relay.md` explains the
+protocol.
 """
 
 from typing import TYPE_CHECKING

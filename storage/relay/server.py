@@ -1,4 +1,5 @@
-"""The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
+"""The relay's HTTP/1.1 server with range requests (`docs/explanation/relay.md` has the table of
+requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
 name. At most `connections_max` requests are served at the same time; others get 503. Every response

@@ -22,7 +22,7 @@ class RelaySettings(Settings):
     """
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` if neighbours are other machines, with a shared secret in
-    ROLLSTREAM_RELAY_TOKEN (docs/relay.md).
+    ROLLSTREAM_RELAY_TOKEN (docs/explanation/relay.md).
     """
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0: a free one."""

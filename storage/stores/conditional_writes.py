@@ -50,5 +50,5 @@ def _ignored(where: str, header: str, did: str) -> ConfigurationError:
     return ConfigurationError(
         f"store {where} ignores {header}: it {did}. Terms, leases and versions rely on conditional "
         "writes; without them two holders of one role overwrite each other. Use a server that "
-        "supports them (AWS S3, VersityGW; docs/s3.md), or enable them on this one"
+        "supports them (AWS S3, VersityGW; docs/reference/s3.md), or enable them on this one"
     )

@@ -2,8 +2,8 @@
 
 A record whose offset `append` returned is on all in-sync replicas. Topics and consumer groups are
 named `<prefix>.<name>`. Groups' positions are Kafka's own committed offsets, with the fence as
-their metadata. `docs/kafka.md` has the differences from the other back ends and the brokers'
-settings.
+their metadata. `docs/reference/kafka.md` has the differences from the other back ends and the
+brokers' settings.
 """
 
 import json

@@ -3,7 +3,7 @@ naming what does not exist.
 
 The same (seed, number) gives the same record. A record never names a trajectory, an attempt or a
 (rollout, term) that the run itself has: a well-formed lie in the name of a living participant is a
-matter of access control (docs/kafka.md), not of validation.
+matter of access control (docs/reference/kafka.md), not of validation.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`python -m testbed.kills.aimed_moves COMMAND …` is `testbed.kills.aimed_role` where each record
-of a move has a kind of its own, so that a test can aim at the middle of one (docs/scheduling.md,
-"A move").
+of a move has a kind of its own, so that a test can aim at the middle of one
+(docs/explanation/scheduling.md, "A move").
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The blocks of docs/analysis.md: run as written, their output compared or written.
+"""The blocks of docs/how-to/query-the-log.md: run as written, their output compared or written.
 
 A ```console block is one `$ command` (to the line that ends its quotes) and what it prints; a
 ```python block runs in the namespace of those before it, and a ```text block behind it is what it
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from testbed.repository import ROOT
 
-DOCUMENT = ROOT / "docs" / "analysis.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "query-the-log.md"
 _BLOCK = re.compile(
     r"```(?P<kind>console|python)\n(?P<code>.*?)```\n(?:```text\n(?P<printed>.*?)```\n)?", re.DOTALL
 )

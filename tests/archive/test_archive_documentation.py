@@ -1,4 +1,4 @@
-"""`docs/archive.md` says what the files hold, and its examples run."""
+"""`docs/reference/archive.md` says what the files hold, and its examples run."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from rollstream.streams.topics import catalogue
 from testbed.repository import ROOT
 from tests.archive.archive_samples import append, trajectory
 
-PAGE = (ROOT / "docs" / "archive.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "archive.md").read_text(encoding="utf-8")
 
 
 def written(type_: pa.DataType) -> str:

@@ -1,5 +1,5 @@
 """Each kind of violation planted into a healthy log: audit finds it, and names the invariant and
-the place. The kinds that no log shows leave audit clean, and docs/audit.md names each.
+the place. The kinds that no log shows leave audit clean, and docs/reference/audit.md names each.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from testbed.repository import ROOT
 from testbed.violations.harness import Kind, kinds, missed, unseen
 
 KINDS = list(kinds())
-DOCS = ROOT / "docs" / "audit.md"
+DOCS = ROOT / "docs" / "reference" / "audit.md"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])

@@ -1,6 +1,6 @@
 """Faults of the broker and of the bucket in the middle of a run: it goes on and ends by itself, the
-counts of invariant 1 add up, and nothing that was acknowledged is lost. `docs/runbook.md` has the
-table.
+counts of invariant 1 add up, and nothing that was acknowledged is lost.
+`docs/reference/runbook.md` has the table.
 """
 
 import signal
@@ -133,7 +133,7 @@ def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     assert_the_log_adds_up(folder)
     witness.assert_nothing_is_lost()
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
-    print(  # docs/runbook.md has the figures: pytest -s
+    print(  # docs/reference/runbook.md has the figures: pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "
         f"the witness was told of {len(witness.appended)} records "
         f"and {len(witness.created)} objects"

@@ -1,4 +1,6 @@
-"""`docs/metrics.md` and the catalogue say the same; `test_live_run.py` holds a run against it."""
+"""`docs/reference/metrics.md` and the catalogue say the same; `test_live_run.py` holds a run
+against it.
+"""
 
 import threading
 
@@ -12,7 +14,7 @@ from rollstream.metrics.collector import MetricsCollector
 from rollstream.metrics.process import ProcessMetrics
 from testbed.repository import ROOT
 
-DOCUMENT = ROOT / "docs" / "metrics.md"
+DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def documented() -> list[tuple[str, ...]]:

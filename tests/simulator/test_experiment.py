@@ -90,7 +90,7 @@ def test_every_constant_has_a_source_and_every_assumed_one_a_range():
 
 
 def test_every_constant_stands_in_the_documentation_with_its_value_and_range():
-    text = (EXAMPLES.parent / "docs" / "simulator.md").read_text(encoding="utf-8")
+    text = (EXAMPLES.parent / "docs" / "explanation" / "simulator.md").read_text(encoding="utf-8")
     for name, constant in CONSTANTS.items():
         unit = f" {constant.unit}" if constant.unit else ""
         known = constant.low == constant.high

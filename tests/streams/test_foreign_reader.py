@@ -1,4 +1,6 @@
-"""A program in another language reads what we wrote, from a real broker (docs/wire-format.md)."""
+"""A program in another language reads what we wrote, from a real broker
+(docs/reference/wire-format.md).
+"""
 
 import json
 import subprocess

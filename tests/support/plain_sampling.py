@@ -2,8 +2,8 @@
 versions in the run's own store. Under `keep_version` nothing else decides what they are (invariants
 4 and 10).
 
-A difference must be one of rounding (docs/histospec.md): the uniform of that position lies within
-1e-5 of the boundary between both tokens.
+A difference must be one of rounding (docs/explanation/drafts.md): the uniform of that position
+lies within 1e-5 of the boundary between both tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

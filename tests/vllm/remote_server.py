@@ -1,5 +1,5 @@
-"""A real vLLM server of a tiny model, started as docs/vllm.md says, on a free port of this machine;
-and a web server that answers what it is told to.
+"""A real vLLM server of a tiny model, started as docs/how-to/vllm.md says, on a free port of this
+machine; and a web server that answers what it is told to.
 """
 
 import os

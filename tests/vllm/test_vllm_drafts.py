@@ -1,5 +1,5 @@
 """Drafts from history on vLLM: greedy tokens stay the same, drawn ones keep their distribution, and
-log-probabilities are the model's (docs/histospec.md).
+log-probabilities are the model's (docs/explanation/drafts.md).
 
 vLLM's own sampler verifies. At T > 0 it draws with other numbers than without drafts, so the
 distribution is tested, with seeds that are fixed: a right sampler fails with the stated chance.

@@ -1,4 +1,5 @@
-"""Policy-gradient losses over trained tokens. Pure; formulas and sources are in `docs/learning.md`.
+"""Policy-gradient losses over trained tokens. Pure; formulas and sources are in
+`docs/explanation/learning.md`.
 
 π is the policy being trained, μ the policy that emitted the token. log μ is the value that the
 engine recorded under the token's own version, so spans of several versions need no special case.

@@ -1,5 +1,5 @@
 """`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
-(docs/fork.md). The parent is only read, and may be running.
+(docs/reference/fork.md). The parent is only read, and may be running.
 """
 
 import argparse

@@ -47,7 +47,8 @@ GATHERED_TEXTS = {
     "duplicate": "others repeat a trajectory: only the first is used",
     "unreadable": "records are unreadable and left out",
     **{
-        f"refused_{kind}": f"others cannot be trained ({kind}: docs/learning.md) and are left out"
+        f"refused_{kind}": f"others cannot be trained ({kind}: docs/explanation/learning.md) "
+        "and are left out"
         for kind in REFUSAL_KINDS
     },
 }

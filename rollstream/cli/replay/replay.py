@@ -1,5 +1,5 @@
 """`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
-or trains offline on trajectories (`--offline`); docs/replay.md.
+or trains offline on trajectories (`--offline`); docs/reference/replay.md.
 
 Exit codes: 0 done and equal, 1 a step differs or data is missing, 2 the arguments are invalid.
 """

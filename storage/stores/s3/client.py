@@ -3,7 +3,7 @@ Only this file uses boto3.
 
 A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
 off where S3 does not require them, because other servers reject the trailers. Each body is covered
-by its signature instead, and each object by its xxh3 (see `docs/s3.md`).
+by its signature instead, and each object by its xxh3 (see `docs/reference/s3.md`).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false

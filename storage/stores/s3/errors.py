@@ -62,7 +62,8 @@ _CREDENTIALS = (
 _REGION = "the bucket is in another region: name it with region=… in the store's URL"
 _ADVICE = {
     "NoSuchBucket": "create the bucket or correct its name in the store's URL",
-    "AccessDenied": "the policy of these credentials lacks a permission that docs/s3.md lists "
+    "AccessDenied": "the policy of these credentials lacks a permission that "
+    "docs/reference/s3.md lists "
     "(without s3:ListBucket even a missing object looks denied)",
     "AllAccessDisabled": "the account or bucket is closed",
     "NoCredentials": f"no credentials were found: {_CREDENTIALS}",
@@ -80,7 +81,7 @@ _ADVICE = {
     "ObjectParentIsFile": "an object is in the way: a key cannot be the folder of another",
     "ExistingObjectIsDirectory": "a folder is in the way: a key cannot be the folder of another",
     "QuotaExceeded": "the store is full: free space and start again",
-    "NotImplemented": "this server lacks what the store needs (docs/s3.md lists it)",
+    "NotImplemented": "this server lacks what the store needs (docs/reference/s3.md lists it)",
 }
 
 

@@ -3,7 +3,7 @@
 An object appears when its one PUT, or the completion of its parts, is acknowledged, so a reader
 sees the complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server
 decides who wins. Every operation ends before its deadline: in success, or in a typed error with
-advice. `docs/s3.md` has the interleavings.
+advice. `docs/reference/s3.md` has the interleavings.
 """
 
 from collections.abc import Iterator

@@ -140,7 +140,7 @@ def test_any_url_is_a_place_or_a_clear_error(text):
 
 
 def test_every_parameter_is_documented():
-    with open("docs/s3.md", encoding="utf-8") as file:
+    with open("docs/reference/s3.md", encoding="utf-8") as file:
         text = file.read()
     assert all(f"`{name}" in text for name in PARAMETERS)
     assert all(name in text for name in ENCRYPTIONS)

@@ -148,5 +148,5 @@ def _find_lacks(
 def _refusal(routes: ServerRoutes, lack: str) -> ConfigurationError:
     return ConfigurationError(
         f"rollouts.vllm.url: vLLM server {routes.host} {lack}; start it with: {SERVER_COMMAND} "
-        "(docs/vllm.md)"
+        "(docs/how-to/vllm.md)"
     )
