@@ -82,7 +82,7 @@ def aim_at_supervisor(gate: AimedGate) -> None:
     import rollstream.supervisor.plan as roster
     from rollstream.supervisor.lock import RunLock
 
-    seat, keep = roster._seat, RunLock.keep_nonces
+    seat, keep = roster._role_spec, RunLock.keep_nonces
 
     def aimed_seat(*words: Any, **named: Any) -> Any:
         made = seat(*words, **named)
@@ -92,7 +92,7 @@ def aim_at_supervisor(gate: AimedGate) -> None:
     def keep_nonces(self: RunLock, nonces: Mapping[str, str]) -> None:
         gate.write("nonces", lambda: keep(self, nonces))
 
-    roster._seat = aimed_seat
+    roster._role_spec = aimed_seat
     RunLock.keep_nonces = keep_nonces  # type: ignore[method-assign]
 
 

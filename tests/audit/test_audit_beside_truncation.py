@@ -23,7 +23,7 @@ def test_what_was_read_before_is_no_second_copy(
     for group in range(6):  # a file for each, after the opening
         run.admit(group)
         archive.finish()
-    monkeypatch.setattr(messages, "RECORDS_MAX", 1)
+    monkeypatch.setattr(messages, "READ_RECORDS_MAX", 1)
     source = AuditSource(
         run.bus, run.store, RUN, InvariantResult(0, "the records that were read are complete")
     )

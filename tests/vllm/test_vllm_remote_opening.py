@@ -88,7 +88,7 @@ def test_what_it_serves_in_another_way_is_named(field: str, value: object, named
 
 
 def test_no_answer_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "START_S", 0.0)
+    monkeypatch.setattr(factory, "START_TIMEOUT_S", 0.0)
     with answering({}) as url, pytest.raises(EngineRefused, match="no answer"):
         open_at(url)
 

@@ -93,7 +93,7 @@ def test_each_rank_is_told_who_it_is(tmp_path):
 
 
 def test_a_killed_rank_takes_the_others_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_group, "END_S", 0.2)
+    monkeypatch.setattr(train_group, "RANKS_END_S", 0.2)
     every = "sum(path.stat().st_size > 0 for path in Path(sys.argv[1]).iterdir()) == 3"
     kill = f"while rank == 1: {every} and os.kill(os.getpid(), signal.SIGKILL); time.sleep(0.01)"
     code = SLEEP.replace("; ", f"\nfrom pathlib import Path\n{kill}\n")
