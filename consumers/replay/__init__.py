@@ -1,1 +1,72 @@
-"""Trains recorded steps of a run again from its ledger, and copies its records to another bus."""
+"""Training on recorded trajectories, and copies of a run's records.
+
+`recorded_steps` reads the steps of a run's ledger and their micro-batches, `training` trains them
+again into a store and a log of their own. `topic_copy` copies topics to another bus. For offline
+training, `jsonl` reads trajectories of other programs, `offline_log` merges the trajectories of
+several sources into one log, and `offline_steps` plans steps over it.
+
+The public names are imported on first use: `training` imports torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.replay.jsonl import JsonLines as JsonLines
+    from rollstream.consumers.replay.offline_log import (
+        GatherRules as GatherRules,
+        LabelledSource as LabelledSource,
+        RecordedSource as RecordedSource,
+        SourceTrajectory as SourceTrajectory,
+        TrajectorySource as TrajectorySource,
+        gather_sources as gather_sources,
+    )
+    from rollstream.consumers.replay.offline_steps import (
+        OfflineIndex as OfflineIndex,
+        OfflinePlan as OfflinePlan,
+        index_log as index_log,
+    )
+    from rollstream.consumers.replay.recorded_steps import (
+        PlannedStep as PlannedStep,
+        RecordedSteps as RecordedSteps,
+        ReplayCourse as ReplayCourse,
+        read_recorded as read_recorded,
+        replay_batches as replay_batches,
+    )
+    from rollstream.consumers.replay.topic_copy import (
+        CopiedTopic as CopiedTopic,
+        CopyRequest as CopyRequest,
+        copy_topic as copy_topic,
+        prepare_target as prepare_target,
+    )
+    from rollstream.consumers.replay.training import (
+        BehaviourModel as BehaviourModel,
+        ReplayOutput as ReplayOutput,
+        ReplayTrainer as ReplayTrainer,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "jsonl": ("JsonLines",),
+        "offline_log": (
+            "GatherRules",
+            "LabelledSource",
+            "RecordedSource",
+            "SourceTrajectory",
+            "TrajectorySource",
+            "gather_sources",
+        ),
+        "offline_steps": ("OfflineIndex", "OfflinePlan", "index_log"),
+        "recorded_steps": (
+            "PlannedStep",
+            "RecordedSteps",
+            "ReplayCourse",
+            "read_recorded",
+            "replay_batches",
+        ),
+        "topic_copy": ("CopiedTopic", "CopyRequest", "copy_topic", "prepare_target"),
+        "training": ("BehaviourModel", "ReplayOutput", "ReplayTrainer"),
+    },
+)

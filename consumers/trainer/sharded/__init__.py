@@ -1,0 +1,50 @@
+"""A learner of several processes (ranks) that share one model by FSDP2 (docs/sharded.md).
+
+Rank 0 is the trainer. Its `learner` sends `commands` (their values are in `messages`) to the other
+ranks, each of which executes them in `follower`. A `shard` is a rank's part of the model, `tensors`
+has the collectives over it, `rank_plan` divides work and tensors, and `rank_writing` writes
+versions and checkpoints from all ranks. `ranks` joins the processes, `rank_environment` reads a
+process's rank.
+
+The public names are imported on first use: most modules import torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.trainer.sharded.commands import RankCommander as RankCommander
+    from rollstream.consumers.trainer.sharded.follower import run_follower as run_follower
+    from rollstream.consumers.trainer.sharded.learner import (
+        ShardedLearner as ShardedLearner,
+        ShardedModel as ShardedModel,
+    )
+    from rollstream.consumers.trainer.sharded.rank_environment import (
+        is_launched as is_launched,
+        rank_of as rank_of,
+    )
+    from rollstream.consumers.trainer.sharded.rank_plan import (
+        RankTurn as RankTurn,
+        owners as owners,
+        rounds as rounds,
+    )
+    from rollstream.consumers.trainer.sharded.ranks import (
+        RankLost as RankLost,
+        Ranks as Ranks,
+        join_ranks as join_ranks,
+    )
+    from rollstream.consumers.trainer.sharded.shard import Shard as Shard
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "commands": ("RankCommander",),
+        "follower": ("run_follower",),
+        "learner": ("ShardedLearner", "ShardedModel"),
+        "rank_environment": ("is_launched", "rank_of"),
+        "rank_plan": ("RankTurn", "owners", "rounds"),
+        "ranks": ("RankLost", "Ranks", "join_ranks"),
+        "shard": ("Shard",),
+    },
+)
