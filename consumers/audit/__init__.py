@@ -1,0 +1,34 @@
+"""The audit: what a run did, checked against the numbered invariants.
+
+`audit` reads each topic once through `source` (log and archive) and applies the folds. `folds` has
+their interface, the result of one invariant and an index of the ledger. One fold or more per
+invariant: 1 `groups`, `decisions`, `open_groups`; 2 `exactly_once`; 3 to 5 `spans`, `origins` with
+`resume_chains`; 6 `versions`, `store`; 7 `fences`; 11 `store`. `trainer_reads` knows what the
+trainer had read at each take. docs/audit.md explains the report.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.audit.audit import Audit as Audit
+    from rollstream.consumers.audit.folds import (
+        Coverage as Coverage,
+        InvariantResult as InvariantResult,
+        Offender as Offender,
+    )
+    from rollstream.consumers.audit.spans import AuditPolicy as AuditPolicy
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "audit": ("Audit",),
+        "folds": (
+            "Coverage",
+            "InvariantResult",
+            "Offender",
+        ),
+        "spans": ("AuditPolicy",),
+    },
+)

@@ -1,0 +1,37 @@
+"""Dispatch: admits groups and assigns their trajectories to rollouts.
+
+`service` is the loop of the lease holder. `inbox` reads the topics into `state`, and `persistence`
+keeps it for the next holder. `admission` decides how many groups may start. `planner` turns
+`unassigned` trajectories (`recovery`) into `assignments`: `placement` picks rollouts by the
+expected `lengths`, laid out by `waves`, and `version_reload` brings back versions that no rollout
+holds. `moves` decides when to move requests between rollouts, by `repack` (whole tails) and
+`outliers` (single long answers). The planners are pure functions that the simulator calls, too.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.dispatch.admission import (
+        AdmissionPace as AdmissionPace,
+        admissible_groups as admissible_groups,
+    )
+    from rollstream.consumers.dispatch.persistence import (
+        read_persisted_state as read_persisted_state,
+    )
+    from rollstream.consumers.dispatch.service import Dispatch as Dispatch
+    from rollstream.consumers.dispatch.state import DispatchState as DispatchState
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "admission": (
+            "AdmissionPace",
+            "admissible_groups",
+        ),
+        "persistence": ("read_persisted_state",),
+        "service": ("Dispatch",),
+        "state": ("DispatchState",),
+    },
+)

@@ -1,0 +1,35 @@
+"""The roles: each is one process that `roles.run_role` builds from the configuration and runs.
+
+`context` opens what a role needs: log, store, task. Roles that need more than a few lines have a
+module: `rollout`, `train`, `evaluation`, `relay_and_scorer`; dispatch, archive and prompt source
+are built in `roles`. `initial_model` is version 0, `profiling` measures an engine, `engine_errors`
+decides whether a refused engine is worth another start.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.roles.context import (
+        RoleContext as RoleContext,
+        RoleLaunch as RoleLaunch,
+    )
+    from rollstream.roles.roles import (
+        evaluate_versions as evaluate_versions,
+        run_role as run_role,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "context": (
+            "RoleContext",
+            "RoleLaunch",
+        ),
+        "roles": (
+            "evaluate_versions",
+            "run_role",
+        ),
+    },
+)

@@ -1,0 +1,44 @@
+"""Runs made from runs: forks and replays.
+
+`fork` starts a new run from a checkpoint of another one, whose `parentage` it records. `replay`
+trains the recorded steps of a run again, as they were or with other settings; `replay_offline`
+trains on trajectories from archives and JSON lines. Both write through `replay_output`.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.runs.fork import (
+        make_fork as make_fork,
+        plan_fork as plan_fork,
+    )
+    from rollstream.runs.parentage import (
+        Parentage as Parentage,
+        read_parentage as read_parentage,
+    )
+    from rollstream.runs.replay import (
+        ReplayRequest as ReplayRequest,
+        run_replay as run_replay,
+    )
+    from rollstream.runs.replay_offline import OfflineTraining as OfflineTraining
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "fork": (
+            "make_fork",
+            "plan_fork",
+        ),
+        "parentage": (
+            "Parentage",
+            "read_parentage",
+        ),
+        "replay": (
+            "ReplayRequest",
+            "run_replay",
+        ),
+        "replay_offline": ("OfflineTraining",),
+    },
+)
