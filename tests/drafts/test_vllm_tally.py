@@ -35,9 +35,9 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
     program = (
         "import sys\n"
         "from rollstream.producers.engines.base import DraftStats\n"
-        "from rollstream.producers.engines.vllm.proposer_speculation import Tally\n"
-        "from rollstream.streams.records import Drafts\n"
-        "tally = Tally(sys.argv[1])\n"
+        "from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters\n"
+        "from rollstream.streams.values import Drafts\n"
+        "tally = DraftCounters(sys.argv[1])\n"
         "tally.write(DraftStats(passes=3, accepted=7, lookup_s=0.25))\n"
         "tally.add(2, 9, Drafts((1, 3, 2), 2, 5, 2, 1, 0.5))\n"
     )
