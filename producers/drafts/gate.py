@@ -53,49 +53,51 @@ MARGINAL = WindowRule("marginal", 32, 32)
 WINDOW_RULES = {rule.kind: rule for rule in (ADDITIVE, MULTIPLICATIVE, MARGINAL)}
 
 
-DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
-MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap keeps it from flapping: a change copies the cache
-FORGET_TRIALS = 0.995
-PRIOR_TRIALS = 4.0
-TRY_SHARE = 0.05  # of tokens guessed right; below it nothing is tried
-BIAS_LEAST = 0.5  # a bad stretch, an answer like no other, says little about the next one
+DECIDE_STEPS = 16  # between two decisions while the number of rows stays the same
+MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap prevents oscillation: a change copies the KV cache
+FORGET_TRIALS = 0.995  # weight of a trial after the next one
+PRIOR_TRIALS = 4.0  # weight of the prior, in trials
+TRY_SHARE = 0.05  # least expected share of accepted tokens; below it drafting is not tried
+BIAS_LEAST = 0.5  # lower bound: one answer without a similar earlier one predicts little
 MEASURED = 3  # plain steps before drafts are tried
-JUDGED = 8  # passes before they are judged: what one pass gains differs by its drafts
-RECENT_S, RECENT = 0.4, 64  # passes that count: turned off within a second of losing
+JUDGED = 8  # passes before their gain is judged: the gain of one pass varies with its drafts
+RECENT_S, RECENT = 0.4, 64  # newest passes that are judged: off within a second of losing
 LOADS = 15  # steps whose median is the load
-OUTLIER = 4.0  # a step that took so many times what was expected was interrupted
+OUTLIER = 4.0  # a step that took this many times its expected time was interrupted
 DRIFT = 1.2  # a change of the load after which both costs are compared again
-DRIFT_SHORTENS = 0.5  # of a rest, by it: the load may be what drafts lost by
+DRIFT_SHORTENS = 0.5  # share of a rest that a drift removes: the load may have caused the loss
 PROBE_STEPS = 4  # plain steps of a probe
-PROBE_SHARE = 0.01  # of the time; what a probe loses is made good by a rest before the next one
+PROBE_SHARE = 0.01  # of the time may be lost by probes: a rest of 100 times the loss follows
 REST_S, REST_S_MAX = 0.5, 60.0
-CREDIT_SHARE, CREDIT_S_MAX = 0.03, 0.3  # of what drafts gained, a later loss is paid without a rest
-FRESH_S = 0.5  # drafts go off by a comparison that is no older, else plain steps are probed first
-CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles the rest
+CREDIT_SHARE, CREDIT_S_MAX = 0.03, 0.3  # share of gained time that a later loss uses up first
+FRESH_S = 0.5  # age of a comparison that may turn drafts off; an older one is renewed by a probe
+CONFIRMED_S_MAX = 8.0  # between two probes: one that confirms the choice doubles the interval
 
 
 @dataclass(slots=True)
 class SuccessRate:
-    """How many of the newest some hundred trials succeeded."""
+    """The share of the newest few hundred trials that succeeded."""
 
     right: float = 0.0
     tried: float = 0.0
 
     def add(self, tried: int, right: int) -> None:
-        """A draft is tried up to its first mistake: `tried` of its tokens, `right` of these."""
+        """Add `right` successes of `tried` trials. Of a draft the tokens after its first mistake
+        are not trials.
+        """
         trials = right + (right < tried)
         keep = FORGET_TRIALS**trials
         self.right = self.right * keep + right
         self.tried = self.tried * keep + trials
 
     def rate(self, prior: float) -> float:
-        """Probability that the next one succeeds, as far as is known."""
+        """The estimated probability that the next trial succeeds."""
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """`plain_s`: what plain steps take for as many tokens at no load."""
+    """A verification pass; `plain_s` is the time of plain steps for as many tokens at no load."""
 
     seconds: float
     plain_s: float
@@ -103,23 +105,23 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Load:
-    """How many times longer than at no load a step takes now.
+    """The load: how many times longer than at no load a step takes now.
 
-    The first steps after a change of mode say what that mode costs, at the load of before; later
-    ones say what the load is. Otherwise a wrong cost would look like a load.
+    The first steps after a change of mode measure the cost of that mode, at the load of before;
+    later ones measure the load. Otherwise a wrong cost would be taken for a load.
     """
 
     factor: float = 1.0
     settles: bool = True
     recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOADS))
-    """What steps took, over what was expected of them at no load."""
+    """Times of the newest steps over their expected times at no load."""
 
     def changed_mode(self) -> None:
         self.settles = True
         self.recent.clear()
 
     def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
-        """The cost with one more step of this size."""
+        """The cost of this mode with one more step of this size; updates the load."""
         if times.count < MEASURED:
             return times.seen(size, seconds / self.factor)
         self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
@@ -130,7 +132,7 @@ class _Load:
         return times.seen(size, seconds / self.factor)
 
     def settled(self, times: StepTimes) -> StepTimes:
-        """The cost as the steps since the change say."""
+        """The cost of this mode, corrected by the steps since the change of mode."""
         found = times.times(median(self.recent) / self.factor) if self.recent else times
         self.settles = False
         self.recent.clear()
@@ -139,8 +141,8 @@ class _Load:
 
 @dataclass(slots=True)
 class DraftGate:
-    """One engine's; `forced` sets it for good (tests, measurements). `now_s` is the clock by which
-    steps are measured.
+    """The gate of one engine; `forced` fixes it on or off (tests, measurements). `now_s` must come
+    from the clock that measures the steps.
     """
 
     rule: WindowRule = MARGINAL
@@ -149,48 +151,48 @@ class DraftGate:
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
     hit_rate: SuccessRate = field(default_factory=SuccessRate)
-    """Of the drafts that were asked for, those that the history had."""
+    """Share of look-ups that found a draft."""
     acceptance_rate: SuccessRate = field(default_factory=SuccessRate)
-    """Of their tokens."""
+    """Share of verified drafted tokens that were accepted."""
     bias: float = 1.0
-    """What drafting gave, over what was expected of it."""
+    """Measured gain of drafting over the expected one."""
     probing: bool = False
-    """Plain steps are measured, each of them, while drafts are on but for these."""
+    """Whether a probe runs: drafting is on, and a few plain steps are made to measure them."""
     _load: _Load = field(default_factory=_Load)
     _compared: tuple[float, float] = (1.0, 1.0)
-    """Least and highest load at which what is chosen now was found to be faster."""
+    """Lowest and highest load at which the present choice was measured to be faster."""
     _compared_s: float = 0.0
     _is_trial: bool = False
     _is_unjudged: bool = False
-    """Plain steps were measured last, and what passes made since was not looked at."""
+    """Whether plain steps were measured last and the passes since were not judged yet."""
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
     _changed_s: float = 0.0
     _rests: dict[int, float] = field(default_factory=dict[int, float])
     """Until when drafts stay off after a loss, by the size of the batch (`_size`)."""
     _probes_at: float = 0.0
-    """When plain steps are probed next. It keeps no drafts off: at the other sizes they did pay."""
+    """When plain steps are probed next. It does not turn drafting off: at other sizes it paid."""
     _tried_s: float | None = None
     _judged_s: float = 0.0
     _credit_s: float = 0.0
-    """A share of the time that drafts gained and no loss has used up."""
+    """A share of the time that drafts gained, less the losses that it paid for."""
     _confirmed_s: float = REST_S
 
     @property
     def steps_to_decision(self) -> int:
-        """Steps until the next look, while as many rows run."""
+        """Steps until the next decision, while the number of rows stays the same."""
         if self.probing:
             return PROBE_STEPS
         return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
 
     def add_plain_steps(self, rows: float, seconds: float) -> None:
-        """A plain step of so many rows took this long, on average."""
+        """Record the average time of a plain step of `rows` rows."""
         self._probed += 1
         self.plain = self._load.seen(self.plain, rows, seconds)
 
     def add_pass(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
-        """A verification pass over so many tokens gave so many and took this long, its drafts
-        included.
+        """Record a verification pass over `tokens` tokens that gave `gained` tokens; `seconds`
+        include the look-ups of its drafts.
         """
         if self.passes.count >= MEASURED:
             most = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
@@ -200,7 +202,7 @@ class DraftGate:
         self._recent.append(_Pass(seconds, plain_s))
 
     def decide(self, rows: int, now_s: float) -> bool:
-        """Whether the next passes over this many rows draft."""
+        """Decide whether the next steps over this many rows draft."""
         if self.forced is not None:
             self.on = self.forced
         elif not rows or self.hit_rate.rate(0.0) * self.acceptance_rate.rate(0.0) <= TRY_SHARE:
@@ -219,9 +221,9 @@ class DraftGate:
         return self.on
 
     def pass_cost(self, rows: int) -> StepCost:
-        """Of a pass; before the first ones are measured half of a plain step is taken to be paid
-        by the row. Drafts of a first trial are then as long as is likely to pay, so that it loses
-        little and says what later passes will cost.
+        """The cost of a pass. Before passes are measured, half of a plain step's time is assumed to
+        be proportional to the rows. Drafts of the first trial then have a length that is likely to
+        pay, so the trial loses little, and its cost is representative of later passes.
         """
         if self.passes.count >= MEASURED or self.plain.count < MEASURED:
             return self.passes.cost()
@@ -229,8 +231,8 @@ class DraftGate:
         return StepCost(half_s, half_s / rows)
 
     def advantage(self, rows: int) -> float:
-        """Expected tokens per second with drafts over those without; 0 where drafts of no length
-        are worth their time.
+        """Expected tokens per second with drafts over those without; 0 where no draft length
+        pays.
         """
         found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
         drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
@@ -257,7 +259,7 @@ class DraftGate:
         self._recent.clear()
 
     def _has_drifted(self) -> bool:
-        """To a load at which both costs were not compared."""
+        """Whether the load is outside of the range at which both costs were compared."""
         least, most = self._compared
         return not least / DRIFT < self._load.factor < most * DRIFT
 
@@ -266,7 +268,7 @@ class DraftGate:
         self._compared = min(least, self._load.factor), max(most, self._load.factor)
 
     def _judge(self, rows: int, now_s: float) -> None:
-        """Off where passes lose; a probe where it is time for one."""
+        """Turn drafting off where passes lose; start a probe where one is due."""
         gain = self.gain()
         if gain is None:
             return
@@ -289,7 +291,7 @@ class DraftGate:
             self._is_trial, self._compared = False, (self._load.factor, self._load.factor)
 
     def _lose(self, rows: int, lost_s: float, now_s: float) -> None:
-        """Off. A trial that lost says the same of another load as the ones before."""
+        """Turn drafting off after a loss. A lost trial widens the range of compared loads."""
         if self._is_trial:
             self._note_compared()
         else:
@@ -303,7 +305,7 @@ class DraftGate:
         self._load.changed_mode()
 
     def _end_probe(self, rows: int, now_s: float) -> None:
-        """Drafts go on; what they give is held against what plain steps just took."""
+        """End a probe: drafting resumes and is judged by the times just measured."""
         if self._probed < PROBE_STEPS:
             return
         self.probing = False
@@ -316,7 +318,7 @@ class DraftGate:
         self._turn(True, now_s)
 
     def _comes_on(self, now_s: float, rows: int) -> bool:
-        """Where passes are expected to pay, and where nobody knows what they cost."""
+        """Whether to turn drafting on: passes are expected to pay, or their cost is unknown."""
         if self.plain.count < MEASURED:
             return False
         if self._has_drifted():
@@ -335,12 +337,12 @@ class DraftGate:
 
 
 def _rest_s(lost_s: float) -> float:
-    """So long that what was lost is a hundredth of it."""
+    """The length of a rest after a loss: the loss is `PROBE_SHARE` of it."""
     return min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
 
 
 def _size(rows: int) -> int:
-    """Batches of 1, 2 to 3, 4 to 7, … rows: what the last rows of a batch lost by says nothing of a
-    full one.
+    """The size class of a batch: 1, 2 to 3, 4 to 7, … rows. A loss with the last rows of a batch
+    does not predict one with a full batch.
     """
     return rows.bit_length()
