@@ -53,7 +53,7 @@ def open_core_and_weights(
 ) -> tuple[EngineCore, CoreWeights]:
     """Open the core of an engine, with dummy weights until weights are loaded, and its weights. At
     most `drafts` tokens of a sequence are drafted per step. Raises `ConfigurationError` or
-    `EngineRefused`, which names what is missing.
+    `EngineRefused`, which names the missing part.
     """
     if settings.url is not None:
         from rollstream.producers.engines.vllm.remote.factory import open_remote  # only for a URL
