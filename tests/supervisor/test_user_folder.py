@@ -15,11 +15,11 @@ from testbed.run_process import SETTINGS, run_line
 from testbed.waiting import WAIT_S
 
 TASK = """
-import storage
+import queue, storage
 from rollstream.producers.tasks.remainder import Remainder
 
 class Mine(Remainder):
-    name = storage.NAME
+    name = storage.NAME if queue.Queue else ""
 """
 CONFIGURATION = """
 [task]
