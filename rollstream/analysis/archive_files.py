@@ -159,7 +159,7 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 class ArchivedFiles:
     """The archived files of one run; `warn` receives messages for the user."""
 
-    place: RunLocation
+    location: RunLocation
     connection: duckdb.DuckDBPyConnection
     skip_corrupt: bool
     warn: Callable[[str], None]
@@ -170,13 +170,13 @@ class ArchivedFiles:
 
     def run(self) -> str:
         """Returns the run's name: the configured one, or the archive's only run."""
-        if self.place.run is not None:
-            return self.place.run
+        if self.location.run is not None:
+            return self.location.run
         runs = sorted({file.run for file in self._all()})
         if len(runs) > 1:
             raise ConfigurationError(
-                f"{self.place.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}):"
-                " name one with --name NAME"
+                f"{self.location.name} holds the archives of {len(runs)} runs "
+                f"({', '.join(runs[:8])}): name one with --name NAME"
             )
         return runs[0] if runs else "run"
 
@@ -222,11 +222,11 @@ class ArchivedFiles:
                 self._found_bad(one.path, error)
 
     def _all(self) -> list[ArchiveFile]:
-        if not self.place.has_store:
+        if not self.location.has_store:
             return []
         if self._files is None:
-            store = open_store(self.place.store)
-            self._fetched = ArchiveCache(store, self.place.store, self.warn)
+            store = open_store(self.location.store)
+            self._fetched = ArchiveCache(store, self.location.store, self.warn)
             found = (
                 parse_archive_key(entry.key, entry.bytes) for entry in store.list(ARCHIVE_PREFIX)
             )

@@ -94,14 +94,14 @@ class TopicViews:
         """
         bus = self.bus()
         if bus is None:
-            return [hole for hole in offset_gaps(held, ()) if hole.end is not None]
+            return [gap for gap in offset_gaps(held, ()) if gap.end is not None]
         from rollstream.analysis.log_rows import has_topic, log_tables
 
         lost: list[OffsetGap] = []
         self._drop_table(topic)
         wanted = offset_gaps(held, range(bus.partitions(topic))) if has_topic(bus, topic) else []
-        for hole in wanted:
-            for table in log_tables(bus, topic, hole, lost):
+        for gap in wanted:
+            for table in log_tables(bus, topic, gap, lost):
                 self._make_table(topic)
                 self._with_rows(f"INSERT INTO live_{topic}", topic, table)
         return lost
@@ -144,13 +144,13 @@ class TopicViews:
         return self.connection.sql(f"FROM {topic}").columns
 
 
-def define_evaluations(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
+def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
     """Create the table of the lines of `metrics/eval.jsonl`, empty without such a file."""
     from rollstream.storage.metrics_file import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
     connection.execute(f"CREATE TABLE evaluations ({columns}, line JSON)")
-    lines = read_metrics(place.evaluations) if place.evaluations else []
+    lines = read_metrics(location.evaluations) if location.evaluations else []
     if lines:
         connection.execute(
             f"INSERT INTO evaluations BY NAME "
@@ -160,7 +160,7 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, place: RunLocation
         )
 
 
-def define_settings(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
+def define_settings(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
     """Create one row with the settings that views use, null without a configuration."""
     connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
-    connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])
+    connection.execute("INSERT INTO settings VALUES (?, ?)", [location.run, location.max_lag])

@@ -79,10 +79,10 @@ def locate_asked_run(
     """Returns the location that a command line names. `name` selects a run of an archive. If
     `named` is None, `warn` receives a message that names the newest run.
     """
-    place = locate_run(named)
+    location = locate_run(named)
     if named is None:
-        warn(f"using the newest run, {place.name}")
-    return place if name is None else replace(place, run=name)
+        warn(f"using the newest run, {location.name}")
+    return location if name is None else replace(location, run=name)
 
 
 def newest_run(runs: Path) -> Path:

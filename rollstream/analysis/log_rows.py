@@ -24,13 +24,13 @@ RECORDS_MAX = 8192
 BYTES_MAX = 32 << 20  # per batch; DuckDB keeps earlier batches, spilling to disk if needed
 
 
-def open_run_log(place: RunLocation) -> Bus:
+def open_run_log(location: RunLocation) -> Bus:
     """Opens the run's log; creates neither topics nor a missing store."""
-    assert place.bus is not None
-    sync = cast('Literal["normal", "full"]', place.sync)
-    if not place.has_store:
-        return open_bus(place.bus, sync=sync)
-    return claim_check.open_log(place.bus, place.store, sync)
+    assert location.bus is not None
+    sync = cast('Literal["normal", "full"]', location.sync)
+    if not location.has_store:
+        return open_bus(location.bus, sync=sync)
+    return claim_check.open_log(location.bus, location.store, sync)
 
 
 def has_topic(bus: Bus, topic: str) -> bool:
@@ -42,36 +42,36 @@ def has_topic(bus: Bus, topic: str) -> bool:
     return True
 
 
-def log_tables(bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]) -> Iterator[object]:
-    """Yields the hole's rows that the log holds, in the archive's format. Offsets that the log
+def log_tables(bus: Bus, topic: str, gap: OffsetGap, lost: list[OffsetGap]) -> Iterator[object]:
+    """Yields the gap's rows that the log holds, in the archive's format. Offsets that the log
     lacks too are appended to `lost`.
     """
-    end = bus.end(topic).get(hole.partition, 0)
-    end = end if hole.end is None else min(end, hole.end)
-    start, fence = hole.start, Fence(hole.term, hole.sequence)
-    kept = truncated_begin(bus, topic).get(hole.partition, Position())
+    end = bus.end(topic).get(gap.partition, 0)
+    end = end if gap.end is None else min(end, gap.end)
+    start, fence = gap.start, Fence(gap.term, gap.sequence)
+    kept = truncated_begin(bus, topic).get(gap.partition, Position())
     if kept.offset > start and start < end:
-        lost.append(OffsetGap(hole.partition, start, min(kept.offset, end)))
+        lost.append(OffsetGap(gap.partition, start, min(kept.offset, end)))
         start, fence = kept.offset, kept.fence
-    fences: Mapping[int, Fence] = {hole.partition: fence}
-    for messages in _messages(bus, topic, OffsetGap(hole.partition, start, end), lost):
-        judged = classify_rows(topic, messages, fences)
-        fences = judged.fences
-        yield table_of(topic, messages, judged)
+    fences: Mapping[int, Fence] = {gap.partition: fence}
+    for messages in _messages(bus, topic, OffsetGap(gap.partition, start, end), lost):
+        classified = classify_rows(topic, messages, fences)
+        fences = classified.fences
+        yield table_of(topic, messages, classified)
 
 
 def _messages(
-    bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]
+    bus: Bus, topic: str, gap: OffsetGap, lost: list[OffsetGap]
 ) -> Iterator[list[Message]]:
-    at, end = hole.start, hole.end or 0
+    at, end = gap.start, gap.end or 0
     while at < end:
         try:
             read = bus.read(
-                topic, {hole.partition: at}, records_max=RECORDS_MAX, bytes_max=BYTES_MAX
+                topic, {gap.partition: at}, records_max=RECORDS_MAX, bytes_max=BYTES_MAX
             )
         except PositionLost:  # truncated, perhaps during this read
-            begin = min(max(bus.begin(topic)[hole.partition], at + 1), end)
-            lost.append(OffsetGap(hole.partition, at, begin))
+            begin = min(max(bus.begin(topic)[gap.partition], at + 1), end)
+            lost.append(OffsetGap(gap.partition, at, begin))
             at = begin
             continue
         messages = [message for message in read if message.offset < end]

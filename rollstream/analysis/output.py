@@ -64,7 +64,7 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
     texts = [list(answer.names), *([cell_text(value) for value in row] for row in rows[:rows_max])]
-    widths = [max(_width(row[place]) for row in texts) for place in range(len(answer.names))]
+    widths = [max(_width(row[index]) for row in texts) for index in range(len(answer.names))]
     fitting = _fitting(widths, width)
     numeric = [kind.split("(")[0] in _NUMBERS for kind in answer.kinds]
     for number, row in enumerate(texts):
@@ -124,10 +124,10 @@ def _field(value: Any) -> Any:
 def _fitting(widths: Sequence[int], width: int) -> int:
     """Returns how many columns fit, counted from the left; at least one."""
     used = 0
-    for place, one in enumerate(widths):
-        used += one + (3 if place else 0)
-        if used > width and place:
-            return place
+    for index, one in enumerate(widths):
+        used += one + (3 if index else 0)
+        if used > width and index:
+            return index
     return len(widths)
 
 

@@ -59,54 +59,59 @@ UNLIKELY_LOGPROB = math.log(0.1)
 ATTEMPTS_SHOWN = 12
 
 
-def render_trajectory(story: TrajectoryDetails, text: TokenText, logprobs: bool) -> RenderableType:
+def render_trajectory(
+    details: TrajectoryDetails, text: TokenText, logprobs: bool
+) -> RenderableType:
     """Returns the rendering, for a console of any width."""
-    title = Styled(f"trajectory {story.trajectory}", style="bold")
-    parts: list[RenderableType] = [title, _facts(story)]
-    if story.record is not None:
-        tokens = trajectory_tokens(story.record, text)
-        parts += ["", _legend(text, story.record), _coloured_text(tokens)]
+    title = Styled(f"trajectory {details.trajectory}", style="bold")
+    parts: list[RenderableType] = [title, _facts(details)]
+    if details.record is not None:
+        tokens = trajectory_tokens(details.record, text)
+        parts += ["", _legend(text, details.record), _coloured_text(tokens)]
         if logprobs:
             parts += ["", _token_table(tokens)]
     return Group(*parts)
 
 
-def _facts(story: TrajectoryDetails) -> Table:
+def _facts(details: TrajectoryDetails) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for name, lines in _fact_rows(story):
+    for name, lines in _fact_rows(details):
         table.add_row(name, Styled("\n".join(lines)))
     return table
 
 
-def _fact_rows(story: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
+def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
     """Yields (label, lines) of the known facts."""
-    record = story.record
+    record = details.record
     if record is None:
         yield "finish", ["not finished"]
     else:
-        yield from _completion(story, record)
-    if story.annotations:
-        yield "annotations", [_annotation(row) for row in story.annotations]
-    if story.spans:
-        yield "versions", [_span(row) for row in story.spans]
-    if story.orders:
-        yield "assigned", _first_and_last([_order(one) for one in story.orders])
-    if story.partials:
-        yield "partials", _first_and_last([_partial(one) for one in story.partials])
-    if story.trained:
-        yield "trained", [_trained(row) for row in story.trained]
-    if story.group is not None:
-        yield "group", [_group(story.group)]
+        yield from _completion(details, record)
+    if details.annotations:
+        yield "annotations", [_annotation(row) for row in details.annotations]
+    if details.spans:
+        yield "versions", [_span(row) for row in details.spans]
+    if details.orders:
+        yield "assigned", _first_and_last([_order(one) for one in details.orders])
+    if details.partials:
+        yield "partials", _first_and_last([_partial(one) for one in details.partials])
+    if details.trained:
+        yield "trained", [_trained(row) for row in details.trained]
+    if details.group is not None:
+        yield "group", [_group(details.group)]
 
 
-def _completion(story: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
-    late = f", {story.completions - 1} later ones ignored" if story.completions > 1 else ""
+def _completion(details: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
+    late = f", {details.completions - 1} later ones ignored" if details.completions > 1 else ""
     why = f": {record.reason}" if record.reason else ""
     yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
-    if story.reward is not None and story.reward["reward"] is not None:
-        yield "reward", [f"{cell_text(story.reward['reward'])}, from its {story.reward['source']}"]
+    if details.reward is not None and details.reward["reward"] is not None:
+        yield (
+            "reward",
+            [f"{cell_text(details.reward['reward'])}, from its {details.reward['source']}"],
+        )
     elif record.finish != "dead":
         yield "reward", ["none yet"]
     if record.scores:

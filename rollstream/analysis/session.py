@@ -104,9 +104,9 @@ class QuerySession:
     """Use it from one thread. `warn` receives messages for the user, e.g. about missing rows."""
 
     def __init__(
-        self, place: RunLocation, warn: Callable[[str], None], skip_corrupt: bool = False
+        self, location: RunLocation, warn: Callable[[str], None], skip_corrupt: bool = False
     ) -> None:
-        self.place = place
+        self.location = location
         self.warn = warn
         spill = f"{os.environ.get('TMPDIR', '/tmp')}/rollstream-query-{os.getpid()}"
         self.connection = duckdb.connect(":memory:", config={**OPTIONS, "temp_directory": spill})
@@ -158,7 +158,7 @@ class QuerySession:
     def archive(self) -> "ArchivedFiles":
         from rollstream.analysis.archive_files import ArchivedFiles
 
-        return ArchivedFiles(self.place, self.connection, self.skip_corrupt, self.warn)
+        return ArchivedFiles(self.location, self.connection, self.skip_corrupt, self.warn)
 
     @cached_property
     def _topic_views(self) -> "TopicViews":
@@ -168,10 +168,10 @@ class QuerySession:
 
     def bus(self) -> "Bus | None":
         """Returns the run's log, opened once; None if there is none."""
-        if self._bus is None and self.place.bus is not None:
+        if self._bus is None and self.location.bus is not None:
             from rollstream.analysis.log_rows import open_run_log
 
-            self._bus = open_run_log(self.place)
+            self._bus = open_run_log(self.location)
         return self._bus
 
     def close(self) -> None:
@@ -246,9 +246,9 @@ class QuerySession:
         if name in TOPICS:
             self._topic_views.define(name)
         elif name == "evaluations":
-            base_views.define_evaluations(self.connection, self.place)
+            base_views.define_evaluations(self.connection, self.location)
         else:
-            base_views.define_settings(self.connection, self.place)
+            base_views.define_settings(self.connection, self.location)
 
     def _derive(self, name: str) -> None:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
@@ -267,12 +267,12 @@ class QuerySession:
     def _define_text(self) -> None:
         from rollstream.analysis.text import define_text
 
-        define_text(self.connection, self.place)
+        define_text(self.connection, self.location)
 
 
 def _without_zones(sql: str, kinds: Sequence[str]) -> str:
     """Returns the query with zoned times cast to plain UTC; columns are matched by position."""
-    columns = [f"c{place}" for place in range(len(kinds))]
+    columns = [f"c{index}" for index in range(len(kinds))]
     chosen = [
         f"{column}::TIMESTAMP" if kind == ZONED_TIME else column
         for column, kind in zip(columns, kinds, strict=True)

@@ -81,7 +81,7 @@ class TopicTail:
                 at = self._found_again(at)
                 continue
             for message in sorted(messages, key=lambda m: m.timestamp_ms):
-                yield self._judged(message)
+                yield self._tail_record(message)
             for message in messages:
                 at[message.partition] = message.offset + 1
 
@@ -97,7 +97,7 @@ class TopicTail:
                 return
             for message in messages:
                 if message.offset < end:
-                    yield self._judged(message)
+                    yield self._tail_record(message)
             at = messages[-1].offset + 1
 
     def _found_again(self, at: Mapping[int, int]) -> dict[int, int]:
@@ -111,45 +111,47 @@ class TopicTail:
                 )
         return {partition: max(offset, begin[partition]) for partition, offset in at.items()}
 
-    def _judged(self, message: Message) -> TailRecord:
-        judged = None if message.value is None else self._judge(message.partition, message.value)
-        envelope = judged.envelope if judged else None
+    def _tail_record(self, message: Message) -> TailRecord:
+        classified = (
+            None if message.value is None else self._classify(message.partition, message.value)
+        )
+        envelope = classified.envelope if classified else None
         return TailRecord(
             message.partition,
             message.offset,
             message.timestamp_ms,
             message.key.decode(errors="replace"),
-            judged.record if judged else None,
+            classified.record if classified else None,
             envelope.term if envelope else None,
-            judged.void if judged else False,
-            judged.reason if judged else "tombstone",
+            classified.void if classified else False,
+            classified.reason if classified else "tombstone",
         )
 
-    def _judge(self, partition: int, value: bytes) -> ClassifiedMessage:
+    def _classify(self, partition: int, value: bytes) -> ClassifiedMessage:
         """Validates a message with its partition's fence; after a gap the fence starts again."""
         settings = self.bus.settings(self.topic)
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get(partition, Fence())
         try:
-            fence, judged = classify_message(
+            fence, classified = classify_message(
                 value, fence, topic=self.topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as error:
             self.warn(f"{self.topic} {partition}: {error}")
-            fence, judged = classify_message(
+            fence, classified = classify_message(
                 value, Fence(), topic=self.topic, fenced=fenced, compacted=compacted
             )
         self._fences[partition] = fence
-        return judged
+        return classified
 
 
 def matching(
-    passing: Iterator[TailRecord], conditions: Sequence[FieldCondition]
+    records: Iterator[TailRecord], conditions: Sequence[FieldCondition]
 ) -> Iterator[TailRecord]:
     """Yields the records that meet all conditions."""
     if not conditions:
-        return passing
-    return (one for one in passing if meets(one, conditions, {}))
+        return records
+    return (one for one in records if meets(one, conditions, {}))
 
 
 def meets(one: TailRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:

@@ -65,11 +65,11 @@ class TokenText:
             raise ConfigurationError(f"{self._path} is not a tokenizer: {error}") from error
 
 
-def define_text(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
+def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
     """Defines SQL functions: `text_of(tokens)`, and the selections `prompt_of(tokens, sources)` and
     `answer_of(tokens, sources)` of a trajectory's tokens.
     """
-    text = TokenText(place.tokenizers())
+    text = TokenText(location.tokenizers())
 
     def of(tokens: list[int] | None) -> str:
         return text.text(tokens or ())

@@ -89,7 +89,7 @@ def trajectory_names(
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
         named = [t for row in rows for t in row["trajectories"] or ()]
         if not named:
-            raise ConfigurationError(f"no group {group} was admitted in {session.place.name}")
+            raise ConfigurationError(f"no group {group} was admitted in {session.location.name}")
         return named
     if last:
         newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
@@ -100,7 +100,7 @@ def trajectory_names(
         rows = _by_name(session, name)
     if not rows:
         wanted = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
-        raise ConfigurationError(f"{wanted} in {session.place.name}")
+        raise ConfigurationError(f"{wanted} in {session.location.name}")
     return [str(rows[0]["trajectory"])]
 
 
@@ -184,24 +184,24 @@ def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
     return [dict(zip(answer.names, row, strict=True)) for rows in answer.batches for row in rows]
 
 
-def details_json(story: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
+def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     """Returns the details as a JSON object: record, tokens with their text, and view rows."""
     record = None
-    if story.record is not None:
-        pieces = text.pieces(story.record.tokens.tolist()) if text.is_known else None
-        record = record_values(story.record, whole=True) | {"pieces": pieces}
-    orders = [record_values(one) for one in story.orders]
-    partials = [record_values(one) for one in story.partials]
+    if details.record is not None:
+        pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
+        record = record_values(details.record, whole=True) | {"pieces": pieces}
+    orders = [record_values(one) for one in details.orders]
+    partials = [record_values(one) for one in details.partials]
     return json_value(
         {
-            "trajectory": story.trajectory,
+            "trajectory": details.trajectory,
             "record": record,
-            "completions": story.completions,
-            "reward": story.reward,
-            "annotations": story.annotations,
-            "spans": story.spans,
-            "trained": story.trained,
-            "group": story.group,
+            "completions": details.completions,
+            "reward": details.reward,
+            "annotations": details.annotations,
+            "spans": details.spans,
+            "trained": details.trained,
+            "group": details.group,
             "orders": orders,
             "partials": partials,
         }

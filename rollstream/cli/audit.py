@@ -121,75 +121,79 @@ KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print one line per invariant, with the first offenders."""
-    place = locate_asked_run(arguments.run, arguments.name, warn)
-    if place.folder is not None and (place.folder / REPLAY_FILE).is_file():
-        raise ConfigurationError(f"{place.name} is a replay; audit the replayed run instead")
+    location = locate_asked_run(arguments.run, arguments.name, warn)
+    if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
+        raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
     progress = _progress_printer()
     try:
         with ExitStack() as opened:
-            audit = _opened(place, progress, opened)
+            audit = _opened(location, progress, opened)
             tallies = audit.check()
     except ConfigurationError:
         raise
     except RollstreamError as error:
         progress("")
-        warn(f"{place.name} could not be read to its end: {error}")
+        warn(f"{location.name} could not be read to its end: {error}")
         return UNCHECKED
     progress("")
     if arguments.json:
-        print(json.dumps(audit_report_json(place.name, audit.run, tallies, audit.coverage)))
+        print(json.dumps(audit_report_json(location.name, audit.run, tallies, audit.coverage)))
     else:
         width = shutil.get_terminal_size().columns
-        print("\n".join(audit_report_lines(place.name, audit.run, tallies, audit.coverage, width)))
+        print(
+            "\n".join(audit_report_lines(location.name, audit.run, tallies, audit.coverage, width))
+        )
     states = {tally.state for tally in tallies}
     if "violated" in states:
         return VIOLATED
     return UNCHECKED if "unchecked" in states else KEPT
 
 
-def _opened(place: RunLocation, progress: Callable[[str], None], opened: ExitStack) -> Audit:
+def _opened(location: RunLocation, progress: Callable[[str], None], opened: ExitStack) -> Audit:
     """Returns the audit of log, store, or both."""
-    store = open_store(place.store) if place.has_store else None
-    if store is None and place.bus is None:
-        raise ConfigurationError(f"{place.name} has neither a log nor a store to audit")
-    run = place.run or _run_of(store, place.name)
+    store = open_store(location.store) if location.has_store else None
+    if store is None and location.bus is None:
+        raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
+    run = location.run or _run_of(store, location.name)
     bus = None
-    if place.bus is not None:
-        bus = open_run_log(place)
+    if location.bus is not None:
+        bus = open_run_log(location)
         opened.callback(bus.close)
-    return Audit(bus, store, run, audit_policy(place), progress)
+    return Audit(bus, store, run, audit_policy(location), progress)
 
 
-def audit_policy(place: RunLocation) -> AuditPolicy:
+def audit_policy(location: RunLocation) -> AuditPolicy:
     """Returns the settings of `config.json` that the audit needs; unknown ones are marked so."""
-    configuration = place.configuration
+    configuration = location.configuration
     on_update = configuration.get("rollouts", {}).get("on_update")
     if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
         return AuditPolicy(known=False)
     keep_version = on_update == "keep_version"
     trainer = configuration.get("trainer", {})
     return AuditPolicy(
-        place.max_lag,
+        location.max_lag,
         keep_version,
-        rule=_rule(trainer, place, keep_version),
+        rule=_rule(trainer, location, keep_version),
         choose=trainer.get("choose", ""),
         checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
     )
 
 
 def _rule(
-    trainer: Mapping[str, Any], place: RunLocation, keep_version: bool
+    trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
     """Returns the trainer's rule from its resolved settings; None if a setting is missing. If the
     model no longer exists, any token id is accepted.
     """
     settings = SimpleNamespace(**trainer)
     unknown = TrainingBounds()
-    context_max = place.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
-    found = [v for p in place.tokenizers() if (v := hf_vocabulary_size(p.parent)) is not None]
+    context_max = location.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
+    found = [v for p in location.tokenizers() if (v := hf_vocabulary_size(p.parent)) is not None]
     bounds = TrainingBounds(found[0] if found else unknown.vocabulary, context_max, keep_version)
     try:
-        return training_rule(cast("TrainerSettings", settings), place.max_lag, keep_version, bounds)
+        return training_rule(
+            cast("TrainerSettings", settings), location.max_lag, keep_version, bounds
+        )
     except AttributeError:
         return None
 

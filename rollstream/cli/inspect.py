@@ -24,18 +24,18 @@ def main(arguments: argparse.Namespace) -> int:
         if sum(ways) > 1:
             raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")
         name, run = None, name  # a single positional argument is the run
-    place = locate_asked_run(run, arguments.name, warn)
-    text = TokenText(place.tokenizers())
+    location = locate_asked_run(run, arguments.name, warn)
+    text = TokenText(location.tokenizers())
     console = Console(highlight=False)
-    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+    with QuerySession(location, warn, arguments.skip_corrupt) as session:
         for number, one in enumerate(
             trajectory_names(session, name, arguments.group, arguments.last)
         ):
-            story = trajectory_details(session, one)
+            details = trajectory_details(session, one)
             if arguments.json:
-                print(json.dumps(details_json(story, text)))
+                print(json.dumps(details_json(details, text)))
                 continue
             if number:
                 console.rule(style="dim")
-            console.print(render_trajectory(story, text, arguments.logprobs))
+            console.print(render_trajectory(details, text, arguments.logprobs))
     return 0

@@ -24,8 +24,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
     if arguments.rows < 1:
         raise ConfigurationError(f"--rows must be ≥ 1, got {arguments.rows}")
-    place = locate_asked_run(arguments.run, arguments.name, warn)
-    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+    location = locate_asked_run(arguments.run, arguments.name, warn)
+    with QuerySession(location, warn, arguments.skip_corrupt) as session:
         if arguments.tables:
             _list_views(session, arguments.json)
             return 0

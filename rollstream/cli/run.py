@@ -107,8 +107,8 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
     else:
         console.print(summary.table())
         console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
-    for concern in drop_bias_warnings(history.dropped.compared()):
-        console.print(f"warning: {concern.what}: {concern.do}", highlight=False)
+    for warning in drop_bias_warnings(history.dropped.compared()):
+        console.print(f"warning: {warning.what}: {warning.do}", highlight=False)
     if outcome.kind == "stopped":
         console.print("stopped; the same command resumes from the last checkpoint")
     if outcome.kind == "failed":

@@ -26,10 +26,10 @@ def main(arguments: argparse.Namespace) -> int:
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
-    place = locate_asked_run(arguments.run, arguments.name, warn)
+    location = locate_asked_run(arguments.run, arguments.name, warn)
     stop = listen_for_signals().stop
     day = ""
-    for one in _records(place, arguments, conditions, stop):
+    for one in _records(location, arguments, conditions, stop):
         if stop.is_set():
             break
         if arguments.json:
@@ -49,19 +49,19 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _records(
-    place: RunLocation,
+    location: RunLocation,
     arguments: argparse.Namespace,
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[TailRecord]:
     """Yields the selected records from the log, or from the archive if no log is left."""
-    if place.bus is None:
-        yield from _last(_from_archive(place, arguments), conditions, arguments)
+    if location.bus is None:
+        yield from _last(_from_archive(location, arguments), conditions, arguments)
         return
-    bus = open_run_log(place)
+    bus = open_run_log(location)
     try:
         if not has_topic(bus, arguments.topic):
-            raise ConfigurationError(f"{place.name} has no topic {arguments.topic} yet")
+            raise ConfigurationError(f"{location.name} has no topic {arguments.topic} yet")
         log = TopicTail(bus, arguments.topic, warn)
         ends = _chosen_partitions(bus.end(arguments.topic), arguments)
         begins = _chosen_partitions(bus.begin(arguments.topic), arguments)
@@ -89,26 +89,26 @@ def _start(
 
 
 def _last(
-    passing: Iterator[TailRecord],
+    records: Iterator[TailRecord],
     conditions: Sequence[FieldCondition],
     arguments: argparse.Namespace,
 ) -> Iterator[TailRecord]:
     """Returns the records that meet the conditions; only the last ones unless --from is given."""
-    wanted = matching(passing, conditions)
+    wanted = matching(records, conditions)
     if arguments.start is not None:
         return wanted
     return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
 
 
-def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
+def _from_archive(location: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
     from rollstream.analysis.session import QuerySession
     from rollstream.analysis.views import TOPICS
 
     if arguments.follow:
-        raise ConfigurationError(f"{place.name} has no log to follow, only an archive")
+        raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
     if arguments.topic not in TOPICS:
         raise ConfigurationError(
-            f"{place.name} has no log, only an archive, and {arguments.topic} is not archived; "
+            f"{location.name} has no log, only an archive, and {arguments.topic} is not archived; "
             f"archived are {', '.join(TOPICS)}"
         )
     where = [] if arguments.partition is None else [f"partition = {arguments.partition}"]
@@ -116,7 +116,7 @@ def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator
         return
     if arguments.start not in (None, "begin"):
         where.append(f'"offset" >= {int(arguments.start)}')
-    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+    with QuerySession(location, warn, arguments.skip_corrupt) as session:
         yield from archived_tail(session, arguments.topic, " AND ".join(where) or "true")
 
 
@@ -139,6 +139,8 @@ def _print(one: TailRecord, day: str, flush: bool) -> str:
         print(f"{day} (UTC)")
     words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
     void = " (void)" if one.void else ""
-    place = f"{one.partition}:{one.offset}"
-    print(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {place:>8}  {words}{void}", flush=flush)
+    position = f"{one.partition}:{one.offset}"
+    print(
+        f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {position:>8}  {words}{void}", flush=flush
+    )
     return day

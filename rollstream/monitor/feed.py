@@ -60,7 +60,7 @@ class TopicWatcher:
             self.positions = dict(self._bus.begin(self._topic))
             self._fences = dict.fromkeys(self.positions, Fence())
             return []
-        return self._judge(messages)
+        return self._classify(messages)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
         """True if a record below these end offsets is unread."""
@@ -72,7 +72,7 @@ class TopicWatcher:
         turned = partitions[self._first :] + partitions[: self._first]
         return {partition: self.positions[partition] for partition in turned}
 
-    def _judge(self, messages: Sequence[Message]) -> list[TimedRecord]:
+    def _classify(self, messages: Sequence[Message]) -> list[TimedRecord]:
         seen: list[TimedRecord] = []
         for message in messages:
             self.positions[message.partition] = message.offset + 1
@@ -80,16 +80,16 @@ class TopicWatcher:
             self.newest_s = max(time_s, self.newest_s or time_s)
             if message.value is None:
                 continue
-            self._fences[message.partition], judged = classify_message(
+            self._fences[message.partition], classified = classify_message(
                 message.value,
                 self._fences[message.partition],
                 topic=self._topic,
                 fenced=self._fenced,
                 compacted=self._compacted,
             )
-            self.unreadable += bool(judged.reason)
-            record = judged.record
-            if record is not None and not judged.void and not isinstance(record, Opened):
+            self.unreadable += bool(classified.reason)
+            record = classified.record
+            if record is not None and not classified.void and not isinstance(record, Opened):
                 seen.append(TimedRecord(record, time_s))
         return seen
 

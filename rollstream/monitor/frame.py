@@ -32,10 +32,10 @@ ROWS_MAX = 16  # rollouts if the height is unknown
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """Amount of detail: metrics up to `rank`, `concerns` warnings, with or without their advice."""
+    """Amount of detail: metrics up to `rank`, `warnings` warnings, with or without their advice."""
 
     rank: int
-    concerns: int
+    warnings: int
     advice: bool = True
     airy: bool = False
     """Blank lines between blocks."""
@@ -136,7 +136,7 @@ def _body(
     below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
     if at.trouble:
         below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
-    below += warning_lines(at.concerns, inside, level.concerns, level.advice)
+    below += warning_lines(at.concerns, inside, level.warnings, level.advice)
     return FrameBody(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
 
 

@@ -25,7 +25,7 @@ ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECK
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
     """Returns the warnings about a snapshot; an empty tuple for a healthy run."""
-    return tuple(concern for check in ALL_CHECKS for concern in check(at))
+    return tuple(warning for check in ALL_CHECKS for warning in check(at))
 
 
 CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
@@ -35,7 +35,7 @@ CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 class RunObserver:
     """Observes one run from one thread; `open_bus` returns None while the run has no log."""
 
-    plan: RunSettings
+    settings: RunSettings
     metrics: Path
     open_bus: Callable[[], Bus | None]
     clock: Callable[[], float]
@@ -46,7 +46,7 @@ class RunObserver:
     _feed: RunFeed | None = None
 
     def __post_init__(self) -> None:
-        self.state = self.plan.state()
+        self.state = self.settings.state()
 
     def observe(
         self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
@@ -57,7 +57,7 @@ class RunObserver:
             self._catch_up(Deadline(catch_up_s))
         except RollstreamError as error:
             trouble = f"the run cannot be read: {error}"
-        shown = take_snapshot(self.state, self.plan, self.clock(), roles, self.started_s)
+        shown = take_snapshot(self.state, self.settings, self.clock(), roles, self.started_s)
         return replace(shown, trouble=trouble, concerns=warnings_of(shown))
 
     def _catch_up(self, deadline: Deadline) -> None:
@@ -77,13 +77,13 @@ class RunObserver:
 READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unresponsive bus
 
 
-def warnings_at_end(bus: Bus, metrics: Path, plan: RunSettings) -> tuple[RunWarning, ...]:
+def warnings_at_end(bus: Bus, metrics: Path, settings: RunSettings) -> tuple[RunWarning, ...]:
     """Returns the warnings that `rollstream top` showed when the newest record was written.
 
     The time is that of the newest record: a report written a week later does not call the run
     silent.
     """
-    state, feed, deadline = plan.state(), RunFeed(bus, metrics), Deadline(READ_S)
+    state, feed, deadline = settings.state(), RunFeed(bus, metrics), Deadline(READ_S)
     while feed.follow(state, 0.0) and not deadline.passed():
         pass
-    return warnings_of(take_snapshot(state, plan, max(state.newest_s.values(), default=0.0)))
+    return warnings_of(take_snapshot(state, settings, max(state.newest_s.values(), default=0.0)))

@@ -102,17 +102,17 @@ def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> 
 
 
 def warning_lines(
-    concerns: Sequence[RunWarning], columns: int, most: int, advice: bool
+    warnings: Sequence[RunWarning], columns: int, most: int, advice: bool
 ) -> list[Text]:
     """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
     lines: list[Text] = []
-    for concern in concerns[:most]:
-        for index, words in enumerate(_wrapped(concern.what, columns - 2)):
+    for warning in warnings[:most]:
+        for index, words in enumerate(_wrapped(warning.what, columns - 2)):
             lines.append(Text(("  " if index else "! ") + words, "yellow"))
-        do = _wrapped(f"→ {concern.do}", columns - 2) if advice else []
+        do = _wrapped(f"→ {warning.do}", columns - 2) if advice else []
         lines += [Text(f"  {words}", "dim") for words in do]
-    if len(concerns) > most:
-        lines.append(Text(f"! {len(concerns) - most} more warnings", "yellow"))
+    if len(warnings) > most:
+        lines.append(Text(f"! {len(warnings) - most} more warnings", "yellow"))
     return lines
 
 
@@ -130,7 +130,7 @@ def plain_line(at: RunSnapshot) -> str:
     parts.append(f"{at.queue.open_groups} groups open, {at.queue.ready_groups} ready")
     if at.restarts:
         parts.append(f"{at.restarts} restarts")
-    warnings = (f"! {concern.what}" for concern in at.concerns[:NOTES_MAX])
+    warnings = (f"! {warning.what}" for warning in at.concerns[:NOTES_MAX])
     trouble = [f"! {plain_text(at.trouble)}"] if at.trouble else []
     return " · ".join([*parts, *at.notes[-NOTES_MAX:], *trouble, *warnings])
 

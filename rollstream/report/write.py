@@ -198,7 +198,7 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
 
 def _warnings(history: RunHistory) -> str:
     """The warnings at the run's last record."""
-    rows = [(concern.what, concern.do) for concern in history.concerns]
+    rows = [(warning.what, warning.do) for warning in history.concerns]
     content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 

@@ -210,7 +210,7 @@ def replay_configuration(c: Configuration, path: Path, model: Path) -> Configura
 class ReplaySource:
     """An opened input; `store` is None if it has none."""
 
-    place: RunLocation
+    location: RunLocation
     store: ObjectStore | None
     log: LogWithArchive
 
@@ -218,7 +218,8 @@ class ReplaySource:
         """Its recorded steps. Raises `ConfigurationError` if it has no ledger."""
         if not any(self.log.end("ledger").values()):
             raise ConfigurationError(
-                f"{self.place.name} has no ledger, and only the ledger records what a step trained"
+                f"{self.location.name} has no ledger, and only the ledger records what a step "
+                "trained"
             )
         return read_recorded(self.log)
 
@@ -226,25 +227,25 @@ class ReplaySource:
 @contextmanager
 def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
     """Open the input; `name` selects the run in an archive that holds several."""
-    place = locate_run(named)
-    place = place if name is None else replace(place, run=name)
-    store = open_store(place.store) if place.has_store else None
-    bus = None if place.bus is None else open_run_log(place)
+    location = locate_run(named)
+    location = location if name is None else replace(location, run=name)
+    store = open_store(location.store) if location.has_store else None
+    bus = None if location.bus is None else open_run_log(location)
     if bus is not None and not has_topic(bus, "ledger"):
         bus.close()
         bus = None
-    run = place.run or (_only_run(place, store) if store is not None else "run")
+    run = location.run or (_only_run(location, store) if store is not None else "run")
     with closing(LogWithArchive(bus, store, run)) as log:
-        yield ReplaySource(place, store, log)
+        yield ReplaySource(location, store, log)
 
 
-def _only_run(place: RunLocation, store: ObjectStore) -> str:
+def _only_run(location: RunLocation, store: ObjectStore) -> str:
     runs = sorted({file.run for file in archived_files(store)})
     if len(runs) == 1:
         return runs[0]
     if runs:
         raise ConfigurationError(
-            f"{place.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
+            f"{location.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
             "one with --name NAME"
         )
-    raise ConfigurationError(f"{place.name} holds no archive of a run; is the path right?")
+    raise ConfigurationError(f"{location.name} holds no archive of a run; is the path right?")

@@ -173,12 +173,12 @@ def find_store(named: str | None) -> ObjectStore:
         for folder in (path, path / "store"):
             if (folder / "weights").is_dir() and not (path / "config.json").is_file():
                 return open_store(f"file:{folder.absolute()}")
-    place = locate_run(named)
+    location = locate_run(named)
     if named is None:
-        print(f"using the newest run, {place.name}", file=sys.stderr)
-    if not place.has_store:
-        raise ConfigurationError(f"{place.name} has no weights yet")
-    return open_store(place.store)
+        print(f"using the newest run, {location.name}", file=sys.stderr)
+    if not location.has_store:
+        raise ConfigurationError(f"{location.name} has no weights yet")
+    return open_store(location.store)
 
 
 def is_version(text: str) -> bool:

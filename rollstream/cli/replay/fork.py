@@ -30,7 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
         store = source.store
         if store is None:
             raise ConfigurationError(
-                f"{source.place.name} has no store, so it has no checkpoint to fork from"
+                f"{source.location.name} has no store, so it has no checkpoint to fork from"
             )
         checkpoint = find_checkpoint(store, arguments.at)
         wanted = plan_fork(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)

@@ -55,13 +55,13 @@ def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[s
             here.append(topic)
         elif named:
             raise ConfigurationError(
-                f"{source.place.name} holds no records in {topic}"
-                + ("" if source.place.bus else f"; it is an archive, which keeps {_history()}")
+                f"{source.location.name} holds no records in {topic}"
+                + ("" if source.location.bus else f"; it is an archive, which keeps {_history()}")
             )
         else:
             print_notice(f"{topic} holds no records")
     if not here:
-        raise ConfigurationError(f"{source.place.name} holds no records to copy")
+        raise ConfigurationError(f"{source.location.name} holds no records to copy")
     return here
 
 

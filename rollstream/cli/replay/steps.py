@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
     check_outside_run(out, run.path)
     with open_replay_source(str(run.path)) as source:
         if source.store is None:
-            name = source.place.name
+            name = source.location.name
             raise ConfigurationError(f"{name} has no store, so it has no checkpoint to replay from")
         recorded, before = source.recorded(), read_replay_request(out)
         asked = _asked(arguments, run, recorded, before)
