@@ -9,7 +9,7 @@ invariant 7 exactly as the archive does, starting from the fence after the last 
 from collections.abc import Iterator, Mapping
 from typing import Literal, cast
 
-from rollstream.analysis.archive_files import OffsetGap
+from rollstream.analysis.coverage import OffsetGap
 from rollstream.analysis.locate import RunLocation
 from rollstream.errors import BusError, PositionLost
 from rollstream.storage import claim_check
