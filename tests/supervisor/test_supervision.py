@@ -177,12 +177,12 @@ def test_the_next_supervisor_hands_on_the_nonces_of_the_one_before(tmp_path):
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
-from rollstream.supervisor.process import Seat
+from rollstream.supervisor.process import ProcessSpec
 from rollstream.cli.signals import listen_for_signals
 from rollstream.supervisor.supervisor import Supervisor
 role = ("from rollstream.supervisor.process import end_with_parent; end_with_parent();"
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-seats = [Seat(name, [sys.executable, "-c", role]) for name in ("a", "b")]
+seats = [ProcessSpec(name, [sys.executable, "-c", role]) for name in ("a", "b")]
 signals = listen_for_signals()
 outcome = Supervisor(seats, Path(sys.argv[1])).run(signals.stop, signals.hurry, lambda states: None)
 print(outcome.kind)

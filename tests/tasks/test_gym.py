@@ -70,7 +70,7 @@ def test_only_what_is_tagged_is_judged_where_a_tag_is_asked_for():
 def test_an_entry_of_tuples_is_judged_in_another_process_as_here():
     """`rearc` compares tuples; `word_ladder` differs between processes of different hash seeds."""
     code = (
-        "import sys, json; from test_gym import gym\n"
+        "import sys, json; from tests.tasks.test_gym import gym\n"
         "for name, reference in json.loads(sys.stdin.read()).items():\n"
         "    answer = json.loads(reference)['answer']\n"
         "    print(gym(dataset=name).judge(reference, [[*answer.encode(), 258]]).reward)"

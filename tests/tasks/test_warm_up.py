@@ -73,10 +73,10 @@ KILLED = """
 import sys
 from pathlib import Path
 from rollstream.producers.tasks.remainder import Remainder
-from rollstream.warmup.sft import Course
+from rollstream.warmup.sft import SftSchedule
 from rollstream.warmup.warmup import warm_up
 from rollstream.storage.settings import ModelSettings
-model, course = ModelSettings.model_validate_json(sys.argv[2]), Course(200, 100_000)
+model, course = ModelSettings.model_validate_json(sys.argv[2]), SftSchedule(200, 100_000)
 warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), course)
 """
 

@@ -26,20 +26,20 @@ from tests.streams.sqlite.test_sqlite_processes import start
 
 APPEND = """
 import sys
-from rollstream.streams.bus import Entry
+from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import Topic
 bus = open_bus(sys.argv[1])
 bus.create([Topic("t", 2)])
 for number in range(int(sys.argv[2])):
-    entry = Entry(b"k", b"%d" % number + bytes(3000), number % 2)
+    entry = AppendEntry(b"k", b"%d" % number + bytes(3000), number % 2)
     print(number, *bus.append("t", [entry]), flush=True)
 """
 MEMBER = """
 import sys
-from rollstream.streams.kafka.address import Secrets, parse
+from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.bus import KafkaBus
-bus = KafkaBus(parse(sys.argv[1]), Secrets(), lease_s=2.0)
+bus = KafkaBus(parse_kafka_url(sys.argv[1]), Secrets(), lease_s=2.0)
 reader = bus.join("g", "t", sys.argv[2])
 while True:
     messages = reader.poll(0.5, records_max=7)

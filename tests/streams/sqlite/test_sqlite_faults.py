@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
 FILL = """
 import resource, sys
 from pathlib import Path
-from rollstream.streams.bus import Entry
+from rollstream.streams.bus import AppendEntry
 from rollstream.errors import BusError
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import Topic
@@ -79,11 +79,11 @@ bus.create([Topic("t")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 try:
     while True:
-        print(*bus.append("t", [Entry(b"k", bytes(20_000))]), flush=True)
+        print(*bus.append("t", [AppendEntry(b"k", bytes(20_000))]), flush=True)
 except BusError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(*bus.append("t", [Entry(b"k", b"space again")]))
+print(*bus.append("t", [AppendEntry(b"k", b"space again")]))
 """
 
 

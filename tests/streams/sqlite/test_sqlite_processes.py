@@ -19,14 +19,14 @@ from tests.streams.forked_child import check_that_a_forked_child_is_refused
 APPEND = """
 import sys
 from pathlib import Path
-from rollstream.streams.bus import Entry
+from rollstream.streams.bus import AppendEntry
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import Topic
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 bus = SqliteBus(folder)
 bus.create([Topic("t", 2)])
 for number in range(count):
-    entry = Entry(name.encode(), b"%d" % number + bytes(3000), number % 2)
+    entry = AppendEntry(name.encode(), b"%d" % number + bytes(3000), number % 2)
     print(number, *bus.append("t", [entry]), flush=True)
 """
 

@@ -147,8 +147,8 @@ LAUNCHER = """
 import sys
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.cli.signals import listen_for_signals
-from rollstream.supervisor.train_group import run_group
-sys.exit(run_group(sys.argv[1:], TrainerSettings(processes=2), listen_for_signals()))
+from rollstream.supervisor.train_group import run_rank_processes
+sys.exit(run_rank_processes(sys.argv[1:], TrainerSettings(processes=2), listen_for_signals()))
 """
 
 
