@@ -125,7 +125,8 @@ def test_whether_a_prompt_surely_fits_never_errs():
 def test_rewards_decode_without_transformers(folder: Path):
     """And prompts are made without torch."""
     code = (
-        "import sys; from pathlib import Path; from rollstream.producers.tasks.text import TaskText;"
+        "import sys; from pathlib import Path;"
+        "from rollstream.producers.tasks.text import TaskText;"
         "from rollstream.producers.tasks.text_tokenizer import TextTokenizer;"
         f"text = TaskText(TextTokenizer(Path({str(folder)!r})));"
         "assert text.answer([[121, 258]]) == 'y'; assert 'transformers' not in sys.modules;"
