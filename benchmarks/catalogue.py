@@ -205,7 +205,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "s3": Benchmark(
         "benchmarks.storage.s3",
-        {"storage/stores/s3.py": {"s3_put": "≥ 0.9 ×", "s3_get": "≥ 0.9 ×"}},
+        {"storage/s3.py": {"s3_put": "≥ 0.9 ×", "s3_get": "≥ 0.9 ×"}},
     ),
     "simulator": Benchmark(
         "benchmarks.simulator.simulator",

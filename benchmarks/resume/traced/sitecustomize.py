@@ -29,7 +29,7 @@ SECTIONS = {
     "rollstream.consumers.trainer.publisher": {
         "write_checkpoint": "checkpoint", "StepPublisher._clean_up": "checkpoint",
     },
-    "rollstream.consumers.trainer.loop": {"SimulatedTrainer._state": "checkpoint"},
+    "rollstream.consumers.trainer.loop": {"Trainer._state": "checkpoint"},
     "rollstream.producers.rollout.publisher": {
         "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
     },
