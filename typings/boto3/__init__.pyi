@@ -1,0 +1,13 @@
+"""Types of the part of boto3 that this repository uses. A client is made from service descriptions
+when it is asked for, so its methods have no types here.
+"""
+
+from typing import Any
+
+class Session:
+    region_name: str | None
+    def __init__(self, **settings: Any) -> None: ...
+    def client(self, service_name: str, **settings: Any) -> Any: ...
+    def get_credentials(self) -> Any: ...
+
+def client(service_name: str, **settings: Any) -> Any: ...

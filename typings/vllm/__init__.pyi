@@ -1,0 +1,19 @@
+"""The names of vLLM that this repository uses; nearly everything of them is `Any`, since vLLM is
+installed by few and typed in part.
+"""
+
+from typing import Any
+
+class EngineArgs:
+    def __init__(self, *args: Any, **settings: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class AsyncEngineArgs:
+    def __init__(self, *args: Any, **settings: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class SamplingParams:
+    def __init__(self, *args: Any, **settings: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+_custom_ops: Any

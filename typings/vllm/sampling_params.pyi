@@ -1,0 +1,6 @@
+from typing import Any
+
+class RequestOutputKind:
+    CUMULATIVE: Any
+    DELTA: Any
+    FINAL_ONLY: Any

@@ -1,0 +1,1 @@
+HAS_TRITON: bool

@@ -1,0 +1,5 @@
+from typing import Any
+
+class EngineCoreRequestType:
+    UTILITY: Any
+    def __getattr__(self, name: str) -> Any: ...

@@ -1,0 +1,6 @@
+from typing import Any
+
+class AsyncLLM:
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, **settings: Any) -> AsyncLLM: ...
+    def __getattr__(self, name: str) -> Any: ...

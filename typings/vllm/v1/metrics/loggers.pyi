@@ -1,0 +1,4 @@
+from typing import Any
+
+class StatLoggerBase:
+    def __init__(self, *args: Any, **settings: Any) -> None: ...
