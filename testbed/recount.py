@@ -122,7 +122,7 @@ def count_tokens(
         for span in fields["spans"]:
             size, version = span["end"] - span["start"], span["version"]
             lag = step_of[name] - 1 - version["number"]
-            made = versions.get(version["number"], version)
+            made = versions.get(version["number"]) or version
             within = places.max_lag is None or lag <= places.max_lag
             if within and made["term"] == version["term"]:
                 trained += size

@@ -48,7 +48,7 @@ def random_model(folder: Path) -> Path:
     """A model with the task's vocabulary: nothing is to be learnt here."""
     tokenizer = load_task(TaskSettings()).tokenizer()
     sizes = SIZES | {"vocab_size": tokenizer.size} | dict(tokenizer.special)
-    build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)
+    build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
     tokenizer.save(folder)
     return folder
 

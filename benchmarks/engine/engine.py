@@ -128,13 +128,13 @@ def _engine(model: PreTrainedModel, lengths: list[int], slots: int) -> Callable[
 
 def _static_batches(model: PreTrainedModel, lengths: list[int]) -> Callable[[], None]:
     """transformers' own loop: a batch runs until its longest request is done."""
-    prompts = torch.from_numpy(np.stack(_prompts(len(lengths))).astype(np.int64))
+    prompts = torch.from_numpy(np.stack(_prompts(len(lengths))).astype(np.int64))  # pyright: ignore[reportUnknownMemberType]
 
     def run() -> None:
         for begin in range(0, len(lengths), BATCH):
             ids = prompts[begin : begin + BATCH]
             longest = max(lengths[begin : begin + BATCH])
-            made = model.generate(
+            made = model.generate(  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=True,
@@ -144,7 +144,7 @@ def _static_batches(model: PreTrainedModel, lengths: list[int]) -> Callable[[], 
                 max_new_tokens=longest,
                 pad_token_id=0,
             )
-            assert made.shape[1] == PROMPT + longest
+            assert made.shape[1] == PROMPT + longest  # pyright: ignore[reportUnknownMemberType]
 
     return run
 
@@ -189,8 +189,8 @@ def _generic_model() -> PreTrainedModel:
 
 
 def _random(kind: Callable[..., PreTrainedModel], config: object) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
         model = kind(config).eval()
     model.requires_grad_(False)
     model.generation_config.eos_token_id = None  # lengths are forced, for both

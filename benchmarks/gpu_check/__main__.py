@@ -196,9 +196,9 @@ def parameters(model: Path) -> int:
 
     total = 0
     for file in model.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  it is no mapping
-                total += int(torch.Size(tensors.get_slice(name).get_shape()).numel())
+        with safe_open(file, "pt") as tensors:  # pyright: ignore[reportUnknownVariableType]
+            for name in tensors.keys():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # noqa: SIM118  it is no mapping
+                total += int(torch.Size(tensors.get_slice(name).get_shape()).numel())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     return total
 
 

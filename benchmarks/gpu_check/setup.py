@@ -63,7 +63,7 @@ def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
     from rollstream.storage.models import build_model
 
     model = build_model("Qwen2ForCausalLM", shape, seed=0)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
     Numbered().tokenizer().save(folder)
     return folder
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from botocore.config import Config
+from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 
 from benchmarks.case import Case, paired
 from rollstream.storage.stores.connect import open_store

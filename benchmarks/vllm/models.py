@@ -42,7 +42,7 @@ def _config(vocabulary: int, hidden: int, layers: int, inner: int, *, tied: bool
 
 
 def _drawn(config: Qwen3Config, seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         model = Qwen3ForCausalLM(config).eval()
     return model.requires_grad_(False)

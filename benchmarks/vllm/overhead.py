@@ -135,7 +135,7 @@ def _bare(
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")  # pyright: ignore[reportUnknownMemberType]
     loop = asyncio.new_event_loop()
     arguments = AsyncEngineArgs(
         model=str(folder / "model"),

@@ -42,7 +42,7 @@ def update_pause(pairs: int) -> list[Case]:
     with tempfile.TemporaryDirectory(prefix="rollstream-vllm-", dir=memory) as folder:
         other = large_model(0)
         other.load_state_dict(new)
-        other.save_pretrained(folder)
+        other.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
         del other
         engine = VllmEngine(model.config, old, V1, EngineOptions(RUNNING, CONTEXT))
         bench = _Pauses(engine, folder)

@@ -143,7 +143,7 @@ def _long_run(steps: int) -> Case:
     for step in range(steps):
         tokens = torch.randint(0, model.config.vocab_size, (2, 128), generator=draw)
         model(input_ids=tokens, labels=tokens).loss.backward()
-        optimiser.step()
+        optimiser.step()  # pyright: ignore[reportUnknownMemberType]
         optimiser.zero_grad()
         if step >= steps // 2 - 1:
             now = {name: each.detach().bfloat16() for name, each in model.named_parameters()}
@@ -164,8 +164,8 @@ def _model() -> Qwen3ForCausalLM:
         head_dim=64,
         tie_word_embeddings=False,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
         return Qwen3ForCausalLM(config)
 
 

@@ -290,7 +290,8 @@ def _odd(drawn: random.Random, value: object) -> Any:
     if isinstance(value, str):
         return drawn.choice(TEXTS)
     if isinstance(value, list):
-        return (value * drawn.choice((0, 2, 1000)))[:3000]  # a field may be drawn twice
+        many: list[Any] = value * drawn.choice((0, 2, 1000))  # pyright: ignore[reportUnknownVariableType]
+        return many[:3000]  # a field may be drawn twice
     if isinstance(value, dict):
         return {f"k{i}": drawn.choice(FLOATS) for i in range(drawn.choice((0, 3, 3000)))}
     return drawn.choice(OTHERS)

@@ -9,16 +9,19 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import rollstream.storage.metrics_file
-import rollstream.storage.stores.connect
-import rollstream.streams.connect
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores import connect as stores_connect
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams import connect
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
+from rollstream.supervisor.process import ProcessSpec
 from testbed.kills.aims import FOLDER, AimedGate
 from testbed.kills.moments import FILL
 from testbed.stepped.crashing_store import CrashingStore
@@ -59,41 +62,41 @@ class AimedBus:
 
 def aim_at_writes(gate: AimedGate) -> None:
     """Before anything else of the product is imported: who opens, opens an aimed one."""
-    open_bus, open_store = (
-        rollstream.streams.connect.open_bus,
-        rollstream.storage.stores.connect.open_store,
-    )
-    line = rollstream.storage.metrics_file.MetricsFile.append
-    rollstream.streams.connect.open_bus = lambda *a, **k: AimedBus(open_bus(*a, **k), gate)  # type: ignore[assignment]
-    rollstream.storage.stores.connect.open_store = lambda *a, **k: CrashingStore(
-        open_store(*a, **k), gate
-    )  # type: ignore[arg-type,assignment]
+    open_bus, open_store = connect.open_bus, stores_connect.open_store
+    line = MetricsFile.append
 
-    def append(
-        self: rollstream.storage.metrics_file.MetricsFile, values: Mapping[str, Any]
-    ) -> None:
-        gate.write(f"line {self._path.name}", lambda: line(self, values))
+    def open_aimed_bus(*given: Any, **named: Any) -> Bus:
+        return AimedBus(open_bus(*given, **named), gate)  # type: ignore[return-value]
 
-    rollstream.storage.metrics_file.MetricsFile.append = append  # type: ignore[method-assign]
+    def open_aimed_store(*given: Any, **named: Any) -> ObjectStore:
+        return CrashingStore(open_store(*given, **named), gate)
+
+    connect.open_bus = open_aimed_bus
+    stores_connect.open_store = open_aimed_store
+
+    def append(self: MetricsFile, values: Mapping[str, Any]) -> None:
+        gate.write(f"line {self._path.name}", lambda: line(self, values))  # pyright: ignore[reportPrivateUsage]
+
+    MetricsFile.append = append  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def aim_at_supervisor(gate: AimedGate) -> None:
     """Its own note, and the command lines of its roles."""
-    import rollstream.supervisor.plan as roster
+    from rollstream.supervisor import plan
     from rollstream.supervisor.lock import RunLock
 
-    seat, keep = roster._role_spec, RunLock.keep_nonces
+    role_spec, keep = plan._role_spec, RunLock.keep_nonces  # pyright: ignore[reportPrivateUsage]
 
-    def aimed_seat(*words: Any, **named: Any) -> Any:
-        made = seat(*words, **named)
+    def aimed_role_spec(*words: Any, **named: Any) -> ProcessSpec:
+        made = role_spec(*words, **named)
         command = [MODULE if word == "rollstream" else word for word in made.command]
-        return roster.replace(made, command=command)
+        return replace(made, command=command)
 
     def keep_nonces(self: RunLock, nonces: Mapping[str, str]) -> None:
         gate.write("nonces", lambda: keep(self, nonces))
 
-    roster._role_spec = aimed_seat
-    RunLock.keep_nonces = keep_nonces  # type: ignore[method-assign]
+    plan._role_spec = aimed_role_spec  # pyright: ignore[reportPrivateUsage]
+    RunLock.keep_nonces = keep_nonces
 
 
 def aim_at_history(gate: AimedGate) -> None:
@@ -107,7 +110,7 @@ def aim_at_history(gate: AimedGate) -> None:
     def aimed(self: NodeHistory) -> Any:
         history = take_over(self)
         if history is not None:
-            table = history._table
+            table = history._table  # pyright: ignore[reportPrivateUsage]
             add = table.add
             table.add = lambda *a: gate.write(FILL, lambda: add(*a))  # type: ignore[method-assign]
         return history

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import boto3
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.server import DomainDispatcherApplication, create_backend_app  # pyright: ignore[reportPrivateImportUsage]
 from werkzeug.serving import make_server
 
 from testbed.servers import use

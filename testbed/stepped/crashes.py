@@ -5,7 +5,7 @@ before it is answered.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from testbed.stepped.baton import Baton, Crashed, Process
 
@@ -84,6 +84,14 @@ class Drawn(Plan):
         for victim in self._processes():
             self._baton.kill(victim)
         raise Crashed
+
+
+class WriteGate(Protocol):
+    """What a store or a bus asks before it reads, and to make a write."""
+
+    def look(self) -> None: ...
+
+    def write(self, kind: str, make: Callable[[], Result]) -> Result: ...
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
-from testbed.stepped.crashes import Gate
+from testbed.stepped.crashes import WriteGate
 
 
 @dataclass
@@ -13,7 +13,7 @@ class CrashingStore:
     """See `ObjectStore`."""
 
     inner: ObjectStore
-    gate: Gate
+    gate: WriteGate
 
     def put(self, key: str, data: Data) -> str:
         return self.gate.write(_kind("put", key), lambda: self.inner.put(key, data))

@@ -130,7 +130,7 @@ class HandFed:
     def train(self, broken: frozenset[str] = frozenset(), error: type = ComputeFailed) -> bool:
         trainer = self.build()
         self._apply()
-        trainer.take_feeder.learner = Breaking(trainer.take_feeder.learner, broken, error)
+        trainer.take_feeder.learner = Breaking(trainer.take_feeder.learner, broken, error)  # pyright: ignore[reportAttributeAccessIssue]
         stop = threading.Event()
         alarm = threading.Timer(30.0, stop.set)  # short of groups it would wait for ever
         alarm.start()

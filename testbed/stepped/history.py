@@ -31,7 +31,7 @@ def remembering(
             counts["histories taken over"] += 1
             counts["remembered"] += draft_feed.history_feed.records
         atexit.unregister(node.leave)
-        node._shared.close()
-        if node._written is not None:
-            node._written.close()
-        node._unlock()
+        node._shared.close()  # pyright: ignore[reportPrivateUsage]
+        if node._written is not None:  # pyright: ignore[reportPrivateUsage]
+            node._written.close()  # pyright: ignore[reportPrivateUsage]
+        node._unlock()  # pyright: ignore[reportPrivateUsage]

@@ -29,7 +29,7 @@ class SteppedPublisher:
                     self.baton.wait(WAIT_S)
                     continue
                 self._busy = True
-                self.inner._publish(self._queue.popleft())
+                self.inner._publish(self._queue.popleft())  # pyright: ignore[reportPrivateUsage]
                 self._busy = False
         except BaseException as error:
             self._failed = error
