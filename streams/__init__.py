@@ -59,29 +59,10 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "admissible": (
-            "BelievedVersions",
-            "Refusal",
-            "TrainingBounds",
-            "refusal",
-        ),
-        "bus": (
-            "AppendEntry",
-            "Bus",
-            "GroupReader",
-            "Message",
-        ),
-        "codec": (
-            "Decoded",
-            "Envelope",
-            "decode",
-            "encode",
-            "record_hash",
-        ),
-        "connect": (
-            "check_reachable",
-            "open_bus",
-        ),
+        "admissible": ("BelievedVersions", "Refusal", "TrainingBounds", "refusal"),
+        "bus": ("AppendEntry", "Bus", "GroupReader", "Message"),
+        "codec": ("Decoded", "Envelope", "decode", "encode", "record_hash"),
+        "connect": ("check_reachable", "open_bus"),
         "dead_letters": ("DeadLetterWriter",),
         "reader": (
             "Received",
@@ -92,18 +73,10 @@ __getattr__ = lazy_exports(
             "read_at",
         ),
         "release": ("RELEASE",),
-        "topics": (
-            "Topic",
-            "catalogue",
-            "partition_of",
-        ),
+        "topics": ("Topic", "catalogue", "partition_of"),
         "truncation": ("truncate",),
         "wrapper": ("BusWrapper",),
-        "writer": (
-            "FencedWriter",
-            "publish",
-            "publish_all",
-        ),
+        "writer": ("FencedWriter", "publish", "publish_all"),
     },
 )
 

@@ -30,18 +30,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "file_names": ("ArchiveFile",),
-        "files": (
-            "EncodedFile",
-            "encode_file",
-        ),
-        "log": (
-            "LogWithArchive",
-            "whole_topic",
-        ),
+        "files": ("EncodedFile", "encode_file"),
+        "log": ("LogWithArchive", "whole_topic"),
         "messages": ("messages_of",),
-        "reading": (
-            "archived_files",
-            "archived_to",
-        ),
+        "reading": ("archived_files", "archived_to"),
     },
 )

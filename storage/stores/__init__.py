@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "base": (
-            "ListedObject",
-            "ObjectStat",
-            "ObjectStore",
-            "content_hash",
-        ),
+        "base": ("ListedObject", "ObjectStat", "ObjectStore", "content_hash"),
         "conditional_writes": ("check_conditional_writes",),
         "connect": ("open_store",),
         "file": ("FileStore",),

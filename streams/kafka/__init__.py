@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "address": (
-            "KafkaAddress",
-            "parse_kafka_url",
-        ),
+        "address": ("KafkaAddress", "parse_kafka_url"),
         "bus": ("KafkaBus",),
     },
 )

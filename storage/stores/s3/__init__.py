@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "address": (
-            "S3Address",
-            "parse_s3_url",
-        ),
+        "address": ("S3Address", "parse_s3_url"),
         "store": ("S3Store",),
     },
 )

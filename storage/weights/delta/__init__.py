@@ -26,17 +26,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "codec": (
-            "apply_tensor",
-            "encode_tensor",
-            "encode_whole",
-        ),
-        "coding": (
-            "Changes",
-            "CodedTensor",
-            "Coding",
-            "ValueCoding",
-            "squash",
-        ),
+        "codec": ("apply_tensor", "encode_tensor", "encode_whole"),
+        "coding": ("Changes", "CodedTensor", "Coding", "ValueCoding", "squash"),
     },
 )
