@@ -100,7 +100,7 @@ class PromptSource:
                 self.next_group = target
             stop.wait(POLL_S)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Prompts published in the whole run, and how many of them are not admitted."""
         return {
             "prompts_published_total": self.next_group,

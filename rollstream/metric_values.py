@@ -1,8 +1,8 @@
 """The metrics of a running role: plain numbers under documented names.
 
 A role counts while it works; the metrics server reads the counts at any moment from another thread.
-So a role's `figures()` only reads, never waits, and copies what the role may change meanwhile.
-Names, units and meanings are those of `docs/reference/metrics.md`, without the prefix.
+So a role's `metric_values()` only reads, never waits, and copies what the role may change
+meanwhile. Names, units and meanings are those of `docs/reference/metrics.md`, without the prefix.
 """
 
 from bisect import bisect_left
@@ -39,4 +39,4 @@ MetricValues: TypeAlias = Mapping[str, MetricValue]
 
 @runtime_checkable
 class ProvidesMetrics(Protocol):
-    def figures(self) -> MetricValues: ...
+    def metric_values(self) -> MetricValues: ...

@@ -1,4 +1,4 @@
-"""What is kept: objects, weight versions, checkpoints, the archive, and who holds which role.
+"""Storage: objects, weight versions, checkpoints, the archive, and the leases and terms of roles.
 
 `stores/` are the object stores, `weights/` the versions, `archive/` the log as Parquet files,
 `relay/` a node's cache of versions. `checkpoints` holds the trainer's state. `leases` and `terms`

@@ -78,7 +78,7 @@ class Lease:
             if not self._record.released:
                 self._swap(replace(self._record, released=True))
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics of the holder's lease."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}

@@ -66,9 +66,9 @@ class BusWrapper:
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return self._below.join(group, topic, member)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """The metrics of the bus below; most buses have none."""
-        return self._below.figures() if isinstance(self._below, ProvidesMetrics) else {}
+        return self._below.metric_values() if isinstance(self._below, ProvidesMetrics) else {}
 
     def close(self) -> None:
         self._below.close()

@@ -56,7 +56,7 @@ class ArchiveService:
         for topic in topics:
             topic.finish()
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,

@@ -212,7 +212,7 @@ class Dispatch:
         for rollout in rollouts:
             log.warning("rollout %s is silent or stuck: its trajectories are reassigned", rollout)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics; counts of groups are of the whole run, counts of assignments of this term."""
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained

@@ -158,7 +158,7 @@ class TrainerTotals:
         self.publish_s.add(publish_s)
         self.last = dict(done.metrics)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         return {
             "trainer_steps_total": self.steps,
             "trainer_steps_repeated_total": self.repeated,

@@ -144,7 +144,7 @@ class Trainer:
         )
         self.publisher.submit(snapshot)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics of this term. A step and what it trained count once its `StepDone` is in the
         ledger; repeated steps do not count.
         """
@@ -162,7 +162,7 @@ class Trainer:
             },
             "trainer_version_published": self.publisher.version,
             "trainer_publish_waiting": self.publisher.waiting(),
-            **self.publisher.totals.figures(),
+            **self.publisher.totals.metric_values(),
         }
 
     def readers(self) -> list[TopicReader]:

@@ -18,7 +18,7 @@ def rollout_metrics(
 ) -> MetricValues:
     """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
     newest = follower.newest
-    figures: dict[str, MetricValue] = {
+    values: dict[str, MetricValue] = {
         "rollout_term": publisher.term,
         "rollout_trajectories_total": {name: publisher.finishes[name] for name in FINISHES},
         "rollout_rewards_outstanding": judged,
@@ -28,10 +28,10 @@ def rollout_metrics(
         "rollout_fetch_seconds": follower.fetch_s,
         "rollout_apply_seconds": publisher.apply_s,
     }
-    figures.update(_draft_metrics(publisher.drafts))
+    values.update(_draft_metrics(publisher.drafts))
     if publisher.last_status is not None:
-        figures.update(_status_metrics(publisher.last_status))
-    return figures
+        values.update(_status_metrics(publisher.last_status))
+    return values
 
 
 def _draft_metrics(drafts: DraftStats) -> MetricValues:

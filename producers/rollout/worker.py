@@ -262,7 +262,7 @@ class RolloutLoop:
             assignment for assignment in self.assignments.waiting if assignment.kind == "resume"
         ]
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         started = [running.started_s for running in list(self.in_progress.running.values())]
         oldest_s = self.clock() - min(started) if started else 0.0
         broken_chains = {"rollout_chains_broken_total": self.in_progress.broken_chains}

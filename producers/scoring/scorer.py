@@ -183,7 +183,7 @@ class Scorer:
             publish_all(self.bus, "annotations", entries)
             self.counts["annotations"] += len(entries)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """What this process published, and how many records the whole group is behind."""
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)

@@ -93,7 +93,7 @@ def _supervise(
         LiveView(onlooker, console, arguments.json) as view,
     ):
         supervisor = Supervisor(seats, folder.logs, lock, events.append)
-        watch.offer(supervisor.figures)
+        watch.offer(supervisor.metric_values)
         return supervisor.run(watch.stop, signals.hurry, view.show)  # 5
 
 

@@ -31,13 +31,13 @@ class MetricsCollector(Collector):
         self._logged: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
-        figures: dict[str, MetricValue] = {"role_turn_age_seconds": self._watch.turn_age_s()}
-        for source in [*self._watch.beside, *self._watch.figures]:
-            figures.update(self._read(source, {}))
-        figures.update(self._of_readers())
-        for name, figure in figures.items():
+        values: dict[str, MetricValue] = {"role_turn_age_seconds": self._watch.turn_age_s()}
+        for source in [*self._watch.beside, *self._watch.sources]:
+            values.update(self._read(source, {}))
+        values.update(self._of_readers())
+        for name, value in values.items():
             if name in FAMILIES:
-                yield to_metric(FAMILIES[name], figure, self._labels)
+                yield to_metric(FAMILIES[name], value, self._labels)
             else:
                 self._record_error(f"metric {name!r} is not in rollstream/metrics/catalogue.py")
         for metric in self._read(self._process.collect, ()):
@@ -87,29 +87,29 @@ class MetricsCollector(Collector):
             log.warning("metrics: %s; these metrics are missing from the scrape", trouble)
 
 
-def to_metric(family: Family, figure: MetricValue, labels: Mapping[str, str]) -> Metric:
+def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
     """Returns one family with its series."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
-    if isinstance(figure, MetricHistogram):
-        _add_buckets(metric, name, figure, labels)
-    elif isinstance(figure, Mapping):
-        for value, number in figure.items():
-            metric.add_sample(name, {**labels, family.label: value}, float(number))
+    if isinstance(value, MetricHistogram):
+        _add_buckets(metric, name, value, labels)
+    elif isinstance(value, Mapping):
+        for label, number in value.items():
+            metric.add_sample(name, {**labels, family.label: label}, float(number))
     else:
-        metric.add_sample(name, dict(labels), float(figure))
+        metric.add_sample(name, dict(labels), float(value))
     return metric
 
 
 def _add_buckets(
-    metric: Metric, name: str, tally: MetricHistogram, labels: Mapping[str, str]
+    metric: Metric, name: str, histogram: MetricHistogram, labels: Mapping[str, str]
 ) -> None:
-    counts = list(accumulate(tally.counts()))
-    for bound, count in zip((*tally.bounds, float("inf")), counts, strict=True):
+    counts = list(accumulate(histogram.counts()))
+    for bound, count in zip((*histogram.bounds, float("inf")), counts, strict=True):
         le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}
         metric.add_sample(f"{name}_bucket", le, count)
     metric.add_sample(f"{name}_count", dict(labels), counts[-1])
-    metric.add_sample(f"{name}_sum", dict(labels), tally.sum)
+    metric.add_sample(f"{name}_sum", dict(labels), histogram.sum)
 
 
 def _labelled(metric: Metric, labels: Mapping[str, str]) -> Metric:

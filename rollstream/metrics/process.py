@@ -58,14 +58,14 @@ class ProcessMetrics:
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._asked = clock, stop
         self.stop = TimedStopEvent(stop, clock)
-        self.figures: list[MetricsSource] = []
+        self.sources: list[MetricsSource] = []
         self.beside: list[MetricsSource] = []
         """Sources of what the role uses, such as its log; they do not mark the role as running."""
         self.readers: list[ReadersSource] = []
 
-    def offer(self, figures: MetricsSource, readers: ReadersSource | None = None) -> None:
+    def offer(self, source: MetricsSource, readers: ReadersSource | None = None) -> None:
         """Add metrics and readers to what the endpoint serves."""
-        self.figures.append(figures)
+        self.sources.append(source)
         if readers is not None:
             self.readers.append(readers)
 
@@ -82,4 +82,4 @@ class ProcessMetrics:
             return LoopHealth("stalled", age)
         if self._asked.is_set():
             return LoopHealth("stopping", age)
-        return LoopHealth("running" if self.figures else "starting", age)
+        return LoopHealth("running" if self.sources else "starting", age)

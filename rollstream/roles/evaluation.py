@@ -48,7 +48,7 @@ def evaluate_announced(place: RoleContext) -> bool:
     evaluator = _open_evaluator(place)
     evaluator.done = {int(line["step"]) for line in read_metrics(path)}
     reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
-    place.watch.offer(evaluator.figures, lambda: [reader])
+    place.watch.offer(evaluator.metric_values, lambda: [reader])
     announced: dict[int, Version] = {}
     with MetricsFile(path) as metrics:
         while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
@@ -127,7 +127,7 @@ class Evaluator:
         self.count += 1
         self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         last = dict(self.last)
         version = {"eval_version": last.pop("step")} if last else {}
         return {

@@ -46,7 +46,7 @@ def with_relay_push(place: RoleContext) -> RoleContext:
         BandwidthLimiter(settings.send_bytes_per_s),
     )
     store = PushingStore(place.store, directory, settings.push_bytes_max, pace)
-    place.watch.offer(store.figures)
+    place.watch.offer(store.metric_values)
     return replace(place, store=store)
 
 

@@ -91,7 +91,7 @@ def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generat
     """
     candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
     lease = _acquire(place, candidate)
-    place.watch.offer(lease.figures)
+    place.watch.offer(lease.metric_values)
     with LeaseRenewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
         yield lease
     if renewal.lost.is_set():
@@ -115,7 +115,7 @@ def _prompts(place: RoleContext) -> bool:
     order = prompt_order(c, place.folder)
     with hold_role_lease(place, "prompts", c.dispatch.lease_s) as lease:
         source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
-        place.watch.offer(source.figures, source.readers)
+        place.watch.offer(source.metric_values, source.readers)
         source.run(place.stop)
     return False
 
@@ -142,7 +142,7 @@ def _dispatch(place: RoleContext) -> bool:
             place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates_log(c)
         )
         dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
-        place.watch.offer(dispatch.figures, dispatch.readers)
+        place.watch.offer(dispatch.metric_values, dispatch.readers)
         dispatch.run(place.stop)
     return False
 
@@ -153,7 +153,7 @@ def _rollout(place: RoleContext) -> bool:
 
     rollout = build_rollout(with_relay_reads(place))
     if rollout is not None:
-        place.watch.offer(rollout.figures, rollout.readers)
+        place.watch.offer(rollout.metric_values, rollout.readers)
         rollout.run(place.stop)
     return False
 
@@ -173,7 +173,7 @@ def _relay(place: RoleContext) -> bool:
     from rollstream.roles.relay_and_scorer import build_relay
 
     relay = build_relay(place)
-    place.watch.offer(relay.figures, relay.readers)
+    place.watch.offer(relay.metric_values, relay.readers)
     relay.run(place.stop)
     return False
 
@@ -192,7 +192,7 @@ def _archive(place: RoleContext) -> bool:
     lines = MetricsFile(RunFolder(place.folder).metrics / f"{place.name}.jsonl")
     with lines, hold_role_lease(place, "archive", c.dispatch.lease_s):
         archive = ArchiveService(place.bus, place.store, c.run, c.archive, note=lines.append)
-        place.watch.offer(archive.figures)
+        place.watch.offer(archive.metric_values)
         archive.run(place.stop)
     return False
 
@@ -201,7 +201,7 @@ def _score(place: RoleContext) -> bool:
     from rollstream.roles.relay_and_scorer import build_scorer
 
     scorer = build_scorer(place)
-    place.watch.offer(scorer.figures)
+    place.watch.offer(scorer.metric_values)
     scorer.run(place.stop)
     return False
 

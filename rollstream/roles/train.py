@@ -144,7 +144,7 @@ def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool
         record_configuration(place.store, c)
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
-        place.watch.offer(trainer.figures, trainer.readers)
+        place.watch.offer(trainer.metric_values, trainer.readers)
         return trainer.run(place.stop)
 
 

@@ -107,7 +107,7 @@ class Supervisor:
         """The present state of each role."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics of each role; may be called from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},

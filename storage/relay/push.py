@@ -67,7 +67,7 @@ class ChainPush:
         except queue.Full:
             self._done(len(data), given_up=True)
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         return {
             "trainer_pushed_bytes_total": self._counters["bytes"],
             "trainer_push_given_up_total": self._counters["given_up"],
@@ -215,8 +215,8 @@ class PushingStore:
         self._wait(key)
         self._store.delete(key)
 
-    def figures(self) -> MetricValues:
-        return self._push.figures()
+    def metric_values(self) -> MetricValues:
+        return self._push.metric_values()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
         """Upload in the background. Waits while more than `bytes_max` bytes wait already."""

@@ -117,10 +117,10 @@ class Relay:
             "versions": [str(version) for version in self.cache.versions()],
             "announced": [str(version) for version in sorted(self.cache.announced())[-8:]],
             "receiving": {o.key: [o.written, o.offer.bytes] for o in objects if not o.verified},
-            "figures": self.figures(),
+            "figures": self.metric_values(),
         }
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Its metrics, under their documented names."""
         newest = max(self.cache.versions(), default=Version(0, 0))
         counted = {name: self.cache.counters[name] for name in COUNTERS}

@@ -213,7 +213,7 @@ class KafkaBus:
             self, group, topic, lambda: Consumer(settings, *names), self._answer_s
         )
 
-    def figures(self) -> MetricValues:
+    def metric_values(self) -> MetricValues:
         """Metrics of the prefetch consumer that all polling loops of this process share
         (`prefetch.py`).
         """

@@ -145,7 +145,7 @@ def test_without_relays_a_pushing_store_is_the_store(net: RelayNet) -> None:
     manifest = net.write(1, content, store)
     assert read_manifest(net.store, V1) == manifest
     assert net.store.get(BIG) == content["model.safetensors"]
-    wait_for(lambda: store.figures()["trainer_push_given_up_total"] == 2)
+    wait_for(lambda: store.metric_values()["trainer_push_given_up_total"] == 2)
 
 
 def test_a_relay_that_is_not_there_costs_the_push_and_nothing_else(net: RelayNet) -> None:
@@ -154,7 +154,7 @@ def test_a_relay_that_is_not_there_costs_the_push_and_nothing_else(net: RelayNet
         publish(net.bus, "status", f"gone/{term}", gone)
     store, content = net.pushing(), files()
     net.write(1, content, store)
-    wait_for(lambda: store.figures()["trainer_push_given_up_total"] == 2)
+    wait_for(lambda: store.metric_values()["trainer_push_given_up_total"] == 2)
     assert net.store.get(BIG) == content["model.safetensors"]
 
 
@@ -164,7 +164,7 @@ def test_what_does_not_fit_the_bound_is_not_pushed_and_is_stored(net: RelayNet) 
     version = net.announce(net.write(1, content, store))
     wait_for(lambda: relay.has(version))
     assert relay.figure("bucket_bytes_total") == 2 * MIB
-    assert store.figures()["trainer_push_given_up_total"] == 1
+    assert store.metric_values()["trainer_push_given_up_total"] == 1
 
 
 class Broken(MemoryStore):

@@ -114,8 +114,8 @@ def test_exact_reads_beside_following_ones_agree(bus: Bus):
 
 def told(bus: Bus) -> tuple[object, object]:
     """Restarts of the consumer, and feeds that ended."""
-    figures = BusWrapper(bus).figures()
-    return figures.get("log_follow_restarts_total"), figures.get("log_follow_lost_total")
+    values = BusWrapper(bus).metric_values()
+    return values.get("log_follow_restarts_total"), values.get("log_follow_lost_total")
 
 
 def looked_until_lost(bus: Bus, topic: str, at: dict[int, int]) -> int:
