@@ -1,4 +1,4 @@
-"""What flows: the records of a run, and the log that carries them.
+"""Streams: the records of a run, and the log that carries them.
 
 `records` and `values` define every record, `codec` its bytes, `topics` the catalogue of topics.
 `bus` is the contract of the log; `sqlite/`, `kafka/` and `memory` implement it, and `connect` opens
