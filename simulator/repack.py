@@ -46,7 +46,7 @@ class SimulatedRepack:
     def check(self) -> None:
         """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
         world = self.world
-        self.steps.saw(world.visible_version, world.now)
+        self.steps.observe(world.visible_version, world.now)
         loads = [self._load(rollout) for rollout in world.rollouts.values()]
         for rollout, load in zip(world.rollouts.values(), loads, strict=True):
             before = rollout.kv_previous if world.policy.peak else 0

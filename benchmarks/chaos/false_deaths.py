@@ -158,7 +158,7 @@ class Simulation:
         for received in self.reader.follow():
             if isinstance(received.record, RolloutStatus) and not received.record.stalled_s:
                 self.state.apply_status(received.record, self.now_s)
-        return self.state.forget_rollouts(self.now_s - TIMEOUT_S)
+        return self.state.drop_rollouts(self.now_s - TIMEOUT_S)
 
 
 def cases(quick: bool) -> Iterator[Case]:

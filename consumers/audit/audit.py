@@ -91,7 +91,7 @@ class Audit:
         for fold in folds.all:
             fold.finish(self._coverage)
         if self.store is None:
-            folds.versions.tally.cannot("there is no store")
+            folds.versions.tally.add_unchecked("there is no store")
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
@@ -165,16 +165,16 @@ class Audit:
         if count:
             self.reading.counts[topic] = count
         if gone:
-            self._say_gone(topic, gone)
+            self._report_missing(topic, gone)
             return "part"
         if source.has_log(topic):
             return "whole"
         return "archived" if count else "absent"
 
-    def _say_gone(self, topic: str, gone: int) -> None:
+    def _report_missing(self, topic: str, gone: int) -> None:
         text = f"{topic}: {gone} records are neither in the log nor archived"
         if topic in ARCHIVED_TOPICS:
-            self.reading.cannot(text)
+            self.reading.add_unchecked(text)
         else:
             self.reading.notes.append(f"{text} (truncated, as no reader needs them)")
 

@@ -142,7 +142,9 @@ class DecisionAudit:
     def finish(self, coverage: Coverage) -> None:
         if self.rule is None:
             if self.groups.ended:
-                self.tally.cannot("the reasons of closed groups, without the trainer's settings")
+                self.tally.add_unchecked(
+                    "the reasons of closed groups, without the trainer's settings"
+                )
             return
         if not self._is_begun:
             self._begin()
@@ -150,7 +152,7 @@ class DecisionAudit:
             self._incomplete(group, self._closings[group], self._held[group], coverage)
         if self._other:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
-            self.tally.cannot(what)
+            self.tally.add_unchecked(what)
         if starts_complete(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.taken).check(
@@ -187,7 +189,7 @@ class DecisionAudit:
         if use is not None and is_within(begun.annotations, at.partition, at.offset):
             what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
             what += "which it had read"
-            self.once.offend(what, seen.topic, at)
+            self.once.add_violation(what, seen.topic, at)
 
     # ---- trajectories ----------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class DecisionAudit:
             return
         if is_within(begun.trajectories, at.partition, at.offset):
             what = f"step {begun.step} began group {group} without {name}, which it had read"
-            self.once.offend(what, seen.topic, at)
+            self.once.add_violation(what, seen.topic, at)
 
     def _check_trained(self, record: Trajectory, seen: AuditMessage, rule: TrainingRule) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
@@ -244,7 +246,7 @@ class DecisionAudit:
         group = record.group
         if not is_annotated(record, rule.names, self.taken.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
         if not rule.filter_equal_rewards or group in self._held or not is_plain:
             return
@@ -255,7 +257,7 @@ class DecisionAudit:
         self._equal[group] = (count + 1, record.reward)
         if count + 1 == self.taken.trained_of[group] >= EQUAL_REWARDS_MIN:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
 
     # ---- the rule's decision ---------------------------------------------------------------------
 
@@ -287,7 +289,7 @@ class DecisionAudit:
         by_rule = found[0].ending or "trained"
         detail = f" ({found[0].detail})" if found[0].detail else ""
         what = f"group {group} is closed as {stated}, the rule gives {by_rule}{detail}"
-        self.tally.offend(what, "ledger", closing.at)
+        self.tally.add_violation(what, "ledger", closing.at)
 
     def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
         notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
@@ -301,11 +303,13 @@ class DecisionAudit:
             return
         for name in sorted(wanted - trained):
             what = f"group {group} was trained without {name}, which the rule trains"
-            self.once.offend(what, "ledger", take)
+            self.once.add_violation(what, "ledger", take)
         if trained - wanted:
             few = ", ".join(sorted(trained - wanted)[:4])
             what = f"group {group} was trained with {few}, which the rule leaves out"
-            self.tally.offend(f"{what}: {prepared.detail or prepared.ending}", "ledger", take)
+            self.tally.add_violation(
+                f"{what}: {prepared.detail or prepared.ending}", "ledger", take
+            )
 
     def _is_overdue(self, group: int) -> bool:
         closing = self._closings.get(group)
@@ -316,16 +320,16 @@ class DecisionAudit:
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not starts_complete(coverage["trajectories"]):
-            self.tally.cannot("the closings of groups whose completions are missing")
+            self.tally.add_unchecked("the closings of groups whose completions are missing")
             return
         wrong = self._wrong_overdue(group, closing, held)
         if not wrong:
             return
         if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
-            self.tally.cannot("the closings of groups whose completions are not archived")
+            self.tally.add_unchecked("the closings of groups whose completions are not archived")
             return
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
-        self.tally.offend(what, "ledger", closing.at)
+        self.tally.add_violation(what, "ledger", closing.at)
 
     def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
         """The reason why a group cannot have been closed for its deadline; "" if it can."""

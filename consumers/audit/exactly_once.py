@@ -86,25 +86,27 @@ class ExactlyOnceAudit:
             within = use.at.offset < self._ends.get(use.at.partition, 0)
             if kept == "whole" or (kept == "archived" and within):
                 what = f"{_describe_use(name, use)}, but there is no completion"
-                self.tally.offend(what, "trajectories", use.at)
+                self.tally.add_violation(what, "trajectories", use.at)
             else:
                 gone += 1
         if gone:
-            self.tally.cannot(f"{gone} completions that takes name are missing")
+            self.tally.add_unchecked(f"{gone} completions that takes name are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.cannot(f"{topic} is missing")
+                self.tally.add_unchecked(f"{topic} is missing")
         if coverage["ledger"] == "part":
-            self.tally.cannot("the takes before the ledger's first kept record")
+            self.tally.add_unchecked("the takes before the ledger's first kept record")
         for name, at in self._strangers:
             if starts_complete(coverage["ledger"]):
-                self.tally.offend(f"{name} was trained, but no take began its group", "ledger", at)
+                self.tally.add_violation(
+                    f"{name} was trained, but no take began its group", "ledger", at
+                )
 
     def _take(self, take: Take, at: Address) -> None:
         names = Counter(member.trajectory for member in take.members)
         if len(names) < len(take.members):
             for name in (name for name, count in names.items() if count > 1):
-                self.tally.offend(f"{name} appears twice in one take", "ledger", at)
+                self.tally.add_violation(f"{name} appears twice in one take", "ledger", at)
         for member in take.members:
             use = self.taken.uses.get(member.trajectory)
             if use is None:
@@ -112,10 +114,10 @@ class ExactlyOnceAudit:
                 continue
             if use.take is not at and use.take != at:
                 what = f"{member.trajectory} is trained in steps {use.step} and {take.step}"
-                self.tally.offend(what, "ledger", at)
+                self.tally.add_violation(what, "ledger", at)
             elif (member.at, member.hash) != (use.at, use.hash):
                 what = f"{member.trajectory} is not the completion that its group began with"
-                self.tally.offend(what, "ledger", at)
+                self.tally.add_violation(what, "ledger", at)
 
     def _complete(self, record: Trajectory, seen: AuditMessage) -> None:
         name = record.trajectory
@@ -129,18 +131,18 @@ class ExactlyOnceAudit:
             return
         if use.at != seen.address:
             what = f"{_describe_use(name, use)}; its first completion is this one"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         elif use.hash != seen.hash:
             what = (
                 f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
             )
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         elif record.group != use.group:
             what = f"{name} is of group {record.group}, but was taken for group {use.group}"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         elif use.step and record.finish == "dead":
             what = f"{name} is dead ({record.reason}), but was trained in step {use.step}"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
 
 
 def _describe_use(name: str, use: NamedCompletion) -> str:
@@ -177,7 +179,7 @@ class AnnotationAudit:
             what = (
                 f"a take used {record.name} of {record.trajectory} at {place}, not this first one"
             )
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
 
     def finish(self, coverage: Coverage) -> None:
         self.tally.counts["annotations used"] = len(self.taken.notes)
@@ -185,9 +187,9 @@ class AnnotationAudit:
         if missing and coverage["annotations"] == "whole":
             for key in sorted(missing):
                 used = self.taken.notes[key]
-                self.tally.offend(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
+                self.tally.add_violation(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
         elif missing:
-            self.tally.cannot(f"{len(missing)} annotations that takes name are missing")
+            self.tally.add_unchecked(f"{len(missing)} annotations that takes name are missing")
 
 
 def is_counted_at_intake(record: Annotation) -> bool:

@@ -61,15 +61,15 @@ class UnreadableRecords:
             self.tally.counts["dead-lettered"] += 1
         elif copy is not None:
             what = "the bytes differ from their dead-lettered copy"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         elif archived or _is_foreign(seen.data):
             self._note(f"no record at {where}: {seen.reason}")
         elif self.was_read(seen.topic, seen.address) and self._is_whole[seen.topic]:
             what = f"a record that a trainer had read is unreadable now: {seen.reason}"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         else:
             self.tally.counts["no records"] += 1
-            self.tally.cannot(f"whether there was a record at {where}: {seen.reason}")
+            self.tally.add_unchecked(f"whether there was a record at {where}: {seen.reason}")
 
     def _note(self, text: str) -> None:
         self.tally.counts["no records"] += 1
@@ -174,7 +174,7 @@ class FenceAudit:
     def finish(self, coverage: Coverage) -> None:
         for name, topic in self.topics.items():
             if topic.writer and coverage.get(name) == "absent":
-                self.tally.cannot(f"{name} is missing")
+                self.tally.add_unchecked(f"{name} is missing")
 
     def _judge(self, topic: str, at: Address, value: bytes) -> ClassifiedMessage:
         settings = self.topics[topic]
@@ -185,14 +185,14 @@ class FenceAudit:
                 value, fence, topic=topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as gap:
-            self.tally.offend(str(gap), topic, at)
+            self.tally.add_violation(str(gap), topic, at)
             _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
             assert found.envelope is not None
             after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted
         if is_first and found.record is not None and not isinstance(found.record, Opened):
-            self.tally.offend("the first record is no `Opened`", topic, at)
+            self.tally.add_violation("the first record is no `Opened`", topic, at)
         return found
 
     def _count(self, seen: AuditMessage, newer: str) -> None:
@@ -204,15 +204,15 @@ class FenceAudit:
         if envelope is None:
             what = f"the record is not in the envelope of a {writer}"
             what = f"{what}: {seen.reason}" if seen.reason else what
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
             return
         if newer:
             self._keep_unknown(seen, newer)
         elif seen.record is None:
-            self.tally.offend(f"no record: {seen.reason}", seen.topic, seen.address)
+            self.tally.add_violation(f"no record: {seen.reason}", seen.topic, seen.address)
         if envelope.role != writer:
             what = f"written by {envelope.role}; only {writer} may write this topic"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
         counts["is the highest term"] = max(counts["is the highest term"], envelope.term)
         if isinstance(seen.record, Opened):
             self._release = seen.record.release or self._release
@@ -220,7 +220,7 @@ class FenceAudit:
             if (seen.record.term, 0) != (envelope.term, envelope.sequence):
                 what = f"`Opened` of term {seen.record.term} is record {envelope.sequence} of "
                 what += f"term {envelope.term}"
-                self.tally.offend(what, seen.topic, seen.address)
+                self.tally.add_violation(what, seen.topic, seen.address)
 
     def _keep_unknown(self, seen: AuditMessage, newer: str) -> None:
         """Remember the first such record; the newest `Opened` names the release to upgrade to."""

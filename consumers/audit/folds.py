@@ -55,7 +55,7 @@ class InvariantResult:
     stored: int = 0
     """Violations of objects in the store."""
 
-    def offend(
+    def add_violation(
         self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
     ) -> None:
         """Record one violation."""
@@ -64,14 +64,14 @@ class InvariantResult:
         if len(self.offenders) < OFFENDERS_MAX:
             self.offenders.append(Offender(what, topic, at, key))
 
-    def cannot(self, what: str) -> None:
+    def add_unchecked(self, what: str) -> None:
         """Record something that could not be checked; repeats are ignored."""
         if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
             self.unchecked.append(what)
 
     def withhold(self, why: str) -> None:
         """Turn the violations in the log into notes; violations of objects in the store remain."""
-        self.cannot(why)
+        self.add_unchecked(why)
         self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
         self.offenders = [offender for offender in self.offenders if offender.key]
         self.violations = self.stored

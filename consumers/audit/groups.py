@@ -69,7 +69,7 @@ class GroupAudit:
                 self._supersede(record, seen.address)
             self._attempts.apply(record)
         if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
-            self.tally.offend("only the ledger may end a group", seen.topic, seen.address)
+            self.tally.add_violation("only the ledger may end a group", seen.topic, seen.address)
             return
         match record:
             case Admitted() if seen.topic == "admissions":
@@ -89,16 +89,18 @@ class GroupAudit:
         self._count()
         for group, ending, at in self._unknown:
             if coverage["admissions"] == "whole":
-                self.tally.offend(f"group {group}: {ending}, but never admitted", "ledger", at)
+                self.tally.add_violation(
+                    f"group {group}: {ending}, but never admitted", "ledger", at
+                )
         if self._unknown and coverage["admissions"] != "whole":
             few = f"{len(self._unknown)} ended groups whose admission is missing"
-            self.tally.cannot(few)
+            self.tally.add_unchecked(few)
         for topic in ("admissions", "ledger"):
             if not starts_complete(coverage[topic]):
-                self.tally.cannot(f"{topic} is {_describe_incomplete(coverage[topic])}")
+                self.tally.add_unchecked(f"{topic} is {_describe_incomplete(coverage[topic])}")
         if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
-                self.tally.offend(what, "ledger", at)
+                self.tally.add_violation(what, "ledger", at)
         self._check_trained()
         for done, at in self._done:
             if self.taken.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
@@ -106,7 +108,9 @@ class GroupAudit:
 
     def _admit(self, record: Admitted, at: Address) -> None:
         if record.group in self.admitted:
-            self.tally.offend(f"group {record.group} is admitted a second time", "admissions", at)
+            self.tally.add_violation(
+                f"group {record.group} is admitted a second time", "admissions", at
+            )
         self.admitted.setdefault(
             record.group,
             Admission(
@@ -125,7 +129,7 @@ class GroupAudit:
             for member in begun.members:
                 if named is not None and member.trajectory not in named.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
-                    self.tally.offend(what, "ledger", at)
+                    self.tally.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
         """Undo these takes. Whether they may be superseded is decided by the trainer's own rule."""
@@ -155,7 +159,7 @@ class GroupAudit:
         if before is not None:
             what = f"group {group}: {ending} in step {step}"
             what = f"{what}, but {before.ending} in step {before.step}"
-            self.tally.offend(f"{what} already", "ledger", at)
+            self.tally.add_violation(f"{what} already", "ledger", at)
             return
         self.ended[group] = GroupEnding(ending, step, at)
         if group not in self.admitted:
@@ -176,7 +180,7 @@ class GroupAudit:
             is_done = end.ending == "trained" and end.step in finished
             if is_done and not self.taken.trained_of[group]:
                 what = f"group {group} was begun in step {end.step}, but none of it was trained"
-                self.tally.offend(what, "ledger", end.at)
+                self.tally.add_violation(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
@@ -185,7 +189,7 @@ class GroupAudit:
             found = self._by_step[done.step, name]
             if number != found:
                 what = f"step {done.step} states {number} {name}, the ledger holds {found}"
-                self.tally.offend(what, "ledger", at)
+                self.tally.add_violation(what, "ledger", at)
 
 
 def _describe_incomplete(kept: Completeness) -> str:

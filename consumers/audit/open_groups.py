@@ -80,7 +80,7 @@ class OpenGroupCheck:
             wrong = "" if admission is None else self._wrong(group, admission, one, takes)
             if wrong and admission is not None:
                 at = Address(0, admission.offset)
-                self.groups.tally.offend(f"group {group} is open: {wrong}", "admissions", at)
+                self.groups.tally.add_violation(f"group {group} is open: {wrong}", "admissions", at)
 
     def _wrong(
         self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]

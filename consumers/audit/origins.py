@@ -58,7 +58,7 @@ class OriginAudit:
     """Hashes of (trajectory, attempt, rollout, term)."""
     _newest: dict[RolloutTerm, Version] = field(default_factory=dict[RolloutTerm, Version])
     """The newest version that each rollout term applied."""
-    _unsaid: dict[tuple[RolloutTerm, Version], tuple[str, Address]] = field(
+    _unconfirmed: dict[tuple[RolloutTerm, Version], tuple[str, Address]] = field(
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
     """Versions newer than those, with the first completion that names one."""
@@ -132,17 +132,17 @@ class OriginAudit:
         for what, at, named in self._elsewhere:
             # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
-                self.tally.offend(what, "prompts", at)
+                self.tally.add_violation(what, "prompts", at)
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
             self.tally.notes.append(few)
         last: dict[RolloutTerm, Version] = {}
-        for who, version in self._unsaid:
+        for who, version in self._unconfirmed:
             last[who] = max(last.get(who, version), version)
-        for (who, version), (trajectory, at) in self._unsaid.items():
+        for (who, version), (trajectory, at) in self._unconfirmed.items():
             what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
             if version < last[who]:
-                self.tally.offend(what, "trajectories", at)
+                self.tally.add_violation(what, "trajectories", at)
             else:
                 self.tally.counts["versions taken and not compared"] += 1
 
@@ -168,7 +168,7 @@ class OriginAudit:
         asked = self._asked.get(order.group)
         if asked is not None and _token_hash(order.tokens) != asked.hash:
             what = f"{order.trajectory} was assigned with other tokens than its prompt has"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
 
     def _check(self, record: Trajectory, seen: AuditMessage) -> None:
         wrong = (
@@ -179,7 +179,7 @@ class OriginAudit:
             self.chains.wrong(record),
         )
         for what in filter(None, wrong):
-            self.tally.offend(f"{record.trajectory} {what}", seen.topic, seen.address)
+            self.tally.add_violation(f"{record.trajectory} {what}", seen.topic, seen.address)
 
     def _wrong_version(self, record: Trajectory, at: Address) -> str:
         who = (record.rollout, record.rollout_term)
@@ -194,7 +194,7 @@ class OriginAudit:
                 return ""
             if who not in self._newest or version < self._newest[who]:
                 return f"has tokens of {version}, which {_rollout_name(who)} never applied"
-            self._unsaid.setdefault((who, version), (record.trajectory, at))
+            self._unconfirmed.setdefault((who, version), (record.trajectory, at))
         return ""
 
     def _wrong_prompt(self, record: Trajectory) -> str:

@@ -231,7 +231,7 @@ class AuditSource:
             except PositionLost:  # truncated meanwhile: those records are archived, or missing
                 continue
             return
-        self.tally.cannot(f"{topic} was truncated faster than it could be read")
+        self.tally.add_unchecked(f"{topic} was truncated faster than it could be read")
 
     def _passed_over(
         self, begin: Mapping[int, Position], ends: Mapping[int, int]
@@ -267,7 +267,7 @@ class AuditSource:
     ) -> None:
         if start < end and not is_compacted:
             at = Address(partition, start)
-            self.tally.offend(f"offsets {start} to {end - 1} are missing", topic, at)
+            self.tally.add_violation(f"offsets {start} to {end - 1} are missing", topic, at)
 
     def _archived(
         self, topic: str, begin: Mapping[int, Position] | None
@@ -284,7 +284,9 @@ class AuditSource:
             at = self._at.setdefault(file.partition, 0)
             if file.first < reached.get(file.partition, 0):
                 where = f"{topic}/{file.partition}"
-                self.tally.offend(f"{where}: offset {file.first} is archived twice", key=file.key)
+                self.tally.add_violation(
+                    f"{where}: offset {file.first} is archived twice", key=file.key
+                )
             high = None if begin is None else begin[file.partition].offset
             if high is not None and (file.first >= high or at >= high):
                 continue
@@ -320,4 +322,4 @@ class AuditSource:
                     self.is_archived = True
                     yield piece
         except CorruptObject as error:
-            self.tally.offend(str(error), key=file.key)
+            self.tally.add_violation(str(error), key=file.key)

@@ -101,7 +101,7 @@ class LagAudit:
 
     def finish(self, coverage: Coverage) -> None:
         if not self.policy.known:
-            self.tally.cannot("dispatch.max_lag is not known without the run's config.json")
+            self.tally.add_unchecked("dispatch.max_lag is not known without the run's config.json")
             return
         bound = self.policy.max_lag
         if bound is None:
@@ -114,10 +114,10 @@ class LagAudit:
             else:
                 gone += 1
         if gone:
-            self.tally.cannot(f"{gone} steps whose takes or completions are missing")
+            self.tally.add_unchecked(f"{gone} steps whose takes or completions are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.cannot(f"{topic} is missing")
+                self.tally.add_unchecked(f"{topic} is missing")
 
     def _steps(self, rows: TrajectoryRows) -> Integers:
         """The step that trained each row, 0 for none."""
@@ -150,7 +150,7 @@ class LagAudit:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
             if span.version.number > max(step - 1, self.taken.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
-                self.tally.offend(what, seen.topic, seen.address)
+                self.tally.add_violation(what, seen.topic, seen.address)
             bound = self.policy.max_lag
             is_above = bound is not None and lag > bound
             if is_above or not self.taken.is_believed(span.version):
@@ -166,7 +166,9 @@ class LagAudit:
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
-            self.tally.offend(f"{what}, max_lag is {self.policy.max_lag}", seen.topic, seen.address)
+            self.tally.add_violation(
+                f"{what}, max_lag is {self.policy.max_lag}", seen.topic, seen.address
+            )
 
     def _compare(self, done: StepDone, at: Address) -> None:
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
@@ -178,13 +180,15 @@ class LagAudit:
         }
         for name, number in stated.items():
             if number is None:
-                self.tally.cannot(f"step {done.step} does not state how many tokens it trained")
+                self.tally.add_unchecked(
+                    f"step {done.step} does not state how many tokens it trained"
+                )
             elif number != found[name]:
                 what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
-                self.tally.offend(what, "ledger", at)
+                self.tally.add_violation(what, "ledger", at)
         lag, bound = done.metrics.get("lag_consumed_max", 0.0), self.policy.max_lag
         if bound is not None and lag > bound:
-            self.tally.offend(f"step {done.step} states lag {lag:g} > {bound}", "ledger", at)
+            self.tally.add_violation(f"step {done.step} states lag {lag:g} > {bound}", "ledger", at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +231,7 @@ class SpanAudit:
         if wrong and not self.foreign.taken.is_trained(record.trajectory, seen.address):
             self.tally.counts["malformed and not trained"] += 1
         elif wrong:
-            self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
+            self.tally.add_violation(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         right = _well_formed(rows)
@@ -264,7 +268,7 @@ class OneVersionAudit:
         if several and self.keep_version and is_trained:
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)
 
     def _ordered(self, order: Assignment) -> None:
         """Count the outcomes of trajectories whose version no rollout held, as far as assignments
@@ -290,7 +294,9 @@ class OneVersionAudit:
             return
         _report_missing(self.tally, coverage)
         if self.keep_version is None and self.tally.counts["of several"]:
-            self.tally.cannot("rollouts.on_update is not known without the run's config.json")
+            self.tally.add_unchecked(
+                "rollouts.on_update is not known without the run's config.json"
+            )
 
 
 def _span_problem(record: Trajectory, generated: int) -> str:
@@ -321,6 +327,6 @@ def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
 
 def _report_missing(tally: InvariantResult, coverage: Coverage) -> None:
     if coverage["trajectories"] == "part":
-        tally.cannot("the trajectories before the first kept record")
+        tally.add_unchecked("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":
-        tally.cannot("trajectories is missing")
+        tally.add_unchecked("trajectories is missing")

@@ -60,7 +60,7 @@ class StoreAudit:
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
-            self.tally.offend(str(error), key=POINTER_KEY)
+            self.tally.add_violation(str(error), key=POINTER_KEY)
             return
         if present is None:
             self._without_pointer()
@@ -75,22 +75,22 @@ class StoreAudit:
 
     def _without_pointer(self) -> None:
         if any(True for _ in self.store.list("weights/")):
-            self.tally.offend("versions exist, but no pointer", key=POINTER_KEY)
+            self.tally.add_violation("versions exist, but no pointer", key=POINTER_KEY)
         else:
-            self.tally.cannot("the store holds no weights/")
+            self.tally.add_unchecked("the store holds no weights/")
 
     def _check_pointer(self, pointer: Pointer) -> None:
         last, believed = self.versions.last, pointer.version
         if pointer.term < self.versions.term:
             what = f"its term is {pointer.term}, the ledger's is {self.versions.term}"
-            self.tally.offend(what, key=POINTER_KEY)
+            self.tally.add_violation(what, key=POINTER_KEY)
         if last is None:
             return
         same = believed is not None and believed.number == last.version.number
         is_behind = believed is None or believed.number < last.version.number
         if is_behind or (same and believed != last.version):
             what = f"it names version {believed}, the ledger {last.version}"
-            self.tally.offend(what, key=POINTER_KEY)
+            self.tally.add_violation(what, key=POINTER_KEY)
 
     def _read_manifests(self) -> None:
         for version in listed_versions(self.store):
@@ -99,7 +99,7 @@ class StoreAudit:
             except ObjectMissing:
                 self.tally.counts["without a manifest"] += 1
             except CorruptObject as error:
-                self.tally.offend(str(error), key=manifest_key(version))
+                self.tally.add_violation(str(error), key=manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
         """Check that the believed version has the manifest that the pointer names, and that the
@@ -112,15 +112,15 @@ class StoreAudit:
         key = manifest_key(version)
         if manifest is None:
             if self._still_believed(pointer):
-                self.tally.offend("the believed version has no readable manifest", key=key)
+                self.tally.add_violation("the believed version has no readable manifest", key=key)
         elif manifest.hash != pointer.manifest_hash:
             what = f"its hash is {manifest.hash}, the pointer names {pointer.manifest_hash}"
-            self.tally.offend(what, key=key)
+            self.tally.add_violation(what, key=key)
         while manifest is not None and manifest.parent is not None:
             child, parent = manifest.version, manifest.parent
             if parent.number != child.number - 1 or parent.term > child.term:
                 what = f"version {child} has the parent {parent}"
-                self.tally.offend(what, key=manifest_key(child))
+                self.tally.add_violation(what, key=manifest_key(child))
             self.tally.counts["in the chain"] += 1
             manifest = self._manifests.get(parent)
 
@@ -136,7 +136,7 @@ class StoreAudit:
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
             what = f"the log names manifest {logged}, the store has {manifest.hash}"
-            self.tally.offend(what, key=key)
+            self.tally.add_violation(what, key=key)
         if not self._is_believed(version, pointer):
             self.tally.counts["never believed"] += 1
             # A fenced trainer may write its manifest after its files were deleted: harmless.
@@ -149,7 +149,7 @@ class StoreAudit:
             if wrong is None:
                 return  # retention removed it meanwhile
             if wrong:
-                self.tally.offend(wrong, key=f"{version_folder(version)}/{file.name}")
+                self.tally.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
         """Whether the ledger believes the version. The ledger has no step 0; its version is
@@ -167,10 +167,10 @@ class StoreAudit:
         base, key = self._manifests.get(parent), manifest_key(manifest.version)
         if base is None:
             if manifest.kind == "delta" and self._has_manifest(manifest.version):
-                self.tally.offend(f"its base {parent} is missing", key=key)
+                self.tally.add_violation(f"its base {parent} is missing", key=key)
         elif delta.parent_hash != base.hash:
             what = f"it applies to manifest {delta.parent_hash}, but {parent} has {base.hash}"
-            self.tally.offend(what, key=key)
+            self.tally.add_violation(what, key=key)
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
         """The problem with a file, "" for none; None if its version is being removed."""
@@ -219,7 +219,7 @@ class CheckpointAudit:
         whole: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):
-            self.tally.cannot("the store holds no checkpoints/")
+            self.tally.add_unchecked("the store holds no checkpoints/")
             return
         for checkpoint in stored:
             one = checkpoint.id
@@ -229,7 +229,7 @@ class CheckpointAudit:
             self.tell(f"checkpoint {one}")
             wrong = self._wrong(one)
             if wrong and self._is_kept(one):
-                self.tally.offend(wrong, key=f"{one.folder}/")
+                self.tally.add_violation(wrong, key=f"{one.folder}/")
             elif not wrong:
                 whole.append(one.step)
                 self.tally.counts["whole"] += 1
@@ -266,4 +266,4 @@ class CheckpointAudit:
         due = (last.step - 1) // every * every
         if newest < due:
             what = f"the ledger is at step {last.step}, the newest whole checkpoint at {newest}"
-            self.tally.offend(f"{what}; one is due every {every} steps", key="checkpoints/")
+            self.tally.add_violation(f"{what}; one is due every {every} steps", key="checkpoints/")

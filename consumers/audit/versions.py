@@ -92,7 +92,7 @@ class VersionAudit:
     def finish(self, coverage: Coverage) -> None:
         if not starts_complete(coverage["ledger"]):
             kept = "missing" if coverage["ledger"] == "absent" else "not whole"
-            self.tally.cannot(f"the ledger is {kept}")
+            self.tally.add_unchecked(f"the ledger is {kept}")
 
     def _done(self, done: StepDone, seen: AuditMessage) -> None:
         state = self.states.get(done.step)
@@ -107,7 +107,7 @@ class VersionAudit:
         self.tally.counts["steps"] += 1
         wrong = self._wrong(done, seen)
         if wrong:
-            self.tally.offend(
+            self.tally.add_violation(
                 f"step {done.step} as {done.version}: {wrong}", "ledger", seen.address
             )
         self.last, self._is_first = done, False
@@ -131,4 +131,4 @@ class VersionAudit:
         known = self.hashes.setdefault(version, manifest_hash)
         if known != manifest_hash:
             what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"
-            self.tally.offend(what, seen.topic, seen.address)
+            self.tally.add_violation(what, seen.topic, seen.address)

@@ -141,7 +141,7 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
     from history takes only resumes under it.
     """
     free = FreeRoom({}, {})
-    given, loading = state.given(), state.loading()
+    given, loading = state.assigned_counts(), state.loading()
     for name, seen in sorted(state.rollouts.items()):
         status = seen.status
         if not seen.fresh or not status.verified:

@@ -147,7 +147,7 @@ class SilenceClock:
     step_s_max: float
     now_s: float = 0.0
 
-    def heard(self, at_s: float) -> None:
+    def advance(self, at_s: float) -> None:
         """A read that started `at_s`, on dispatch's monotonic clock, returned a status."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
@@ -233,7 +233,7 @@ class DispatchInbox:
                 continue
             received = reader.follow()
             if received and topic == "status":
-                self._listening.heard(began_s)
+                self._listening.advance(began_s)
             for one in received:
                 self._apply(one, fresh=True)
             count += len(received)
@@ -251,7 +251,7 @@ class DispatchInbox:
                     self._apply(received, fresh=True)
 
     @property
-    def listened_s(self) -> float:
+    def listening_s(self) -> float:
         """Listening time in seconds, see `SilenceClock`; statuses are stamped with it."""
         return self._listening.now_s
 

@@ -48,7 +48,7 @@ class RepackPlan:
     deferred: tuple[str, ...] = ()
     moves: tuple[RepackMove, ...] = ()
 
-    def handed(self) -> tuple[MoveSummary, ...]:
+    def summaries(self) -> tuple[MoveSummary, ...]:
         """The releases counted by source and destination, whole tails and gathered outliers
         together.
         """
@@ -72,7 +72,7 @@ class RepackPlanner:
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
         """The moves that are due now; None while none are due."""
-        self._steps.saw(state.version.number, now_s)
+        self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version

@@ -32,7 +32,7 @@ class StepDuration:
     _number: int | None = None
     _since_s: float | None = None
 
-    def saw(self, number: int, now_s: float) -> None:
+    def observe(self, number: int, now_s: float) -> None:
         """Record the newest version number at this moment. Must be called often, so that the time
         of each new version is known.
         """

@@ -223,7 +223,7 @@ class DispatchPersistence:
             self._forget(state, positions)  # 3
         self._due_s = self.monotonic() + self.keep_s
 
-    def recall_lengths(self) -> LengthHistory:
+    def load_lengths(self) -> LengthHistory:
         """The length history of an earlier holder; empty if there is none or it is damaged, as it
         only serves predictions.
         """
@@ -237,7 +237,7 @@ class DispatchPersistence:
             log.warning("the length history cannot be read and restarts empty: %s", error)
             return LengthHistory()
 
-    def keep_lengths(self, lengths: LengthHistory) -> None:
+    def save_lengths(self, lengths: LengthHistory) -> None:
         """Write the length history if it changed and is due; the last writer wins."""
         if lengths.changed and self.monotonic() >= self._lengths_due_s:
             self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))

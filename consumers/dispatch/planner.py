@@ -81,7 +81,7 @@ class AssignmentPlanner:
         starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
         return orders + self._placed(state, starts, dict(free.new), free, layouts)
 
-    def put_off(
+    def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
         """Assignments that restart these trajectories on the newest version, as far as rollouts

@@ -95,7 +95,7 @@ class Dispatch:
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
         taken = RoleTerms(self.store, self.monotonic).has_taken
-        lengths = memory.recall_lengths()
+        lengths = memory.load_lengths()
         inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, taken)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
         inbox.rebuild(own, kept.where() if kept else {})
@@ -104,18 +104,18 @@ class Dispatch:
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         while not stop.is_set():
-            left = state.left()  # the records published before they left are read below
+            left = state.departed()  # the records published before they left are read below
             news, released = inbox.read()
-            self._give(state, assignments, releases=_release_records(released))
+            self._append_and_apply(state, assignments, releases=_release_records(released))
             gone = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
-            self._tell_lost(gone)
+            self._count_lost(gone)
             if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
-                self._give(state, assignments, self._orders(state, inbox))
+                self._append_and_apply(state, assignments, self._orders(state, inbox))
             self._repack(state, inbox, assignments)
             if news:
                 memory.keep(state, inbox, admissions, assignments)
-                memory.keep_lengths(inbox.lengths)
+                memory.save_lengths(inbox.lengths)
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
@@ -162,15 +162,15 @@ class Dispatch:
             return
         plan_s = self.monotonic() - began_s
         late = {trajectory: state.orders[trajectory] for trajectory in plan.deferred}
-        again = self.ordering.put_off(state, plan.deferred, inbox.lengths)
+        again = self.ordering.restart_on_newest(state, plan.deferred, inbox.lengths)
         void = [_release_for(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
-        self._give(state, writer, again, [*plan.releases, *void])
+        self._append_and_apply(state, writer, again, [*plan.releases, *void])
         self.counts["moved"] += len(plan.releases)
-        for one in plan.handed():
+        for one in plan.summaries():
             log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
             self.on_move(one, plan_s)
 
-    def _give(
+    def _append_and_apply(
         self,
         state: DispatchState,
         writer: FencedWriter,
@@ -207,7 +207,7 @@ class Dispatch:
             ]
         )
 
-    def _tell_lost(self, rollouts: Sequence[str]) -> None:
+    def _count_lost(self, rollouts: Sequence[str]) -> None:
         self.counts["lost"] += len(rollouts)
         for rollout in rollouts:
             log.warning("rollout %s is silent or stuck: its trajectories are reassigned", rollout)
@@ -255,10 +255,10 @@ def drop_silent_rollouts(
     rollouts: a thousand of them leave 24 000 statuses in the log in 12 s, one read returns 512, and
     the other rollouts look silent.
     """
-    before_s = inbox.listened_s - timeout_s
+    before_s = inbox.listening_s - timeout_s
     if left or state.silent(before_s):
         inbox.read_to_end()
-    return state.forget_rollouts(before_s, left)
+    return state.drop_rollouts(before_s, left)
 
 
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:

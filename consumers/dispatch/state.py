@@ -238,21 +238,21 @@ class DispatchState:
         """Rollouts whose last status was read before this time, and stuck ones."""
         return [name for name, seen in self.rollouts.items() if seen.at_s < before_s]
 
-    def left(self) -> list[str]:
+    def departed(self) -> list[str]:
         """Rollouts that announced that they leave and have no work left."""
         return [name for name, seen in self.rollouts.items() if has_left(seen.status)]
 
-    def forget_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
+    def drop_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
         """Drop rollouts that were silent for too long, and those of `left` that have not come back.
         Their trajectories become unassigned. Returns the silent ones.
         """
-        left = set(left).intersection(self.left())
+        left = set(left).intersection(self.departed())
         silent = self.silent(silent_before_s)
         for name in {*silent, *left}:
             del self.rollouts[name]
         return [name for name in silent if name not in left]
 
-    def given(self) -> dict[str, int]:
+    def assigned_counts(self) -> dict[str, int]:
         """Assignments in force per live rollout, including those on their way to it."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for order in self.orders.values():

@@ -179,7 +179,7 @@ class VersionReload:
 
 def idle_rollouts(state: DispatchState) -> list[str]:
     """Serving rollouts without any work, steady ones before preemptible ones."""
-    given = state.given()
+    given = state.assigned_counts()
     found = [
         (seen.status.preemptible, name)
         for name, seen in state.rollouts.items()

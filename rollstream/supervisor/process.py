@@ -106,7 +106,7 @@ class ChildProcess:
         """Its exit code once it ended (−9 for signal 9), None while it runs."""
         return self._process.poll()
 
-    def words(self) -> str:
+    def error_message(self) -> str:
         """Its own error message since its start and the lines after it; may be empty."""
         lines = _log_tail(self.log, self._began).splitlines()
         first = next(
@@ -114,7 +114,7 @@ class ChildProcess:
         )
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM: the role finishes its current work and exits."""
         self._signal(signal.SIGTERM)
 

@@ -172,7 +172,7 @@ class Supervisor:
             post.due_s = now + delay
             post.death = f"died ({describe_exit(code)}), restart {len(post.deaths_s)}"
             return None
-        if has_refused and (words := child.words()):
+        if has_refused and (words := child.error_message()):
             return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
         last = describe_exit(code)
         often = f"died {recent} times within {self._policy.within_s:g} s, last with {last}"
@@ -208,7 +208,7 @@ class Supervisor:
             if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
                 post.done = True
                 if post.child:
-                    post.child.ask_to_stop()
+                    post.child.terminate()
 
     def _has_finished(self, now: float) -> bool:
         assert self._complete_s is not None
@@ -227,7 +227,7 @@ class Supervisor:
     ) -> None:
         """1. Send SIGTERM. 2. Wait, bounded. 3. Kill the remaining ones by their process ids."""
         for child in children:
-            child.ask_to_stop()
+            child.terminate()
         deadline = time.monotonic() + self._limits.stop_s
         while any(child.reap() is None for child in children):
             if hurry.wait(self._limits.tick_s) or time.monotonic() > deadline:

@@ -80,7 +80,7 @@ def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
 def test_a_plan_says_who_hands_how_much_to_whom():
     plan = repacking().plan(tails(), LengthHistory(), 10.0)
     assert plan is not None
-    assert plan.handed() == (MoveSummary("a", "b", 1),)
+    assert plan.summaries() == (MoveSummary("a", "b", 1),)
 
 
 def test_a_completion_that_is_faster_ends_the_move():
@@ -90,14 +90,14 @@ def test_a_completion_that_is_faster_ends_the_move():
     state.apply_completion(0, "0.0")
     state.apply_partial(partial("0.0", 1, last=True), Address(0, 7))
     assert give(state) == []
-    assert state.given() == {"a": 0, "b": 1}
+    assert state.assigned_counts() == {"a": 0, "b": 1}
 
 
 def test_room_is_kept_at_the_destination_while_it_is_asked_back():
     state = tails()
-    before = state.given()
+    before = state.assigned_counts()
     asked_back(state)
-    assert state.given() == {"a": before["a"], "b": before["b"] + 1}
+    assert state.assigned_counts() == {"a": before["a"], "b": before["b"] + 1}
 
 
 def test_a_source_that_dies_before_it_answers_is_recovered_like_any_other():
@@ -181,14 +181,14 @@ def test_it_is_time_every_few_seconds_and_when_a_version_is_out():
 
 def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
     state = tails()
-    left = state.left()
+    left = state.departed()
     state.apply_status(status("a", health="leaving"), now_s=3.0)
-    assert state.forget_rollouts(0.0, left) == []
+    assert state.drop_rollouts(0.0, left) == []
     assert "a" in state.rollouts, "it was read in this round, what it published before perhaps not"
-    left = state.left()
+    left = state.departed()
     state.apply_status(status("b", health="leaving"), now_s=3.1)
     state.apply_status(status("b", term=2), now_s=3.2)
-    assert state.forget_rollouts(0.0, [*left, "b"]) == []
+    assert state.drop_rollouts(0.0, [*left, "b"]) == []
     assert "a" not in state.rollouts
     assert "b" in state.rollouts, "it came back"
 
@@ -196,7 +196,7 @@ def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
 def test_what_is_put_off_starts_again_on_the_newest_version():
     state = tails()
     state.apply_status(status("c", version=V4), now_s=1.0)
-    (order,) = ordering().put_off(state, ["0.0"], LengthHistory())
+    (order,) = ordering().restart_on_newest(state, ["0.0"], LengthHistory())
     assert order.again
     record = order.record
     assert (record.kind, record.rollout, record.version, record.attempt) == ("start", "c", V4, 2)

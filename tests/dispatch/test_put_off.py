@@ -118,11 +118,11 @@ def test_the_time_of_a_step_is_within_what_was_seen_however_often_one_looks(
     lasts: list[float], looks: int, first: int
 ):
     steps, now_s = StepDuration(), 7.0
-    steps.saw(first, now_s)
+    steps.observe(first, now_s)
     for number, lasted_s in enumerate([1e9, *lasts], first + 1):  # since when was `first` out?
         now_s += lasted_s
         for _ in range(looks):
-            steps.saw(number, now_s)
+            steps.observe(number, now_s)
     assert steps.lasts_s is not None
     assert min(lasts) * 0.99 <= steps.lasts_s <= max(lasts) * 1.01
 
@@ -130,7 +130,7 @@ def test_the_time_of_a_step_is_within_what_was_seen_however_often_one_looks(
 def test_versions_that_come_at_once_count_as_so_many_steps():
     steps = StepDuration()
     for number, now_s in ((3, 0.0), (4, 1.0), (7, 31.0)):
-        steps.saw(number, now_s)
+        steps.observe(number, now_s)
     assert steps.lasts_s == 10.0
 
 

@@ -70,7 +70,7 @@ def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt(
     state = state_with_group(status("a"))
     order_all(state, "a")
     state.apply_partial(partial("0.0", 1), Address(2, 7))
-    assert state.forget_rollouts(silent_before_s=1.0) == ["a"]
+    assert state.drop_rollouts(silent_before_s=1.0) == ["a"]
     how = continuations(state, unassigned_trajectories(state)[0], keep_version=False)
     assert (how["0.0"].kind, how["0.0"].attempt, how["0.0"].partial) == ("resume", 2, Address(2, 7))
     assert (how["0.1"].kind, how["0.1"].attempt) == ("start", 2)

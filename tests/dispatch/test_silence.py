@@ -35,7 +35,7 @@ class Judge:
     def look(self, after_s: float = 0.05) -> list[str]:
         """One round of dispatch, so long after the one before: whom it forgets."""
         self.clock.now_s += after_s
-        left = self.state.left()
+        left = self.state.departed()
         self.inbox.read()
         return drop_silent_rollouts(self.state, self.inbox, TIMEOUT_S, left)
 

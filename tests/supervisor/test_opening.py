@@ -106,4 +106,4 @@ def test_words_are_those_of_the_last_start(tmp_path):
     )
     while child.reap() is None:
         pass
-    assert child.words() == ""
+    assert child.error_message() == ""
