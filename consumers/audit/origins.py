@@ -42,7 +42,7 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 @dataclass(slots=True)
 class OriginAudit:
     """Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
-    shares its result with `Spans`.
+    shares its result with `SpanAudit`.
     """
 
     taken: LedgerIndex

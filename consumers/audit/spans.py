@@ -128,7 +128,7 @@ class LagAudit:
         return np.array(found, np.int64)
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """For each span, whether its version is believed (as `Taken.is_believed`)."""
+        """For each span, whether its version is believed (as `LedgerIndex.is_believed`)."""
         numbers, of = np.unique(rows.spans.number, return_inverse=True)
         made = [self.taken.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in made], np.bool_)

@@ -120,7 +120,7 @@ class RoleTerms:
 
 
 def accept_any_term(role: str, name: str, term: int) -> bool:
-    """Accepts every name and term; used in place of `Terms.has_taken` without a store."""
+    """Accepts every name and term; used in place of `RoleTerms.has_taken` without a store."""
     return True
 
 

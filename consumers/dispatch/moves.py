@@ -26,9 +26,7 @@ from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
-MOVE_TIMEOUT_S = (
-    10.0  # for the last partial of a move: a finished answer that is being scored has none
-)
+MOVE_TIMEOUT_S = 10.0  # for the last partial of a move: an answer that is being scored has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class DispatchPersistence:
         for topic in REBUILD_TOPICS:
             self.bus.commit(DISPATCH_GROUP, topic, positions[topic])  # 2
         if self.truncate:
-            self._forget(state, positions)  # 3
+            self._truncate(state, positions)  # 3
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
@@ -243,7 +243,7 @@ class DispatchPersistence:
             self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))
             self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
 
-    def _forget(
+    def _truncate(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
     ) -> None:
         orders = (order.at for order in state.orders.values() if order.at is not None)

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 from rollstream.streams.values import Version
 
-DESTINATIONS_TRIED_MAX = (
-    64  # destinations tried for one source, fullest first, when the other bound is tight
-)
+DESTINATIONS_TRIED_MAX = 64  # for one source, fullest first, when the other bound is tight
 
 
 @dataclass(frozen=True, slots=True)
