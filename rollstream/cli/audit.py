@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
 from rollstream.analysis.log_rows import open_run_log
-from rollstream.cli.signals import quiet_on_closed_pipe
+from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -212,11 +212,6 @@ def _run_of(store: ObjectStore | None, name: str) -> str:
     if not runs:
         raise ConfigurationError(f"{name} holds no archive of a run; is the path right?")
     return runs[0]
-
-
-def warn(text: str) -> None:
-    """Print a message on stderr, apart from the report."""
-    print(f"rollstream: {text}", file=sys.stderr)
 
 
 def _progress_printer() -> Callable[[str], None]:

@@ -10,8 +10,7 @@ from rollstream.analysis.render import render_trajectory
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText
 from rollstream.analysis.trajectory import details_json, trajectory_details, trajectory_names
-from rollstream.cli.query import warn
-from rollstream.cli.signals import quiet_on_closed_pipe
+from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 
 

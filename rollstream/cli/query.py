@@ -10,7 +10,7 @@ from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.output import json_lines, table_lines, write_csv
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from rollstream.cli.signals import quiet_on_closed_pipe
+from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 
 
@@ -40,11 +40,6 @@ def main(arguments: argparse.Namespace) -> int:
             for line in table_lines(answer, arguments.rows, width):
                 print(line)
     return 0
-
-
-def warn(text: str) -> None:
-    """Print a message on stderr, apart from the result."""
-    print(f"rollstream: {text}", file=sys.stderr)
 
 
 def _list_views(session: QuerySession, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""How commands end early: stop signals become events, and a closed output pipe is no error.
+"""What commands share as processes: messages on stderr, stop signals as events, closed pipes.
 
 It imports no configuration, so the light commands (query, tail, inspect) start fast.
 """
@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from functools import wraps
 
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE, the shell convention
+
+
+def warn(text: str) -> None:
+    """Print a message on stderr, apart from the command's output."""
+    print(f"rollstream: {text}", file=sys.stderr)
 
 
 def quiet_on_closed_pipe(

@@ -13,8 +13,7 @@ from rollstream.analysis.locate import RunLocation, locate_asked_run
 from rollstream.analysis.log_rows import has_topic, open_run_log
 from rollstream.analysis.tail import TailRecord, TopicTail, archived_tail, matching, tail_json
 from rollstream.cli.main import EXIT_INTERRUPTED
-from rollstream.cli.query import warn
-from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe
+from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 
 LAST_RECORDS = 10  # records printed without --from and --last

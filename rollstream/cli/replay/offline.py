@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.analysis.fields import FieldCondition
-from rollstream.cli.replay.progress import count_steps, print_notice, progress_bar
+from rollstream.cli.replay.progress import count_steps, progress_bar
+from rollstream.cli.signals import warn
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
 from rollstream.config.settings import Configuration
@@ -183,13 +184,13 @@ def _tokenizer(model: Path) -> TextEncoder | None:
 
 def _print_gathered(gathered: dict[str, int], c: Configuration) -> None:
     per_step = c.trainer.groups_per_step
-    print_notice(
+    warn(
         f"{gathered.get('trajectories', 0)} trajectories in {gathered.get('groups', 0)} groups, "
         f"{per_step} groups a step (trainer.groups_per_step), at most {c.trainer.steps} steps"
     )
     for name, words in GATHERED_TEXTS.items():
         if gathered.get(name):
-            print_notice(f"{gathered[name]} {words}")
+            warn(f"{gathered[name]} {words}")
 
 
 def _print_result(result: dict[str, Any], folder: RunFolder) -> None:

@@ -1,15 +1,10 @@
-"""Progress output of a replay: messages, a step counter, a progress bar on a terminal."""
+"""Progress output of a replay: a step counter, a progress bar on a terminal."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from rollstream.streams.records import StepDone
-
-
-def print_notice(text: str) -> None:
-    """Print a message on stderr, apart from the result."""
-    print(f"rollstream: {text}", file=sys.stderr)
 
 
 def count_steps(steps: Iterable[StepDone], last: int) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from rollstream.analysis.fields import check_topic
-from rollstream.cli.replay.progress import print_notice, progress_bar
+from rollstream.cli.replay.progress import progress_bar
+from rollstream.cli.signals import warn
 from rollstream.consumers.replay.topic_copy import (
     HISTORY,
     CopiedTopic,
@@ -59,7 +60,7 @@ def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[s
                 + ("" if source.location.bus else f"; it is an archive, which keeps {_history()}")
             )
         else:
-            print_notice(f"{topic} holds no records")
+            warn(f"{topic} holds no records")
     if not here:
         raise ConfigurationError(f"{source.location.name} holds no records to copy")
     return here

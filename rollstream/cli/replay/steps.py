@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.cli.replay.progress import count_steps, print_notice
+from rollstream.cli.replay.progress import count_steps
+from rollstream.cli.signals import warn
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, write_configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
@@ -93,12 +94,10 @@ def _trained(
         write_configuration(*own)
         _print_start(asked, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
-            print_notice(
-                f"an earlier replay stopped after step {start.behind.step}: resuming there"
-            )
+            warn(f"an earlier replay stopped after step {start.behind.step}: resuming there")
         hashes = {configured.configuration_hash for configured in recorded.configured}
         if hashes - {fingerprint(asked.before)}:
-            print_notice("the run changed its configuration; all steps use its last configuration")
+            warn("the run changed its configuration; all steps use its last configuration")
         count_steps(run_replay(source.log, recorded, asked, start, learner, own), asked.last)
         last = asked.first if asked.is_experiment else asked.last
         result = {
@@ -131,12 +130,12 @@ def _reports(
 
 def _print_start(asked: ReplayRequest, start: int, named: str) -> None:
     again, on = asked.first - start, asked.last - asked.first
-    print_notice(
+    warn(
         f"from {named}: {again} steps are repeated up to step {asked.first}, "
         f"then {on} up to step {asked.last}"
     )
     if asked.is_experiment:
-        print_notice(f"experiment from step {asked.first + 1} on: {asked.words()}")
+        warn(f"experiment from step {asked.first + 1} on: {asked.words()}")
 
 
 def _print_result(asked: ReplayRequest, result: dict[str, Any], pages: list[Path]) -> None:
