@@ -139,7 +139,7 @@ class VersionWriter:
             due = anchor_due(number, self._chain, rule)
             if not due and self._tensors is None:
                 held = ResidentWeights()
-                held.move(self.store, self._manifest.version, self._manifest.hash)
+                held.update(self.store, self._manifest.version, self._manifest.hash)
                 self._tensors = held.tensors
         except (ObjectMissing, CorruptObject) as error:
             log.warning("the next version is an anchor, the chain is broken: %s", error)

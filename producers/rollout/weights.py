@@ -270,7 +270,7 @@ class WeightsFollower:
         for attempt in range(FETCH_TRIES):
             started = self._timer()
             try:
-                moved = self._held.move(self._store, announced.version, announced.manifest_hash)
+                moved = self._held.update(self._store, announced.version, announced.manifest_hash)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
                 newest = self._newest
@@ -295,7 +295,7 @@ class WeightsFollower:
     def _fetch_old(self, version: Version) -> None:
         started = self._timer()
         try:
-            moved = self._held.move(self._store, version)
+            moved = self._held.update(self._store, version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
             self.unavailable = version

@@ -141,7 +141,7 @@ class Evaluator:
         """The line of `eval.jsonl`; None if retention removed the version first."""
         c, store = self.place.configuration, self.place.store
         try:
-            manifest = self.held.move(store, version).manifest
+            manifest = self.held.update(store, version).manifest
             config = config_from_version(store, manifest)
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)

@@ -126,7 +126,7 @@ def fetch_tensors(
     then nothing is returned.
     """
     held = ResidentWeights(tensors)
-    manifest = held.move(store, version, manifest_hash).manifest
+    manifest = held.update(store, version, manifest_hash).manifest
     return manifest, held.tensors
 
 

@@ -42,7 +42,7 @@ class TensorPatch:
 
 @dataclass(frozen=True, slots=True)
 class ResidentUpdate:
-    """The result of a move. Relative to `base` only the elements in `patches` and the tensors in
+    """The result of an update. Relative to `base` only the elements in `patches` and the tensors in
     `whole` differ. If `patches` is None, the earlier content is unknown.
     """
 
@@ -65,7 +65,7 @@ class ResidentWeights:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This memory by all names; tied names share it. It changes only in `move`, and belongs to
+        """This memory by all names; tied names share it. It changes only in `update` and belongs to
         no version while `version` is None.
         """
         if self._last is None:
@@ -73,7 +73,7 @@ class ResidentWeights:
         tied = self._last.weights.tied
         return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
 
-    def move(
+    def update(
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
         """Make the tensors those of `target`, every one verified, reading as few bytes as

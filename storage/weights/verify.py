@@ -88,7 +88,7 @@ def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | Non
         manifest = read_manifest(store, version)
         for problem in _files(store, manifest):  # 1
             return manifest, problem
-        ResidentWeights().move(store, version)  # 2
+        ResidentWeights().update(store, version)  # 2
     except (ObjectMissing, CorruptObject) as error:
         return manifest, str(error)
     return manifest, ""

@@ -55,7 +55,7 @@ def test_a_delta_comes_back_bit_for_bit_on_every_store(store):
         assert tensors["head"] is tensors["embed"]
     held = ResidentWeights()
     for number in (0, 1, 3, 2):
-        held.move(store, history.version(number), history.manifests[number].hash)
+        held.update(store, history.version(number), history.manifests[number].hash)
         assert_same(held.tensors, history.tensors[number])
 
 
@@ -74,11 +74,11 @@ def test_new_removed_reshaped_untied_and_equal_tensors():
     assert delta.tensors["new"].base == ""
     assert delta.tensors["head"].base == history.manifests[0].weights.entry("head").hash
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
-    held.move(history.store, history.version(1))
+    held.update(history.store, history.version(0))
+    held.update(history.store, history.version(1))
     assert_same(held.tensors, tensors)
     assert held.tensors["head"].data_ptr() != held.tensors["embed"].data_ptr()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     assert_same(held.tensors, first_tensors())
 
 
@@ -139,8 +139,8 @@ def test_an_anchor_with_its_delta_is_read_by_what_is_cheaper():
     assert manifest.kind == "anchor"
     assert manifest.delta is not None
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
-    moved = held.move(history.store, manifest.version)
+    held.update(history.store, history.version(0))
+    moved = held.update(history.store, manifest.version)
     assert moved.fetched_bytes < manifest.full_bytes / 5
     history.store.delete(manifest_key(history.version(0)))
     assert_same(fetch_tensors(history.store, manifest.version)[1], history.tensors[1])
@@ -158,10 +158,10 @@ def test_a_reader_several_versions_behind_reads_the_deltas_and_gets_one_set_of_p
     for _ in range(4):
         history.add()
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     before = {name: tensor.clone() for name, tensor in held.tensors.items()}
     history.store.bytes_read = 0
-    moved = held.move(history.store, history.version(4))
+    moved = held.update(history.store, history.version(4))
     assert moved.base == history.version(0)
     assert moved.whole == ("b",) or {patch.name for patch in moved.patches} == {"a", "b"}
     assert moved.fetched_bytes == history.store.bytes_read
@@ -180,12 +180,12 @@ def test_moves_change_the_tensors_where_they_are():
     history.add()
     held = ResidentWeights()
     assert held.tensors == {}
-    first = held.move(history.store, history.version(0))
+    first = held.update(history.store, history.version(0))
     assert (first.base, first.patches) == (None, None)
     places = {name: tensor.data_ptr() for name, tensor in held.tensors.items()}
-    held.move(history.store, history.version(1))
+    held.update(history.store, history.version(1))
     assert {name: tensor.data_ptr() for name, tensor in held.tensors.items()} == places
-    again = held.move(history.store, history.version(1))
+    again = held.update(history.store, history.version(1))
     assert (again.patches, again.whole, again.fetched_bytes) == ((), (), 0)
 
 
@@ -194,7 +194,7 @@ def test_only_the_wanted_tensors_are_read_and_held():
     history = History(store=CountingStore(), tensors=tensors)
     history.add()
     held = ResidentWeights(["t1", "t3"])
-    held.move(history.store, history.version(1))
+    held.update(history.store, history.version(1))
     assert_same(held.tensors, {n: history.tensors[1][n] for n in ("t1", "t3")})
     assert history.store.bytes_read < 2.5 * 160_000
     with pytest.raises(ObjectMissing, match="no tensor zz"):
@@ -207,14 +207,14 @@ def test_a_move_that_fails_in_the_middle_holds_no_version_and_the_next_repairs_i
     for _ in range(2):
         history.add()
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     history.store.fatal, history.store.reads = fatal, 0
     with pytest.raises(ConnectionResetError):
-        held.move(history.store, history.version(2))
+        held.update(history.store, history.version(2))
     assert held.version is None
     assert held.manifest is None
     history.store.fatal = -1
-    moved = held.move(history.store, history.version(2))
+    moved = held.update(history.store, history.version(2))
     assert (moved.base, moved.patches) == (None, None)
     assert_same(held.tensors, history.tensors[2])
 
@@ -222,11 +222,11 @@ def test_a_move_that_fails_in_the_middle_holds_no_version_and_the_next_repairs_i
 def test_a_move_that_cannot_begin_leaves_what_is_held():
     history = History()
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     with pytest.raises(ObjectMissing):
-        held.move(history.store, Version(7, 1))
+        held.update(history.store, Version(7, 1))
     with pytest.raises(CorruptObject, match="announced"):
-        held.move(history.store, history.version(0), "0" * 32)
+        held.update(history.store, history.version(0), "0" * 32)
     assert held.version == history.version(0)
     assert_same(held.tensors, history.tensors[0])
 
@@ -235,9 +235,9 @@ def test_memory_that_changed_underneath_is_found_out_and_read_anew(caplog):
     history = History()
     history.add()
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     held.tensors["layer.weight"][5, 5] += 3.0
-    held.move(history.store, history.version(1))
+    held.update(history.store, history.version(1))
     assert_same(held.tensors, history.tensors[1])
     assert "layer.weight" in caplog.text
 
@@ -257,11 +257,11 @@ def test_a_flipped_bit_in_a_payload_is_refused_by_the_name_of_its_tensor():
     with pytest.raises(CorruptObject, match=f"layer.weight in object {key}"):
         fetch_tensors(history.store, history.version(1))
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     with pytest.raises(CorruptObject, match=r"layer\.weight"):
-        held.move(history.store, history.version(1))
+        held.update(history.store, history.version(1))
     assert held.version is None
-    held.move(history.store, history.version(0))
+    held.update(history.store, history.version(0))
     assert_same(held.tensors, history.tensors[0])
 
 
@@ -269,8 +269,8 @@ def test_a_damaged_delta_beside_an_anchor_is_read_from_the_anchor(caplog):
     history = History(tensors={"a": torch.randn(100, 100), "b": torch.randn(50, 50)})
     flip(history.store, history.add(anchor=True), "a")
     held = ResidentWeights()
-    held.move(history.store, history.version(0))
-    moved = held.move(history.store, history.version(1))
+    held.update(history.store, history.version(0))
+    moved = held.update(history.store, history.version(1))
     assert_same(held.tensors, history.tensors[1])
     assert moved.whole == ("a",)
     assert "tensor a in object" in caplog.text
@@ -287,9 +287,9 @@ def test_a_delta_is_never_applied_to_another_base():
     history.write(Version(1, 7), zombie, *args)
     history.add()
     held = ResidentWeights()
-    held.move(history.store, Version(1, 7))
+    held.update(history.store, Version(1, 7))
     assert_same(held.tensors, zombie)
-    held.move(history.store, history.version(2))
+    held.update(history.store, history.version(2))
     assert_same(held.tensors, history.tensors[2])
 
 

@@ -149,7 +149,7 @@ class VersionStore(RuleBasedStateMachine):
         stored = [one for one in self.whole() if one not in self.strays]
         target, held = data.draw(st.sampled_from(stored)), self.readers[reader]
         try:
-            moved = held.move(FailingReads(self.store, fatal), target)
+            moved = held.update(FailingReads(self.store, fatal), target)
         except ConnectionResetError:
             assert held.version is None
             return

@@ -107,7 +107,7 @@ def test_a_version_is_the_masters_and_was_written_by_every_rank(two):
         ranks = {file.name.split("-")[1] for file in manifest.files if "rank" in file.name}
         assert ranks == {"rank0", "rank1"}
         held = ResidentWeights()
-        held.move(store, Version(number, 1))
+        held.update(store, Version(number, 1))
         for name, master in masters(kept(folder, step)).items():
             assert torch.equal(held.tensors[name.removeprefix("masters.")], master.bfloat16())
         assert held.tensors.keys() == build(MODEL).state_dict().keys()
