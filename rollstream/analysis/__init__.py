@@ -7,46 +7,41 @@ about one trajectory, `render` prints it. `tail` reads a topic, `fields` parses 
 `rollstream.open_run` for notebooks.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.analysis.locate import RunLocation, locate_run
-    from rollstream.analysis.run import Run
-    from rollstream.analysis.session import QueryResult, QuerySession
-    from rollstream.analysis.tail import TailRecord, TopicTail
-    from rollstream.analysis.trajectory import TrajectoryDetails, trajectory_details
-    from rollstream.analysis.views import VIEWS
+    from rollstream.analysis.locate import RunLocation as RunLocation, locate_run as locate_run
+    from rollstream.analysis.run import Run as Run
+    from rollstream.analysis.session import QueryResult as QueryResult, QuerySession as QuerySession
+    from rollstream.analysis.tail import TailRecord as TailRecord, TopicTail as TopicTail
+    from rollstream.analysis.trajectory import (
+        TrajectoryDetails as TrajectoryDetails,
+        trajectory_details as trajectory_details,
+    )
+    from rollstream.analysis.views import VIEWS as VIEWS
 
-__all__ = [
-    "VIEWS",
-    "QueryResult",
-    "QuerySession",
-    "Run",
-    "RunLocation",
-    "TailRecord",
-    "TopicTail",
-    "TrajectoryDetails",
-    "locate_run",
-    "trajectory_details",
-]
-
-_MODULES = {
-    "QueryResult": "session",
-    "QuerySession": "session",
-    "Run": "run",
-    "RunLocation": "locate",
-    "TailRecord": "tail",
-    "TopicTail": "tail",
-    "TrajectoryDetails": "trajectory",
-    "VIEWS": "views",
-    "locate_run": "locate",
-    "trajectory_details": "trajectory",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "locate": (
+            "RunLocation",
+            "locate_run",
+        ),
+        "run": ("Run",),
+        "session": (
+            "QueryResult",
+            "QuerySession",
+        ),
+        "tail": (
+            "TailRecord",
+            "TopicTail",
+        ),
+        "trajectory": (
+            "TrajectoryDetails",
+            "trajectory_details",
+        ),
+        "views": ("VIEWS",),
+    },
+)

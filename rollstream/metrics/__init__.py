@@ -5,37 +5,27 @@
 serves them with `/healthz`. `forwarder` sends metrics files to the targets in `sinks`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.metrics.catalogue import FAMILIES, Family
-    from rollstream.metrics.collector import MetricsCollector
-    from rollstream.metrics.endpoint import serve_metrics
-    from rollstream.metrics.forwarder import Forwarder
-    from rollstream.metrics.process import ProcessMetrics
+    from rollstream.metrics.catalogue import FAMILIES as FAMILIES, Family as Family
+    from rollstream.metrics.collector import MetricsCollector as MetricsCollector
+    from rollstream.metrics.endpoint import serve_metrics as serve_metrics
+    from rollstream.metrics.forwarder import Forwarder as Forwarder
+    from rollstream.metrics.process import ProcessMetrics as ProcessMetrics
 
-__all__ = [
-    "FAMILIES",
-    "Family",
-    "Forwarder",
-    "MetricsCollector",
-    "ProcessMetrics",
-    "serve_metrics",
-]
-
-_MODULES = {
-    "FAMILIES": "catalogue",
-    "Family": "catalogue",
-    "Forwarder": "forwarder",
-    "MetricsCollector": "collector",
-    "ProcessMetrics": "process",
-    "serve_metrics": "endpoint",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "catalogue": (
+            "FAMILIES",
+            "Family",
+        ),
+        "collector": ("MetricsCollector",),
+        "endpoint": ("serve_metrics",),
+        "forwarder": ("Forwarder",),
+        "process": ("ProcessMetrics",),
+    },
+)

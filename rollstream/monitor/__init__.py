@@ -7,56 +7,46 @@ these steps. `rows`, `table`, `frame` and `format` lay a snapshot out as text; `
 Nothing here writes to the run.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.monitor.feed import RunFeed
-    from rollstream.monitor.frame import render_frame
-    from rollstream.monitor.observer import RunObserver, warnings_at_end, warnings_of
-    from rollstream.monitor.snapshot import (
-        RunSettings,
-        RunSnapshot,
-        RunWarning,
-        run_settings_of,
-        take_snapshot,
+    from rollstream.monitor.feed import RunFeed as RunFeed
+    from rollstream.monitor.frame import render_frame as render_frame
+    from rollstream.monitor.observer import (
+        RunObserver as RunObserver,
+        warnings_at_end as warnings_at_end,
+        warnings_of as warnings_of,
     )
-    from rollstream.monitor.state import RunState
-    from rollstream.monitor.view import LiveView
+    from rollstream.monitor.snapshot import (
+        RunSettings as RunSettings,
+        RunSnapshot as RunSnapshot,
+        RunWarning as RunWarning,
+        run_settings_of as run_settings_of,
+        take_snapshot as take_snapshot,
+    )
+    from rollstream.monitor.state import RunState as RunState
+    from rollstream.monitor.view import LiveView as LiveView
 
-__all__ = [
-    "LiveView",
-    "RunFeed",
-    "RunObserver",
-    "RunSettings",
-    "RunSnapshot",
-    "RunState",
-    "RunWarning",
-    "render_frame",
-    "run_settings_of",
-    "take_snapshot",
-    "warnings_at_end",
-    "warnings_of",
-]
-
-_MODULES = {
-    "LiveView": "view",
-    "RunFeed": "feed",
-    "RunObserver": "observer",
-    "RunSettings": "snapshot",
-    "RunSnapshot": "snapshot",
-    "RunState": "state",
-    "RunWarning": "snapshot",
-    "render_frame": "frame",
-    "run_settings_of": "snapshot",
-    "take_snapshot": "snapshot",
-    "warnings_at_end": "observer",
-    "warnings_of": "observer",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "feed": ("RunFeed",),
+        "frame": ("render_frame",),
+        "observer": (
+            "RunObserver",
+            "warnings_at_end",
+            "warnings_of",
+        ),
+        "snapshot": (
+            "RunSettings",
+            "RunSnapshot",
+            "RunWarning",
+            "run_settings_of",
+            "take_snapshot",
+        ),
+        "state": ("RunState",),
+        "view": ("LiveView",),
+    },
+)

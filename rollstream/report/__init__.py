@@ -6,46 +6,43 @@
 simulation.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollstream.exports import lazy_exports
+
 if TYPE_CHECKING:
-    from rollstream.report.comparison import RunComparison, compare_runs
-    from rollstream.report.history import RunHistory
-    from rollstream.report.overlay import write_overlay
-    from rollstream.report.reading import open_history, read_history, run_folder
-    from rollstream.report.summary import RunSummary, summarise
-    from rollstream.report.write import write_report
+    from rollstream.report.comparison import (
+        RunComparison as RunComparison,
+        compare_runs as compare_runs,
+    )
+    from rollstream.report.history import RunHistory as RunHistory
+    from rollstream.report.overlay import write_overlay as write_overlay
+    from rollstream.report.reading import (
+        open_history as open_history,
+        read_history as read_history,
+        run_folder as run_folder,
+    )
+    from rollstream.report.summary import RunSummary as RunSummary, summarise as summarise
+    from rollstream.report.write import write_report as write_report
 
-__all__ = [
-    "RunComparison",
-    "RunHistory",
-    "RunSummary",
-    "compare_runs",
-    "open_history",
-    "read_history",
-    "run_folder",
-    "summarise",
-    "write_overlay",
-    "write_report",
-]
-
-_MODULES = {
-    "RunComparison": "comparison",
-    "RunHistory": "history",
-    "RunSummary": "summary",
-    "compare_runs": "comparison",
-    "open_history": "reading",
-    "read_history": "reading",
-    "run_folder": "reading",
-    "summarise": "summary",
-    "write_overlay": "overlay",
-    "write_report": "write",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "comparison": (
+            "RunComparison",
+            "compare_runs",
+        ),
+        "history": ("RunHistory",),
+        "overlay": ("write_overlay",),
+        "reading": (
+            "open_history",
+            "read_history",
+            "run_folder",
+        ),
+        "summary": (
+            "RunSummary",
+            "summarise",
+        ),
+        "write": ("write_report",),
+    },
+)
