@@ -2,7 +2,7 @@
 run.
 
 Exactly-once depends on file names alone. Every archiver's position in a partition is the end of a
-file (or the begin of the log when there was none), a file is named by its first offset, and
+file (or the log's first record when there was none), a file is named by its first offset, and
 `create` has a single winner. So no two files of a partition overlap, and each begins where another
 ended. The lease only avoids duplicate work.
 
@@ -131,7 +131,7 @@ class TopicArchive:
         self._pending: dict[int, PendingRecords] = {}
 
     def start(self) -> None:
-        """Continue each partition after its last file, or at the log's begin if there is none.
+        """Continue each partition after its last file, or at the first record if there is none.
 
         Raises `PositionLost` if the log is truncated beyond the last file.
         """

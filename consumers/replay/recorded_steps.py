@@ -88,9 +88,9 @@ class RecordedSteps:
             here = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
             if here != wanted:
-                said = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
+                held = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
                 raise PositionLost(
-                    f"step {step} cannot be trained again: log and archive hold {said} of it; a "
+                    f"step {step} cannot be trained again: log and archive hold {held} of it; a "
                     "run that truncates its log needs `archive.enabled = true` to be replayed "
                     "from there"
                 )

@@ -169,7 +169,7 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """What is to be copied. `keep` is the filter (None: all records); errors name the target
+    """The topics to copy. `keep` is the filter (None: all records); errors name the target
     `where`.
     """
 

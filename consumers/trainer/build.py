@@ -101,7 +101,7 @@ def build_trainer(
     bus: Bus,
     store: ObjectStore,
     plan: TrainerPlan,
-    begin: InitialModel,
+    initial: InitialModel,
     provenance: Provenance,
     metrics: MetricsFile,
     monotonic: Callable[[], float] = time.monotonic,
@@ -110,8 +110,8 @@ def build_trainer(
     are fenced.
     """
     choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
-    versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
-    learner = open_learner(begin.model, plan.trainer)
+    versions = _fence_store(bus, store, plan, initial, provenance, monotonic)  # 1
+    learner = open_learner(initial.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
@@ -148,7 +148,7 @@ def _fence_store(
     bus: Bus,
     store: ObjectStore,
     plan: TrainerPlan,
-    begin: InitialModel,
+    initial: InitialModel,
     provenance: Provenance,
     monotonic: Callable[[], float],
 ) -> VersionWriter:
@@ -160,7 +160,13 @@ def _fence_store(
         else HeldVersions(bus, monotonic)
     )
     versions = VersionWriter(
-        store, announcements, provenance.run, provenance.term, plan.weights, begin.model_files, pins
+        store,
+        announcements,
+        provenance.run,
+        provenance.term,
+        plan.weights,
+        initial.model_files,
+        pins,
     )
     versions.open()
     return versions

@@ -1,4 +1,4 @@
-"""The trainer's side of the ledger: what a term appends, what it reads when it resumes, and what is
+"""The trainer's side of the ledger: what a term appends, what it reads when it resumes, and values
 derived from its steps (totals for metrics, lines of `metrics/trainer.jsonl`).
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So

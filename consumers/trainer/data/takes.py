@@ -155,16 +155,16 @@ class TakeFeeder:
         ready = self._ready(progress, believed, step_metrics, now_s)
         tokens = sum(r.tokens for r in ready.values())
         full = self.settings.micro_batch_tokens
-        begun: Sequence[int] = ()
+        chosen: Sequence[int] = ()
         if worth_taking(progress.groups_left, len(ready), tokens, full):
             candidates = [_candidate(r) for r in ready.values()]
-            begun = self.choose(candidates, progress.groups_left)
-        for group in begun:
+            chosen = self.choose(candidates, progress.groups_left)
+        for group in chosen:
             self.intake.end(group)
             del self._prepared[group]
             self._take_group(ready[group], progress, step_metrics)
-        self._write(progress, [ready[group] for group in begun], believed)
-        return len(begun)
+        self._write(progress, [ready[group] for group in chosen], believed)
+        return len(chosen)
 
     def _ready(
         self,
@@ -231,14 +231,14 @@ class TakeFeeder:
         step_metrics.add_consumed(samples, progress.version)
 
     def _write(
-        self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None
+        self, progress: UpdateProgress, chosen: Sequence[ReadyGroup], believed: Version | None
     ) -> None:
         """Append takes for all pending samples to the ledger together, then train them."""
         pending = [self._samples[trajectory] for trajectory in progress.pending]
         batches = pack_micro_batches(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
         read = self.intake.read_to()
-        named = {r.prepared.group: r for r in begun}
+        named = {r.prepared.group: r for r in chosen}
         for index, batch in enumerate(batches):
             members = tuple(self._members[sample.trajectory] for sample in batch)
             firsts = [named.pop(sample.group) for sample in batch if sample.group in named]
