@@ -1,0 +1,1 @@
+"""Tests of the documentation: links, walks and printed commands follow the code."""
