@@ -8,7 +8,6 @@ copies.
 """
 
 # pyright: reportUnknownMemberType=false
-# pyright: reportUnknownMemberType=false
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 

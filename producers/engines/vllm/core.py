@@ -13,9 +13,6 @@ vLLM's client goes through `call_core`, which checks once a second that the core
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
 import contextlib
 import json
@@ -78,11 +75,7 @@ class LocalCore:
     """One model, with dummy weights until weights are loaded."""
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
-        from rollstream.producers.engines.vllm.release import (
-            EngineArgs,
-            LLMEngine,
-            WeightTransferConfig,
-        )
+        from rollstream.producers.engines.vllm.release import LLMEngine
 
         self.load = CoreLoad()
         self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
@@ -90,71 +83,46 @@ class LocalCore:
         """Lets one thread in at a time: `read_back` is called from another one."""
         self.loads = 0
         """How often weights were loaded; KV blocks are shared only within one load."""
-        self.of = (config.to_json_string(), shape)
-        self.free = False
+        self.opened_for = (config.to_json_string(), shape)
+        self.is_free = False
         self._keys: set[str] = set()
         with tempfile.TemporaryDirectory() as folder:
             write_config(config, Path(folder))
-            arguments = EngineArgs(
-                model=folder,
-                load_format="dummy",
-                skip_tokenizer_init=True,
-                generation_config="vllm",
-                dtype=shape.dtype,
-                max_model_len=shape.context_max,
-                max_num_seqs=shape.slots,
-                hf_overrides=FP32_HEAD if shape.head_float32 else {},
-                tensor_parallel_size=shape.tensor_parallel,
-                gpu_memory_utilization=shape.memory_share,
-                enforce_eager=shape.eager,
-                enable_chunked_prefill=shape.chunked,
-                max_num_batched_tokens=shape.step_tokens,
-                block_size=shape.block,
-                num_gpu_blocks_override=shape.blocks,
-                kv_cache_memory_bytes=shape.kv_bytes,
-                enable_prefix_caching=True,
-                logprobs_mode="processed_logprobs",
-                # Within one process a step under way would end under the next version; and a draft
-                # needs the tokens of the step before.
-                async_scheduling=None if shape.process and not shape.drafts else False,
-                speculative_config=draft_config(shape.drafts, shape.slots, shape.eager),
-                worker_extension_cls=WORKER_CLASS,
-                weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            )
             self._engine = LLMEngine.from_engine_args(
-                arguments,
+                _engine_arguments(folder, shape),
                 stat_loggers=[self._logger()],
                 enable_multiprocessing=shape.process,
             )
         if shape.process:
             replace_core_calls(self._engine.engine_core)
         _CORES.append(self)
-        cache = self._engine.vllm_config.cache_config
-        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(
-            cache.block_size
-        )  # vLLM keeps one block
+        cache: Any = self._engine.vllm_config.cache_config
+        # vLLM keeps one block for itself.
+        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(cache.block_size)
 
-    def add(self, order: CoreRequest) -> None:
+    def add(self, request: CoreRequest) -> None:
         from rollstream.producers.engines.vllm.release import RequestOutputKind, SamplingParams
 
-        s = order.sampling
+        s = request.sampling
         params = SamplingParams(
             temperature=s.temperature,
             top_k=s.top_k,
             top_p=s.top_p,
-            seed=None if s.temperature == 0 else order.seed,
-            max_tokens=order.room,
+            seed=None if s.temperature == 0 else request.seed,
+            max_tokens=request.room,
             stop_token_ids=list(s.stop),
             ignore_eos=True,
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=request_arguments(order.prompt, order.group, order.place, order.stay),
+            extra_args=request_arguments(
+                request.prompt, request.group, request.place, request.stay
+            ),
         )
-        prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
+        prompt: Any = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
         with self._locked():
-            self._engine.add_request(order.key, prompt, params)
-        self._keys.add(order.key)
+            self._engine.add_request(request.key, prompt, params)
+        self._keys.add(request.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
         """The outputs of one step; none if a core in a process of its own finished none in time."""
@@ -194,11 +162,11 @@ class LocalCore:
         try:
             self.drop(self._keys)
             self.resume()
-            if self.of[1].drafts:
+            if self.opened_for[1].drafts:
                 self.draft_from(None, "", None, "")
         except EngineRefused:  # its process has ended
             return
-        self.load, self.free = CoreLoad(), True
+        self.load, self.is_free = CoreLoad(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a worker's method; with several workers, that of the first."""
@@ -206,7 +174,7 @@ class LocalCore:
             return self._engine.collective_rpc(method, args=arguments)[0]
 
     def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
-        """Draft from this history (`proposer_worker`) and write the counts to this tally; with
+        """Draft from this history (`worker.py`) and write the counts to this tally; with
         None, stop drafting.
         """
         self.call("draft_from", source, window, forced, tally)
@@ -272,8 +240,8 @@ def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
     model that vLLM cannot serve on this machine.
     """
     for core in _CORES:
-        if core.free and core.of == (config.to_json_string(), shape):
-            core.free = False
+        if core.is_free and core.opened_for == (config.to_json_string(), shape):
+            core.is_free = False
             return core
     try:
         core = LocalCore(config, shape)
@@ -287,6 +255,39 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write `config.json` for vLLM."""
     fields = config.to_dict() | {"architectures": [architecture_of(config)]}
     (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
+
+
+def _engine_arguments(folder: str, shape: VllmShape) -> Any:
+    """vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
+    from rollstream.producers.engines.vllm.release import EngineArgs, WeightTransferConfig
+
+    dtype: Any = shape.dtype
+    return EngineArgs(
+        model=folder,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        dtype=dtype,
+        max_model_len=shape.context_max,
+        max_num_seqs=shape.slots,
+        hf_overrides=FP32_HEAD if shape.head_float32 else {},
+        tensor_parallel_size=shape.tensor_parallel,
+        gpu_memory_utilization=shape.memory_share,
+        enforce_eager=shape.eager,
+        enable_chunked_prefill=shape.chunked,
+        max_num_batched_tokens=shape.step_tokens,
+        block_size=shape.block,
+        num_gpu_blocks_override=shape.blocks,
+        kv_cache_memory_bytes=shape.kv_bytes,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        # Within one process a step under way would end under the next version; and a draft
+        # needs the tokens of the step before.
+        async_scheduling=None if shape.process and not shape.drafts else False,
+        speculative_config=draft_config(shape.drafts, shape.slots, shape.eager),
+        worker_extension_cls=WORKER_CLASS,
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+    )
 
 
 def _step_output(output: Any) -> StepOutput:

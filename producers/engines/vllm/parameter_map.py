@@ -13,9 +13,6 @@ the result has the same bits.
 # pyright: reportUnknownArgumentType=false
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 from typing import Any
 
 import torch

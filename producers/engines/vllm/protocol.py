@@ -76,7 +76,7 @@ class EngineCore(Protocol):
     """How often weights were loaded; KV blocks are shared only within one load."""
     kv_capacity: int
 
-    def add(self, order: CoreRequest) -> None: ...
+    def add(self, request: CoreRequest) -> None: ...
 
     def step(self, wait_s: float) -> list[StepOutput]:
         """The outputs of one step; none if no step was finished in time."""

@@ -107,7 +107,8 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
             if not self._reloading:
                 self._reloading = True
                 initialize_layerwise_reload(self.model)
-            self._loaded |= set(self.model.load_weights(tensors))
+            model: Any = self.model
+            self._loaded |= set(model.load_weights(tensors))
         except BaseException:
             self.give_up()
             raise

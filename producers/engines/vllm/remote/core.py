@@ -46,12 +46,12 @@ class RemoteCore:
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="vllm-metrics", daemon=True).start()
 
-    def add(self, order: CoreRequest) -> None:
+    def add(self, request: CoreRequest) -> None:
         self._count += 1
         name = f"{self.owner}.{self._count}"
         if not len(self._streams):
             self._heard_s = time.monotonic()
-        self._streams.begin(order.key, name, generate_body(order, name))
+        self._streams.begin(request.key, name, generate_body(request, name))
 
     def step(self, wait_s: float) -> list[StepOutput]:
         outputs = self._streams.take(wait_s)

@@ -48,15 +48,15 @@ class StreamEvent(msgspec.Struct, frozen=True):
 _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
-def generate_body(order: CoreRequest, name: str) -> bytes:
+def generate_body(request: CoreRequest, name: str) -> bytes:
     """The body of a request for a stream of tokens with their log-probabilities."""
-    s = order.sampling
+    s = request.sampling
     sampling = {
         "temperature": s.temperature,
         "top_k": s.top_k,
         "top_p": s.top_p,
-        "seed": None if s.temperature == 0 else order.seed,
-        "max_tokens": order.room,
+        "seed": None if s.temperature == 0 else request.seed,
+        "max_tokens": request.room,
         "stop_token_ids": list(s.stop),
         "ignore_eos": True,
         "logprobs": 0,
@@ -65,9 +65,9 @@ def generate_body(order: CoreRequest, name: str) -> bytes:
     return msgspec.json.encode(
         {
             "request_id": name,
-            "token_ids": order.tokens,
+            "token_ids": request.tokens,
             "sampling_params": sampling,
-            "cache_salt": order.salt.replace("/", "."),  # vLLM accepts no slash here
+            "cache_salt": request.salt.replace("/", "."),  # vLLM accepts no slash here
             "stream": True,
         }
     )
