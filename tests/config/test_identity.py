@@ -97,7 +97,7 @@ def test_a_ledger_of_another_run_is_refused() -> None:
     mine = Provenance("run", 2, "hash", "revision", run_id="aa")
     _check_run(mine, Configured("hash", "revision", 0))
     _check_run(mine, Configured("hash", "revision", 0, run_id="aa"))
-    with pytest.raises(ConfigurationError, match="id bb, the store of the one with id aa"):
+    with pytest.raises(ConfigurationError, match="id bb, the store of the run with id aa"):
         _check_run(mine, Configured("hash", "revision", 0, run_id="bb"))
 
 
