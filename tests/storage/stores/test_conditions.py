@@ -32,7 +32,7 @@ def test_a_server_that_forgets_a_condition_is_refused_by_name(header):
         with pytest.raises(ConfigurationError, match=f"s3://bucket/run ignores {header}: it") as no:
             check(open_store(url))
         assert objects == {}
-    assert "Use a server that keeps them" in str(no.value)
+    assert "Use a server that supports them" in str(no.value)
 
 
 def test_no_role_starts_on_a_store_that_forgets_conditions(tmp_path):
