@@ -9,9 +9,6 @@ length. Recorded lengths come from a text file, a Parquet file, or the archive o
 
 from dataclasses import dataclass, field
 
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 from pathlib import Path
 
 import numpy as np

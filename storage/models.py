@@ -3,8 +3,6 @@ nothing is downloaded.
 
 All code that knows transformers' configuration classes is here.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import copy
 import difflib
@@ -72,7 +70,7 @@ def load_model(path: str) -> PreTrainedModel:
         _model_class(architecture, f"model.path: {folder}")
     check_hf_weights(folder)
     try:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
             folder,
             local_files_only=True,
             trust_remote_code=False,
@@ -109,7 +107,7 @@ def model_from_version(
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
     """The model configuration in a version; it names the architecture."""
     fields = json.loads(fetch_model_file(store, manifest, "config.json"))
-    return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
 
 
 def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -137,7 +135,7 @@ def model_files(
     files["generation_config.json"] = model.generation_config.to_json_string().encode()
     if tokenizer is not None:
         with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
             files.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
     return files
 
@@ -146,8 +144,8 @@ def _new_model(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
 ) -> PreTrainedModel:
     config.dtype = torch.float32
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.random.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         return model_class(config)
 
 

@@ -9,10 +9,6 @@ Archived trajectories are returned as columns of many rows. A fold checks all ro
 once and counts those that are plainly correct. It converts every other row to a record and applies
 the same check as to the log, so each violation is decided and worded in one place.
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -86,7 +82,7 @@ class TrajectoryRows:
         """Number of generated tokens of each row, by their sources."""
         column = self._batch.column("sources")
         here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
-        counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))
+        counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property

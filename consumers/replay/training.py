@@ -4,8 +4,6 @@ Versions, ledger, metrics and checkpoints go to a store and a log of the replay'
 trainer's publisher.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

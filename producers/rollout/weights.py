@@ -11,7 +11,6 @@ A version that was fetched ahead of time and never served costs its engine nothi
 merged with the next one, which is then still a patch of the served version.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import logging
 import threading
 import time
@@ -58,7 +57,7 @@ def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tens
     """All elements that any of the patches changed, with their present values."""
     if len(parts) == 1:
         return parts[0]
-    indices = torch.unique(torch.cat([patch.indices for patch in parts]))
+    indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])
 
 

@@ -4,7 +4,6 @@ model folder.
 Both give the same numbers. Other tools load the files; the pure path needs neither `tokenizers` nor
 `transformers`.
 """
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,4 +54,4 @@ class CharacterTokenizer:
         )
         names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
         outer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", **names)
-        outer.save_pretrained(str(folder))
+        outer.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]

@@ -3,8 +3,6 @@
 Nothing is repaired and nothing is skipped: a row without a usable prompt raises
 `ConfigurationError` with its line or row number.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -4,7 +4,6 @@ length limit.
 Each task has one; a builder with a parameter `text` gets it. Files are read on first use, so a
 rollout, which only checks the kind of its task, loads no tokenizer.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -115,13 +114,13 @@ class TaskText:
         from jinja2 import TemplateError
 
         tokenizer = self.tokenizer.whole
-        if tokenizer.chat_template is None:
+        if tokenizer.chat_template is None:  # pyright: ignore[reportUnknownMemberType]
             raise ConfigurationError(
                 f'task.template = "chat": {self.tokenizer.where} has no chat template; set '
                 'task.template = "plain", or put a chat_template.jinja beside it'
             )
         try:
-            rendered = tokenizer.apply_chat_template(
+            rendered = tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
                 [dict(one) for one in messages], tokenize=False, add_generation_prompt=is_asked
             )
         except (TemplateError, TypeError, KeyError) as error:

@@ -10,9 +10,6 @@ follow. Its chat template is ChatML with one token per role, because a byte-leve
 token on every letter of a template.
 """
 
-# pyright: reportUnknownMemberType=false, reportAttributeAccessIssue=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -52,7 +49,7 @@ def byte_tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
+    made.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])  # pyright: ignore[reportUnknownMemberType]
     made.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, byte_token(BEGIN))]
     )
@@ -139,7 +136,7 @@ class TextTokenizer:
             made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
             made.chat_template = CHAT_TEMPLATE
             return made
-        return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)
+        return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of the text alone, without the special tokens that a tokenizer adds."""
@@ -150,7 +147,7 @@ class TextTokenizer:
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def save(self, folder: Path) -> None:
-        self.whole.save_pretrained(str(folder))
+        self.whole.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _json(path: Path) -> dict[str, Any]:

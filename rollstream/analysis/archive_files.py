@@ -4,8 +4,6 @@ Files of a `file:` store are read in place; files of other stores are fetched in
 First and last offsets come from file names and footers, without reading data. A damaged file raises
 `CorruptObject`, or is left out if `skip_corrupt` is set.
 """
-# duckdb ships few types
-# pyright: reportUnknownMemberType=false
 
 import os
 import re

@@ -1,7 +1,4 @@
 """The base views of `rollstream query`: topics from archive and log, evaluations, settings."""
-# duckdb and pyarrow ship few types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import json
 from collections.abc import Callable, Sequence

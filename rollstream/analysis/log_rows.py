@@ -3,8 +3,6 @@
 Read-only: it joins no consumer group and dead-letters nothing. Rows are validated with the fence of
 invariant 7 exactly as the archive does, starting from the fence after the last archived row.
 """
-# pyarrow ships no types
-# pyright: reportUnknownVariableType=false
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, cast

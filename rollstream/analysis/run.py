@@ -3,9 +3,6 @@
 A `Run` sees each topic as of its first use; open another one to see newer records. Use it from one
 thread.
 """
-# duckdb and pyarrow ship few types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
 
 import logging
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ Archived files are read in place. Rows that only the log holds are copied once, 
 uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
 names it, or is left out with a warning if `skip_corrupt` is set. Statements that write are refused.
 """
-# duckdb ships few types
-# pyright: reportUnknownMemberType=false
 
 import os
 import re

@@ -3,10 +3,6 @@
 It joins no consumer group and dead-letters nothing: undecodable bytes are shown as such, records
 below the fence of invariant 7 as void. `archived_tail` reads the archive if no log is left.
 """
-# duckdb and pyarrow ship few types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 import heapq
 import threading

@@ -2,8 +2,6 @@
 
 Without that file, token numbers are shown instead.
 """
-# duckdb and tokenizers ship few types
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property

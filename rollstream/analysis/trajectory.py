@@ -3,10 +3,6 @@
 A trajectory's first completion is the valid one (invariant 2). Assignments and partials are
 included as long as the log keeps them.
 """
-# duckdb and pyarrow ship few types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Offline training on trajectories from archives and JSON lines: they are gathered into a log of
 the folder's own and trained there like the recorded steps of a run, by the same learner.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import time
 from collections import Counter
@@ -93,8 +91,8 @@ class OfflineTraining:
     @property
     def vocabulary(self) -> int:
         """Vocabulary size of the model."""
-        found: Any = AutoConfig.from_pretrained(str(self._model))
-        return int(found.get_text_config().vocab_size)
+        found: Any = AutoConfig.from_pretrained(str(self._model))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return int(found.get_text_config().vocab_size)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
     def outcome(self) -> dict[str, Any]:
         """The number of steps done, of groups closed in them, and of groups that no step used."""

@@ -5,8 +5,6 @@ equal lengths the same number of steps left the accuracy of worked answers at .8
 The trainer's packed forward pass mixes them without padding. Equal arguments give equal weights,
 for any number of threads.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,11 +107,11 @@ def batches(
     size = 0
     while True:
         for index in random.permutation(len(samples)).tolist():
-            if batch and size + len(samples[index]) > tokens_max:
+            if batch and size + len(samples[index]) > tokens_max:  # pyright: ignore[reportUnknownArgumentType]
                 yield sorted(batch, key=len, reverse=True)
                 batch, size = [], 0
-            batch.append(samples[index])
-            size += len(samples[index])
+            batch.append(samples[index])  # pyright: ignore[reportUnknownArgumentType]
+            size += len(samples[index])  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _sample(one: Document) -> Sample:

@@ -5,7 +5,6 @@ The folder appears atomically and complete (temporary name, then rename): an int
 leaves nothing under the final name and restarts.
 """
 
-# pyright: reportUnknownMemberType=false
 import json
 import os
 import shutil
@@ -75,7 +74,7 @@ def warm_up(
     policy = untrained_model(model, task, seed)
     documents = task.documents(seed, course.documents)
     losses = train_sft(policy, documents, course, seed, threads, progress)  # 2.
-    policy.save_pretrained(str(partial))  # 3.
+    policy.save_pretrained(str(partial))  # pyright: ignore[reportUnknownMemberType]  # 3.
     account = _summary(documents, course, seed, time.monotonic() - started, losses)
     (partial / _SUMMARY_FILE).write_text(json.dumps(account, indent=2) + "\n")
     os.rename(partial, folder)

@@ -6,10 +6,6 @@ encodings: arrays of tokens are PLAIN, because dictionaries take twice the time 
 BYTE_STREAM_SPLIT only since 2026; log-probabilities are not compressed, because zstd saves a tenth
 of their size for a sixth of a file's time (`benchmarks/storage/archive.py`).
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ same offsets and byte for byte.
 record is returned once, by its offset; records that are neither archived nor kept (in a run without
 an archive) are skipped.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence

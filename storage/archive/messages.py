@@ -1,8 +1,4 @@
 """The rows of one archived file as the messages that they were in the log, byte for byte."""
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterator
 

@@ -12,10 +12,6 @@
    row that is not restored exactly is left to `originals_of` in `tables.py`, which restores it
    record by record and decides whether it is damaged.
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 
 import struct
 from collections.abc import Callable, Iterator, Sequence

@@ -3,10 +3,6 @@
 A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
 gives advice; no such file is skipped silently. Listing files does not import pyarrow.
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from __future__ import annotations
 

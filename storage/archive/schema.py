@@ -5,10 +5,6 @@ classes. A column is null if the row's class lacks the field or the row is not a
 with the name of an envelope column has `_` appended. DuckDB, Polars, pandas and Spark support all
 types used here.
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from functools import cache
 from types import NoneType, UnionType

@@ -4,10 +4,6 @@ Tables are built from whole batches: arrays of tokens become list columns straig
 buffers, and nested values are converted level by level. Nothing is lost: `originals_of` returns
 exactly the bytes of every row.
 """
-# pyarrow ships no types
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache

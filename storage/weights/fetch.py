@@ -3,7 +3,6 @@
 `fetch_rows` fetches rows of one tensor straight from the store, for a tensor-parallel rank that
 needs a slice.
 """
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterable
 

@@ -5,7 +5,6 @@ applied and the result is checked; else the tensor is read again from an anchor.
 matches, `version` is None and nothing may be served from this memory. The next update repairs the
 memory after an interrupted one.
 """
-# pyright: reportUnknownMemberType=false
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -178,9 +177,9 @@ class ResidentWeights:
 
 
 def _patch(name: str, entry: TensorEntry, changes: Changes) -> TensorPatch:
-    values = torch.from_numpy(np.ascontiguousarray(changes.values).view(np.uint8))
+    values = torch.from_numpy(np.ascontiguousarray(changes.values).view(np.uint8))  # pyright: ignore[reportUnknownMemberType]
     dtype = DTYPES[entry.dtype]
-    indices = torch.from_numpy(changes.indices)
+    indices = torch.from_numpy(changes.indices)  # pyright: ignore[reportUnknownMemberType]
     return TensorPatch(name, entry.shape, dtype, indices, values.view(dtype))
 
 

@@ -5,7 +5,6 @@ The files are written here and not by the safetensors library, because their byt
 each time (the library's order of metadata is random) and their ranges go into the manifest. The
 library can open them. One file at a time is in memory.
 """
-# pyright: reportUnknownMemberType=false
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

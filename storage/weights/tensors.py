@@ -3,7 +3,6 @@
 The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
 spaces) followed by its little-endian row-major bytes, so any language can verify it.
 """
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping
 
@@ -56,7 +55,7 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
     """The tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
-    flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))
+    flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))  # pyright: ignore[reportUnknownMemberType]
     return flat.view(DTYPES[dtype]).reshape(shape)
 
 

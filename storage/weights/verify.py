@@ -1,7 +1,6 @@
 """Verifies a stored version against its manifest (every hash is computed again), and compares two
 versions of a run tensor by tensor, as bits.
 """
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

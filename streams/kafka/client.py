@@ -3,9 +3,6 @@
 Every method may raise `KafkaError`. Retrying, rebuilding and bounding are done by the modules
 beside this one.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
-# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
@@ -200,7 +197,7 @@ class Producer:
         """
         (topic, partition), (key, value) = at, record
         future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
-        future.add_callback(lambda metadata: acknowledged(metadata.offset))
+        future.add_callback(lambda metadata: acknowledged(metadata.offset))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
         future.add_errback(failed)
 
     def abort(self) -> None:

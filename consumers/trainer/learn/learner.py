@@ -5,8 +5,6 @@ order of submission, so for given micro-batches the masters are bit-identical fo
 workers.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ The loss of a micro-batch is a *sum*: an update divides the gradients of all its
 the sum of their weights, which is known only after the last one.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from dataclasses import dataclass, field, fields
 
 import torch

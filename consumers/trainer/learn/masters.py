@@ -5,8 +5,6 @@ parameter. The model's own parameters become views of the buffer, or, where it c
 type, of a second buffer that holds the masters rounded to that type.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -9,8 +9,6 @@ without such a token reports 0 compared tokens, and separately the metrics of it
 which include what was learnt in between.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

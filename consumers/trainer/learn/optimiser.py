@@ -2,9 +2,6 @@
 of the update's number.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import math
 from dataclasses import dataclass
 
@@ -81,11 +78,11 @@ class Optimiser:
         """
         rate = learning_rate(self.updates, self._settings)
         self.updates += 1
-        norm = float(torch.linalg.vector_norm(gradient)) / weight if weight else 0.0
+        norm = float(torch.linalg.vector_norm(gradient)) / weight if weight else 0.0  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
         if not weight or not math.isfinite(norm):
             return UpdateResult(norm, rate, 1)
         clip = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS))
         self._masters.grad = gradient.mul_(clip / weight)
         self._adam.param_groups[0]["lr"] = rate
-        self._adam.step()
+        self._adam.step()  # pyright: ignore[reportUnknownMemberType]
         return UpdateResult(norm, rate, 0)

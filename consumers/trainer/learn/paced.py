@@ -7,8 +7,6 @@ same bits, and deltas are as small as those of real training in bf16 (PULSE, arX
 Nothing is learnt, so no loss is reported.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 snapshots, and the process's allocator.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import ctypes
 import queue
 import sys

@@ -13,8 +13,6 @@ A waiting rank receives a tick at least four times per timeout. A rank that rece
 that long ends, because rank 0 is gone or hangs. A lost rank is detected by the next send and named.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import logging
 import threading
 import time

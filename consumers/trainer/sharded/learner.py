@@ -6,8 +6,6 @@ a last round that is filled up (`rank_plan.py`). Micro-batches without a trained
 of any round.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,9 +6,6 @@ threads only), rank 0's commands to the others (under one lock), and the replies
 threads.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import logging
 import os
 import socket
@@ -94,8 +91,8 @@ def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
             backend, timeout=timeout, store=store, rank=rank_of(), world_size=size
         )
         mesh = init_device_mesh(mine.type, (dist.get_world_size(),))
-        commands = dist.new_group(backend="gloo", timeout=timeout)
-        replies = dist.new_group(backend="gloo", timeout=timeout)
+        commands = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
+        replies = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError as error:
         raise RankLost(f"the trainer's ranks did not all join: {error}") from error
     assert isinstance(commands, dist.ProcessGroup)  # every rank is in it

@@ -6,9 +6,6 @@ the same order (`commands.py`). `state` and `snapshot` use the names and values 
 checkpoints and versions are independent of the number of ranks.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +99,7 @@ class ShardOptimiser:
                 torch.zeros_like(parameter) if gradient is None else gradient.mul_(scale)
             )
         self._adam.param_groups[0]["lr"] = rate
-        self._adam.step()
+        self._adam.step()  # pyright: ignore[reportUnknownMemberType]
         self._adam.zero_grad(set_to_none=True)
         self.applied += 1
         return UpdateResult(norm, rate, 0)
@@ -169,7 +166,7 @@ class Shard:
             self._sums += sums
         else:
             loss = scores.logprobs.sum() * 0.0
-        loss.backward()
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
@@ -247,7 +244,7 @@ def model_hash(model: PreTrainedModel) -> str:
 
 def _local(sharded: Tensor) -> Tensor:
     """This rank's rows of a sharded tensor; they share its memory."""
-    return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue]
+    return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _gradient(parameter: Tensor) -> Tensor | None:
@@ -255,5 +252,5 @@ def _gradient(parameter: Tensor) -> Tensor | None:
 
 
 def _over_all_ranks(value: Tensor) -> Tensor:
-    dist.all_reduce(value)
+    dist.all_reduce(value)  # pyright: ignore[reportUnknownMemberType]
     return value

@@ -2,9 +2,6 @@
 gather whole tensors at their owners, scatter them from rank 0, or gather small values at all ranks.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -56,11 +53,11 @@ def gather_values(value: _V, type_: type[_V], ranks: Ranks) -> list[_V]:
     """The values of all ranks, in the order of ranks, at every rank."""
     mine = encode(value)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    dist.all_gather(sizes, torch.tensor([len(mine)]))  # pyright: ignore[reportUnknownMemberType]
     longest = max(int(size) for size in sizes)
     padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
     found = [torch.empty_like(padded) for _ in range(ranks.size)]
-    dist.all_gather(found, padded)
+    dist.all_gather(found, padded)  # pyright: ignore[reportUnknownMemberType]
     pairs = zip(found, sizes, strict=True)
     return [decode(data.numpy().tobytes()[: int(size)], type_) for data, size in pairs]
 

@@ -10,7 +10,6 @@ clock counts seconds of the simulated accelerator, which may pass faster than wa
 
 import time
 
-# pyright: reportUnknownMemberType=false
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

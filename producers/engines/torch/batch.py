@@ -5,9 +5,6 @@ that depends on the set of rows. Each row draws from its trajectory's own random
 other rows of the batch change nothing but rounding (invariant 10).
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -157,9 +154,9 @@ class DecodeBatch:
     def _ended(self, stopped: torch.Tensor) -> list[TorchSequence]:
         ended: list[TorchSequence] = []
         if len(stopped):
-            for row in set(stopped[:, 1].tolist()):
+            for row in set(stopped[:, 1].tolist()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType, reportUnknownVariableType]
                 self.rows[row].finish = "stop"
-                ended.append(self.rows[row])
+                ended.append(self.rows[row])  # pyright: ignore[reportUnknownArgumentType]
         if self.cache.column >= self._next_end:
             ends = self._starts[: len(self.rows)] + self._limits[: len(self.rows)] - 1
             full = ends <= self.cache.column
@@ -173,7 +170,7 @@ class DecodeBatch:
     def _compose(self) -> None:
         rows = len(self.rows)
         self._used = self._segments()
-        positions = torch.from_numpy(self.cache.column - self._starts[:rows])
+        positions = torch.from_numpy(self.cache.column - self._starts[:rows])  # pyright: ignore[reportUnknownMemberType]
         self._positions[:rows].copy_(positions)
         self.block.push()
         self._plan = self._plans.plan(sequence.request.sampling for sequence in self.rows)

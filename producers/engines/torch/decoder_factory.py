@@ -3,8 +3,6 @@ forward, tests it. Models that the engine cannot serve are refused by their conf
 any memory is allocated.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 from collections.abc import Mapping
 
 import torch
@@ -30,8 +28,8 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{name}: transformers has no causal language model for it")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
+    rope = getattr(config, "rope_parameters", None) or {}  # pyright: ignore[reportUnknownVariableType]
+    if rope.get("rope_type") in ("dynamic", "longrope"):  # pyright: ignore[reportUnknownMemberType]
         # Its frequencies follow the longest sequence seen, so a token would depend on its
         # neighbours (invariant 10).
         raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")

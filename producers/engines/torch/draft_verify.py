@@ -10,7 +10,6 @@ while it is equal. This has the distribution and the acceptance rate of rejectio
 drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the same tokens as a run
 without drafts, up to rounding.
 """
-# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -150,16 +149,16 @@ def pack_drafts(
     keys = np.array([sequence.key for sequence in rows], np.uint64)[row_of]
     slots = None
     if len(ids) < ahead * len(rows):
-        slots = torch.from_numpy(row_of * ahead + place).to(device)
+        slots = torch.from_numpy(row_of * ahead + place).to(device)  # pyright: ignore[reportUnknownMemberType]
     drafted = DraftedTokens(
         ids=torch.tensor(ids, device=device),
-        positions=torch.from_numpy(positions).to(device),
+        positions=torch.from_numpy(positions).to(device),  # pyright: ignore[reportUnknownMemberType]
         slots=slots,
         rows=len(rows),
         ahead=ahead,
     )
-    drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)
-    return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))
+    drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)  # pyright: ignore[reportUnknownMemberType]
+    return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))  # pyright: ignore[reportUnknownMemberType]
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:

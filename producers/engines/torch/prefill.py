@@ -8,7 +8,6 @@ by the tokens and dropped when the weights change, so no KV is reused across ver
 of waiting sequences are prefilled ahead, many per pass, before slots are free for them.
 """
 
-# pyright: reportUnknownMemberType=false
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -80,11 +79,12 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
         seen[row, :, before + new - length :] = causal[:, new - length :]
     seen[:, :, before:] |= np.eye(new, dtype=bool)
     mask = torch.zeros(seen.shape, dtype=decoder.dtype).masked_fill_(
-        torch.from_numpy(~seen), -torch.inf
+        torch.from_numpy(~seen),
+        -torch.inf,  # pyright: ignore[reportUnknownMemberType]
     )
     return PrefillBatch(
-        ids=torch.from_numpy(ids).to(decoder.device),
-        positions=torch.from_numpy(positions).to(decoder.device),
+        ids=torch.from_numpy(ids).to(decoder.device),  # pyright: ignore[reportUnknownMemberType]
+        positions=torch.from_numpy(positions).to(decoder.device),  # pyright: ignore[reportUnknownMemberType]
         mask=mask.unsqueeze(1).to(decoder.device),
         past=_packed_past(decoder, extensions, before) if before else None,
     )

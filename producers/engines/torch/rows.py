@@ -14,7 +14,6 @@ newest column of a row holds the token that is the input of its next step.
 newest tokens on the device.
 """
 
-# pyright: reportUnknownMemberType=false
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +36,7 @@ class TokenBuffer:
         self.tokens = torch.zeros(steps + 1, rows, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(steps + 1, rows, dtype=torch.float32, device=device)
         self._drawn: NDArray[np.float64] = np.zeros((steps + 1, rows))
-        self._uniforms = torch.from_numpy(self._drawn).to(device)  # shares memory on a CPU
+        self._uniforms = torch.from_numpy(self._drawn).to(device)  # pyright: ignore[reportUnknownMemberType]  # shares memory on a CPU
         self._on_host: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
 
     @property
@@ -87,7 +86,7 @@ class TokenBuffer:
     def push(self) -> None:
         """Copy the drawn uniforms to the device; call it after any `enter`, `move` or `restart`."""
         if self.device.type != "cpu":
-            self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)
+            self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
         """Tokens and log-probabilities of pieces `(row, first column, last column)`, joined."""

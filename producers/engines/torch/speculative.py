@@ -9,8 +9,6 @@ reading them has cost as much as removing them. Weights change between two passe
 without drafts.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 import time
 from collections.abc import Callable
 
@@ -174,7 +172,7 @@ class SpeculativeBatch(DecodeBatch):
         plan = plan_of_rows(self._plan, packed.row_of)
         tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
         rows = len(self.rows)
-        ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
+        ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]  # 4
         self.gate.add_pass(rows, len(given.ids), self.gained, self._clock() - began)
         return ended
 

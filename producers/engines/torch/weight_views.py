@@ -8,8 +8,6 @@ operations in fp32, whether its whole tensor is loaded or the element is patched
 same bits.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -7,7 +7,6 @@ versions. All slow work of a patch (checks, index arithmetic, products with norm
 copies.
 """
 
-# pyright: reportUnknownMemberType=false
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -245,9 +244,9 @@ def _elements(
 ) -> TensorWrite:
     factor = place.factor(own)
     if factor is not None:
-        columns = torch.from_numpy(indices % len(factor))
+        columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
         factor = factor.index_select(0, columns.to(factor.device))
-    positions = torch.from_numpy(place.positions(indices)).to(place.view.device)
+    positions = torch.from_numpy(place.positions(indices)).to(place.view.device)  # pyright: ignore[reportUnknownMemberType]
     return TensorWrite(place.flat, place.served(values, factor), positions)
 
 
@@ -259,7 +258,7 @@ def _columns(
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
     indices = (starts + behind.columns).reshape(-1)
-    values = tensor.reshape(-1, width)[:, torch.from_numpy(behind.columns)].reshape(-1)
+    values = tensor.reshape(-1, width)[:, torch.from_numpy(behind.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
     return _elements(place, indices, values, own)
 
 

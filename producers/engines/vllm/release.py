@@ -3,9 +3,6 @@
 Importing this module imports vLLM, so import it inside of functions, after `require_vllm`.
 """
 
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportAttributeAccessIssue=false
-
 from vllm import EngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (

@@ -6,7 +6,6 @@ values: a message between the processes contains names, types, shapes and offset
 frees the file when its last user ends.
 """
 
-# pyright: reportUnknownMemberType=false
 import mmap
 import os
 import sys

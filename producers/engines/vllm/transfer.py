@@ -6,10 +6,6 @@ patches are written in place at their checkpoint coordinates. A failure in betwe
 of both versions, so nothing is served until a later update has loaded everything.
 """
 
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +44,10 @@ class WeightChunk(WeightTransferUpdateInfo):
     `upload`. `patched` has the shapes and types of the patched tensors.
     """
 
-    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    patches: list[TensorPatch] = field(default_factory=list)
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
+    patches: list[TensorPatch] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
     path: str = ""
-    entries: list[StagedTensor] = field(default_factory=list)
+    entries: list[StagedTensor] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
     upload: str = ""
     patched: list[tuple[list[int], str]] | None = None
 

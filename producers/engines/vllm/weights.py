@@ -9,7 +9,6 @@ From the start of a load until one succeeds, no version is held. All work that c
 decoding (checks, and for a core in another process the copy to shared memory) is done in `prepare`.
 """
 
-# pyright: reportUnknownMemberType=false
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar

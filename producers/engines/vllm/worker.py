@@ -12,9 +12,6 @@ verify drafts runs verification in every step, also without drafts: on the CPU s
 plain one.
 """
 
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false, reportPrivateUsage=false
 import ctypes
 import multiprocessing
 import os

@@ -4,7 +4,6 @@ where that helps.
 A stream does not carry its full length: readers derive it from earlier fields and check it before
 they allocate memory, so a damaged payload costs no more memory than a valid one.
 """
-# pyright: reportUnknownMemberType=false
 
 import numpy as np
 import zstandard

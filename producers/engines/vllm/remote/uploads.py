@@ -5,8 +5,6 @@ No tensor of an upload is available before all of the upload was checked. When t
 uploads begins, the previous one is dropped: at most one version is kept.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,9 +5,6 @@ the progress of its requests, and the loading of weights.
 Each method is called by name over `/collective_rpc`; a refusal is returned as `{"refused": …}`.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any
 
