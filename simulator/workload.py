@@ -8,7 +8,6 @@ length. Recorded lengths come from a text file, a Parquet file, or the archive o
 """
 
 from dataclasses import dataclass, field
-
 from pathlib import Path
 
 import numpy as np

@@ -9,7 +9,6 @@ clock counts seconds of the simulated accelerator, which may pass faster than wa
 """
 
 import time
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
