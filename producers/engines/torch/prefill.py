@@ -79,8 +79,8 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
         seen[row, :, before + new - length :] = causal[:, new - length :]
     seen[:, :, before:] |= np.eye(new, dtype=bool)
     mask = torch.zeros(seen.shape, dtype=decoder.dtype).masked_fill_(
-        torch.from_numpy(~seen),
-        -torch.inf,  # pyright: ignore[reportUnknownMemberType]
+        torch.from_numpy(~seen),  # pyright: ignore[reportUnknownMemberType]
+        -torch.inf,
     )
     return PrefillBatch(
         ids=torch.from_numpy(ids).to(decoder.device),  # pyright: ignore[reportUnknownMemberType]
