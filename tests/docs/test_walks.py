@@ -23,7 +23,7 @@ def definitions(path: str) -> frozenset[str]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{one.name}" for one in node.body if hasattr(one, "name")}
+            names |= {f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef)}
     return frozenset(names)
 
 
