@@ -1,5 +1,5 @@
-"""Builds a trainer that continues from the newest checkpoint and the ledger behind it (DESIGN.md,
-Trainer).
+"""Builds a trainer that continues from the newest checkpoint and the ledger behind it
+(docs/reference/invariants.md, A trainer's step).
 
 1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).
 2. Load the newest complete checkpoint, or publish version 0.

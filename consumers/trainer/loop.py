@@ -1,8 +1,8 @@
 """The trainer's loop: trains one step after the other and hands each to the publisher as a version.
 
-Phases of a step (DESIGN.md, Trainer): feed each update with takes, update the weights, compare the
-state hash with the ledger's if the step is a repeated one, take a snapshot, hand it over. A
-restarted trainer runs through the same phases (`build.py`).
+Phases of a step (docs/reference/invariants.md, A trainer's step): feed each update with takes,
+update the weights, compare the state hash with the ledger's if the step is a repeated one, take a
+snapshot, hand it over. A restarted trainer runs through the same phases (`build.py`).
 """
 
 import logging

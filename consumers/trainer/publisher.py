@@ -5,7 +5,7 @@ The trainer hands over a snapshot and continues; a slow store delays versions, n
 reused once the next version is published: at most `QUEUE_MAX` + 2 copies of the weights exist
 (waiting, being published, published last), two where publishing keeps up.
 
-Order for each step (DESIGN.md, Trainer 5–7):
+Order for each step (docs/reference/invariants.md, A trainer's step):
 1. write the version's objects, manifest last; 2. swap `latest.json`: the version is believed;
 3. announce it; 4. append `StepDone`; 5. write the checkpoint if one is due; 6. delete checkpoints,
 records and versions that nothing needs any more. A crash between any two leaves a prefix of this

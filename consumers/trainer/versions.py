@@ -5,7 +5,8 @@ Each version is a delta of the believed one unless the rule of `storage/weights/
 for an anchor. A step that is repeated after a crash produces the bytes of its version again: a
 number that is already believed is recognised, not written again, and the chain continues from it.
 Where the bytes differ (another machine), the run continues as a fork: it publishes nothing until
-its number passes the highest believed one, then an anchor (DESIGN.md, Trainer).
+its number passes the highest believed one, then an anchor
+(docs/reference/invariants.md, A trainer's step).
 """
 
 import logging

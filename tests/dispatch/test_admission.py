@@ -1,6 +1,4 @@
-"""Admission as DESIGN.md says: pace first (invariant 5), and nothing that ended untrained stalls
-it.
-"""
+"""Admission: pace first (invariant 5), and no group that ended untrained stalls it."""
 
 from hypothesis import given, strategies as st
 

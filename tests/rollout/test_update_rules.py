@@ -1,5 +1,5 @@
-"""When a rollout takes new weights: three policies, one rule each (DESIGN.md, "How rollouts take
-new weights").
+"""When a rollout takes new weights: three policies, one rule each
+(docs/how-to/choose-lag-and-loss.md).
 """
 
 import pytest

@@ -1,5 +1,6 @@
 """A trainer that goes on under other bits (another machine) is a fork within its run: it publishes
-nothing until its number passes the highest believed one, then an anchor (DESIGN.md, Trainer).
+nothing until its number passes the highest believed one, then an anchor
+(docs/reference/invariants.md, A trainer's step).
 
 The other machine is a learning rate that differs in its last digits, which moves every hash.
 """

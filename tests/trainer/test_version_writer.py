@@ -1,4 +1,4 @@
-"""The trainer's versions: when they are anchors, across restarts and forks (DESIGN.md, Trainer)."""
+"""The trainer's versions: when they are anchors, across restarts and forks."""
 
 import pytest
 import torch

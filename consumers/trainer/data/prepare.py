@@ -8,8 +8,8 @@ The lag of a token is the number of versions by which the trainer is ahead of th
 emitted it. Invariant 5: no token above `max_lag` is trained on. Policies that change versions
 within a trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single
 version. Tokens of a version that was replaced by another term's are treated in the same way
-(DESIGN.md, Weight versions): their weights are unknown. All are counted. The audit uses the same
-two functions, `lag_of` and `BelievedVersions.is_believed`.
+(docs/reference/invariants.md, Versions that were replaced): their weights are unknown. All are
+counted. The audit uses the same two functions, `lag_of` and `BelievedVersions.is_believed`.
 """
 
 from collections import Counter

@@ -1,0 +1,11 @@
+"""The generated parts of `docs/reference/` are those of the code."""
+
+import pytest
+
+from testbed.reference_pages import FOLDER, PAGES, page_text
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_not_stale(name: str) -> None:
+    """If this fails: `python -m testbed.reference_pages`, then commit the page."""
+    assert (FOLDER / name).read_text(encoding="utf-8") == page_text(name)
