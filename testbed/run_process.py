@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -37,7 +37,7 @@ SETTINGS = [
     "sampling.tokens_max=60", "dispatch.heartbeat_timeout_s=2", "dispatch.max_lag=2",
     "dispatch.keep_s=0.5", "archive.roll_s=2",
 ]  # fmt: skip
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128,
     "tie_word_embeddings": True,

@@ -32,7 +32,7 @@ def one(path, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def ends(folder: RunFolder) -> dict[str, object]:
+def ends(folder: RunFolder) -> dict[str, dict[int, int]]:
     bus = open_bus(f"sqlite:{folder.path / 'bus'}")
     found = {topic.name: bus.end(topic.name) for topic in catalogue()}
     bus.close()

@@ -4,6 +4,7 @@ so.
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from rollstream.streams.records import Configured, StepDone
 from tests.support.tiny_run import TinyRun, tiny_run
 
 
-def changed(**settings) -> Configuration:
+def changed(**settings: Any) -> Configuration:
     return Configuration(trainer=settings)
 
 

@@ -20,7 +20,7 @@ def decided_model(folder: Path, sizes: Mapping[str, int | bool], scale: float = 
     """In a folder that a run begins from; `sizes` are laid over those of all such tests."""
     tokenizer = load_task(TaskSettings()).tokenizer()
     special = dict(tokenizer.special)
-    fields = SIZES | {"vocab_size": tokenizer.size} | special | sizes
+    fields = {**SIZES, "vocab_size": tokenizer.size, **special, **sizes}
     model = build_model("Qwen3ForCausalLM", fields, seed=1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from rollstream.streams.values import Sampling, Span, Tokens, Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 VOCABULARY = 19
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -57,7 +58,7 @@ FAMILIES = {
         )
     ),
 }
-LLAMA3_ROPE = {
+LLAMA3_ROPE: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 1e4,
     "factor": 8.0,

@@ -3,6 +3,7 @@ from the formulas.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
 
 VOCABULARY = 23
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -24,7 +25,7 @@ SHAPE = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
-QWEN2_SHAPE = {key: value for key, value in SHAPE.items() if key != "head_dim"}
+QWEN2_SHAPE: dict[str, Any] = {key: value for key, value in SHAPE.items() if key != "head_dim"}
 ARCHITECTURES = {
     "qwen3_tied": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**SHAPE, tie_word_embeddings=True)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import Qwen3Config
@@ -55,7 +56,7 @@ def test_the_command_writes_what_rollouts_of_the_run_read(
     told = json.loads(capsys.readouterr().out)
     assert {"file", "batch_max", "error", "roofline", "measured"} <= set(told)
     c = load(ROOT / "examples" / "quickstart.toml", SMALL, {})
-    shape = Qwen3Config(**c.model.config, vocab_size=18)
+    shape = Qwen3Config(**dict[str, Any](c.model.config), vocab_size=18)
     found = run_profile(c, tmp_path, shape)
     assert found is not None
     assert found.batch_max == told["batch_max"]

@@ -1,5 +1,7 @@
 """What cannot be served is refused by name, never later."""
 
+from typing import Any
+
 import pytest
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +24,7 @@ from rollstream.producers.engines.torch import TorchEngine
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import SIZES, V1, ask, prompt, tiny_model
 
-SMALL = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1}
+SMALL: dict[str, Any] = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1}
 REFUSED = [
     (T5Config(), "encoder-decoder"),
     (BartConfig(), "encoder-decoder"),

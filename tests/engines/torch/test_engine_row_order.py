@@ -19,8 +19,9 @@ def apply(rows: list[str | None], moves: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("iirp"), st.integers(0, 7), st.integers(0, 2))))
 def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int]]) -> None:
-    order, rows = RowLayout((10, 20), SLOTS), [None] * (SLOTS + 1)
-    region_of: dict[str, int] = {}
+    order = RowLayout((10, 20), SLOTS)
+    rows: list[str | None] = [None] * (SLOTS + 1)
+    region_of: dict[str | None, int] = {}
     for number, (action, pick, region) in enumerate(actions):
         used = len(region_of)
         if action == "i" and used < SLOTS:

@@ -2,13 +2,15 @@
 forward trains.
 """
 
+from typing import Any
+
 import torch
 import transformers
 
 from tests.trainer.learning_reference import SHAPE, VOCABULARY
 
-_SMALL = {k: v for k, v in SHAPE.items() if k != "head_dim"}
-_HEADS = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+_SMALL: dict[str, Any] = {k: v for k, v in SHAPE.items() if k != "head_dim"}
+_HEADS: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 
 PACKED = {
     "mistral_windowed": lambda: transformers.MistralForCausalLM(

@@ -3,6 +3,7 @@ that cannot be trained.
 """
 
 import json
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -96,7 +97,7 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path):
 
 
 def test_what_is_no_causal_language_model_is_refused(tmp_path):
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=30, **small))
     with pytest.raises(ConfigurationError, match="no causal language model 'BertForMaskedLM'"):
         load_model(str(saved(tmp_path / "bert", bert)))

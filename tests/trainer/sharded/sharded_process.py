@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class Lead:
         shared = ShardedModel(build(name), ranks, self.commander)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
-        self.said: dict[str, object] = {"metrics": [], "hashes": [], "micro_batches": []}
+        self.said: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
 
     def do(self, job: str) -> None:
         kind, _, what = job.partition(":")
