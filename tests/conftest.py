@@ -65,7 +65,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of pytest-xdist hands the names of its servers on."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["servers"] = used()
+        session.config.workeroutput["servers"] = used()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -198,7 +198,7 @@ def order(kind: str) -> Assignment:
     at = None if kind == "start" else Address(0, 0)
     tokens = np.array([BOS], np.uint32)
     return Assignment(
-        kind, "0.0", 0, 0, attempt, "rollout-0", 1, Version(0, 1), "remainder", tokens, Sampling(),
+        kind, "0.0", 0, 0, attempt, "rollout-0", 1, Version(0, 1), "remainder", tokens, Sampling(),  # pyright: ignore[reportArgumentType]
         0, partial=at,
     )  # fmt: skip
 

@@ -57,6 +57,6 @@ def asked(folder):
             answer = session.answer(sql)
             return [row for rows in answer.batches for row in rows]
 
-        ask.told = told
-        ask.session = session
+        ask.told = told  # pyright: ignore[reportFunctionMemberAccess]
+        ask.session = session  # pyright: ignore[reportFunctionMemberAccess]
         yield ask

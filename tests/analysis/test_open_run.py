@@ -28,7 +28,7 @@ def test_records_are_those_of_the_log_byte_by_byte(run, folders):
             record = decode(message.value or b"").record
         except DecodeError:
             continue
-        logged.setdefault(record.trajectory, message.value)
+        logged.setdefault(record.trajectory, message.value)  # pyright: ignore[reportAttributeAccessIssue]
     bus.close()
     found = {record.trajectory: encode(record) for record in run.trajectories()}
     assert found == logged

@@ -135,7 +135,7 @@ def test_following_shows_what_comes_and_ends_at_ctrl_c(tmp_path):
             line = _line_within(process, 1.0)
             if line:
                 break
-        assert json.loads(line)["name"] == "late"
+        assert json.loads(line)["name"] == "late"  # pyright: ignore[reportPossiblyUnboundVariable]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT_S)

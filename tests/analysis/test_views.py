@@ -180,7 +180,7 @@ def test_columns_that_older_files_lack_are_null(columns, folders, tmp_path):
 
 def _said(file):
     found = pq.read_metadata(file).metadata
-    return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}
+    return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_drafts_are_told_by_pass_over_the_prompt(asked):

@@ -46,7 +46,7 @@ def values(type_: Any) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(inner)
     if origin is UnionType:
-        return st.one_of(st.none() if one is NoneType else values(one) for one in inner)
+        return st.one_of(st.none() if one is NoneType else values(one) for one in inner)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if origin is tuple:
         return st.lists(values(inner[0]), max_size=3).map(tuple)
     if origin is dict:

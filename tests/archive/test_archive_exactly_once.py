@@ -84,7 +84,7 @@ class Sips(MemoryBus):
     """Gives three records a read, so that a life has several files."""
 
     def read(self, topic: str, positions: Any, **bounds: Any) -> list[Message]:
-        return super().read(topic, positions, **bounds | {"records_max": 3})
+        return super().read(topic, positions, **bounds | {"records_max": 3})  # pyright: ignore[reportArgumentType]
 
 
 class World:

@@ -123,7 +123,7 @@ def test_duckdb_reads_the_folder_as_it_is(folder: Path) -> None:
         min(spans[1].version.term)
         FROM read_parquet('{folder}/archive/**/*.parquet', hive_partitioning = true)
         WHERE run = 'tiny' AND topic = 'trajectories' GROUP BY date ORDER BY date"""
-    ).fetchall()
+    ).fetchall()  # pyright: ignore[reportOptionalMemberAccess]
     assert found == [
         ("2025-11-21", 2, pytest.approx(0.1), 12, 1),
         ("2025-11-22", 4, pytest.approx(1.4), 24, 1),

@@ -38,7 +38,7 @@ def archive(bus, store: FileStore, first: int, last: int) -> None:
 
 
 def groups(bus, store: FileStore) -> list[int]:
-    return [record.group for record in whole_topic(bus, store, RUN, "ledger")]
+    return [record.group for record in whole_topic(bus, store, RUN, "ledger")]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_each_record_once_from_archive_and_log_wherever_the_log_begins(bus, store):
@@ -61,6 +61,6 @@ def test_what_was_forgotten_while_it_was_read_comes_from_the_archive(bus, store)
     at = writer.append([(str(n), GroupClosed(n, "filtered", "", 1)) for n in range(3000)])
     archive(bus, store, 0, 2900)
     reading = whole_topic(bus, store, RUN, "ledger")
-    found = [next(reading).group for _ in range(10)]
+    found = [next(reading).group for _ in range(10)]  # pyright: ignore[reportAttributeAccessIssue]
     truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2500])})
-    assert found + [record.group for record in reading] == list(range(3000))
+    assert found + [record.group for record in reading] == list(range(3000))  # pyright: ignore[reportAttributeAccessIssue]

@@ -34,4 +34,4 @@ def test_what_was_read_before_is_no_second_copy(
     found = [*begun, *reading]
     run.bus.close()
     assert [offender.what for offender in source.tally.offenders] == []
-    assert [message.offset for message in found] == list(range(7))
+    assert [message.offset for message in found] == list(range(7))  # pyright: ignore[reportAttributeAccessIssue]

@@ -194,4 +194,4 @@ def test_every_command_has_examples_that_some_test_runs():
         "simulate",
     }
     choices = parser()._subparsers._group_actions[0].choices  # pyright: ignore
-    assert set(choices) == known
+    assert set(choices) == known  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,7 @@ import pytest
 from rollstream.cli.main import main, parser
 from testbed.repository import ROOT
 
-COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)
+COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
 
 
 def help_of(command: str, capsys) -> str:

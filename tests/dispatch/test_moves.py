@@ -164,9 +164,9 @@ def test_a_rollout_that_runs_what_no_partial_has_shown_is_left_alone():
 def test_orders_that_only_wait_for_newer_weights_stay_where_they_are():
     state = tails()
     state.apply_admitted(Admitted(1, 0, ("1.0",), 60.0, Address(0, 1)))
-    state.groups[1].prompt = replace(state.groups[0].prompt, group=1)
+    state.groups[1].prompt = replace(state.groups[0].prompt, group=1)  # pyright: ignore[reportArgumentType]
     state.apply_assignment(replace(replace_order(state, "0.0", "a"), trajectory="1.0", group=1))
-    state.apply_status(status("a", kv_used=30, **(TAIL | {"waiting": 1, "queued": 1})), now_s=1.0)
+    state.apply_status(status("a", kv_used=30, **(TAIL | {"waiting": 1, "queued": 1})), now_s=1.0)  # pyright: ignore[reportArgumentType]
     assert asked_back(state).trajectory == "0.0"
 
 

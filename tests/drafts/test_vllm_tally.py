@@ -70,7 +70,7 @@ def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
     worker.add(0, 1, Drafts((0, 2, 1), 1, 4, 1, 1, 0.1))
     worker.add(0, 1, Drafts((0, 1, 1), 1, 4, 1, 0, 0.1))
     one.gained(3, ended=False)
-    assert one.take() == Drafts((0, 2, 1), 1, 8, 2, 1, pytest.approx(0.2))
+    assert one.take() == Drafts((0, 2, 1), 1, 8, 2, 1, pytest.approx(0.2))  # pyright: ignore[reportArgumentType]
     one.gained(2, ended=True)
     assert one.take() == Drafts((0, 1, 1), 1, 0, 0, 0, 0.0)
 

@@ -75,7 +75,7 @@ def test_an_update_ends_a_span_and_begins_the_next(kind: Kind, mode: str) -> Non
     """Invariant 3."""
     engine = kind.open(emit_every=5)
     gained = half_way(engine)
-    engine.update(WeightUpdate(V2, kind.weights(1)), mode)
+    engine.update(WeightUpdate(V2, kind.weights(1)), mode)  # pyright: ignore[reportArgumentType]
     assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 

@@ -72,8 +72,8 @@ def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus):
     old.append([("run", GroupClosed(2, "dead", "", 1))])
     new.append([("run", GroupClosed(3, "dead", "", 1))])
     watcher = TopicWatcher(bus, "ledger", {0: 0})
-    assert [seen.record.group for seen in watcher.poll(100)] == [1, 3]
-    assert TopicWatcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3
+    assert [seen.record.group for seen in watcher.poll(100)] == [1, 3]  # pyright: ignore[reportAttributeAccessIssue]
+    assert TopicWatcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_lost_record_is_said(bus):
@@ -95,7 +95,7 @@ def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
     watcher = TopicWatcher(bus, "ledger", {0: 0})
     bus.truncate("ledger", {0: 5})
     assert watcher.poll(100) == []
-    assert [seen.record.group for seen in watcher.poll(100)] == [4, 5, 6, 7, 8]
+    assert [seen.record.group for seen in watcher.poll(100)] == [4, 5, 6, 7, 8]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_an_archive_that_commits_is_measured(bus, tmp_path):

@@ -108,12 +108,12 @@ def test_a_rollout_never_fails_because_of_a_relay(
     version = net.publish(1, content)
     store = RelayStore(net.store, folder, url)
     if fault == "killed":
-        relay.kill()
+        relay.kill()  # pyright: ignore[reportPossiblyUnboundVariable]
     elif fault == "stopped":
-        relay.signal(signal.SIGSTOP)
+        relay.signal(signal.SIGSTOP)  # pyright: ignore[reportPossiblyUnboundVariable]
     elif fault == "gone in the middle":
-        wait_for(lambda: relay.has(version))
-        threading.Timer(1.0, relay.kill).start()
+        wait_for(lambda: relay.has(version))  # pyright: ignore[reportPossiblyUnboundVariable]
+        threading.Timer(1.0, relay.kill).start()  # pyright: ignore[reportPossiblyUnboundVariable]
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert store.get(BIG) == content["model.safetensors"]

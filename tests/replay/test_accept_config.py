@@ -20,7 +20,7 @@ from tests.support.tiny_run import TinyRun, tiny_run
 
 
 def changed(**settings: Any) -> Configuration:
-    return Configuration(trainer=settings)
+    return Configuration(trainer=settings)  # pyright: ignore[reportArgumentType]
 
 
 def trained(run: TinyRun, configuration: Configuration, term: int, accepted: bool) -> None:

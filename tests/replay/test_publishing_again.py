@@ -123,7 +123,7 @@ def test_a_fence_whose_opening_was_forgotten_stands_in_the_copy(tmp_path: Path):
     assert main(publish(run, f"sqlite:{tmp_path}/copy")) == 0
     copy = open_bus(f"sqlite:{tmp_path}/copy")
     reader = TopicReader(copy, "ledger", from_begin(copy, "ledger"))
-    groups = [received.record.group for received in reader.read_to(copy.end("ledger"))]
+    groups = [received.record.group for received in reader.read_to(copy.end("ledger"))]  # pyright: ignore[reportAttributeAccessIssue]
     assert (groups, reader.void) == ([2], 1)
     copy.close()
 

@@ -46,7 +46,7 @@ class Followed:
         self.store = open_store(f"file:{folder / 'store'}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = Qwen3ForCausalLM(CONFIG).to(torch.bfloat16)
+            model = Qwen3ForCausalLM(CONFIG).to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
         self.tensors: Mapping[str, torch.Tensor] = {
             name: tensor.clone() for name, tensor in model.state_dict().items()
         }
@@ -61,7 +61,7 @@ class Followed:
         self.follower = WeightsFollower(self.bus, self.store)
 
     def _tie(self) -> None:
-        self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
+        self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]
 
     def publish(self) -> Version:
         """The next version: some elements of each tensor change."""
@@ -89,7 +89,7 @@ class Followed:
         return engine
 
     def rollout(self, engine: TorchEngine, on_update: str = "in_flight") -> RolloutLoop:
-        settings = RolloutSettings(slots=4, context_max=64, status_s=0.1, on_update=on_update)
+        settings = RolloutSettings(slots=4, context_max=64, status_s=0.1, on_update=on_update)  # pyright: ignore[reportArgumentType]
         voice = RolloutPublisher(
             self.bus, SynchronousSender(self.bus), "a", 1, settings, StatusSchedule(0.1)
         )

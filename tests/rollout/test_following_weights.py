@@ -74,7 +74,7 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
         assert engine.version == Version(0, 1), "what it generates keeps its version"
     del rollout.in_progress.running["0.0"]
     rollout._take_weights()
-    assert engine.version == newest, "nothing was to be waited for"
+    assert engine.version == newest, "nothing was to be waited for"  # pyright: ignore[reportPossiblyUnboundVariable]
     assert engine.read_back(run.tensors, run.tensors).differing == ()
 
 
@@ -115,7 +115,7 @@ def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: 
             run.follower.fetch_ahead(engine.version)
     while (fetched := run.follower.take()) is None:
         pass  # its thread is about to end
-    assert (fetched.update.base, fetched.update.version) == (Version(0, 1), newest)
+    assert (fetched.update.base, fetched.update.version) == (Version(0, 1), newest)  # pyright: ignore[reportPossiblyUnboundVariable]
     assert fetched.update.patches
     engine.update(fetched.update, "keep_version")
     assert engine.read_back(run.tensors, run.tensors).differing == ()
@@ -126,11 +126,11 @@ def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Follow
     rollout = run.rollout(run.engine())
     for _ in range(2):
         version = run.publish()
-        looked_until(rollout, lambda v=version: [
+        looked_until(rollout, lambda v=version: [  # pyright: ignore[reportArgumentType]
             a for a in run.records("applied", Applied) if a.version == v
         ])  # fmt: skip
     last = run.records("applied", Applied)[-1]
-    assert last.hash == run.versions.pointer.manifest_hash
+    assert last.hash == run.versions.pointer.manifest_hash  # pyright: ignore[reportOptionalMemberAccess]
     assert (last.checked, last.tensors) == ("read_back", len(run.tensors))
     assert last.compared == len(run.tensors) - 1, "the tied one is the same tensor"
 
@@ -178,10 +178,10 @@ def test_an_engine_that_never_serves_what_it_is_given_ends_the_rollout(run: Foll
     load = engine.update
 
     def faulty(*arguments: object) -> None:
-        load(*arguments)
+        load(*arguments)  # pyright: ignore[reportArgumentType]
         damage(engine)
 
-    engine.update = faulty
+    engine.update = faulty  # pyright: ignore[reportAttributeAccessIssue]
     run.publish()
     with pytest.raises(EngineRefused, match="memory"):
         looked_until(rollout, lambda: False)

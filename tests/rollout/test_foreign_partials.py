@@ -120,7 +120,7 @@ def test_a_cycle_of_empty_partials_ends():
     empty = replace(link("3.1", 4, Address(0, 1), 0), spans=())
     for _ in range(3):
         newest = publish(bus, "partials", "3.1", empty)
-    assert isinstance(read_chains(bus, [ChainRequest("3.1", newest)])["3.1"], DecodeError)
+    assert isinstance(read_chains(bus, [ChainRequest("3.1", newest)])["3.1"], DecodeError)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_a_chain_that_truncation_cut_is_broken():

@@ -93,7 +93,7 @@ def test_a_zombies_partials_between_are_not_mixed_in():
     second.partial_published(publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0)))
     first.extend(emission(3, 1))
     first.partial_published(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
-    gained = read_chain(bus, first.partial, "3.1")
+    gained = read_chain(bus, first.partial, "3.1")  # pyright: ignore[reportArgumentType]
     assert gained.tokens.tolist() == [0, 1, 0, 1, 2]
     assert [span.version.number for span in gained.spans] == [0, 1]
 

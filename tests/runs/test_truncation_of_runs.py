@@ -99,4 +99,4 @@ def test_a_dispatch_that_was_replaced_cannot_keep_its_state() -> None:
         zombie.keep(PersistedState(3, state.positions, admitted=9))
     with pytest.raises(Fenced, match="term 4"):
         StateFile(store, 3).take_over()
-    assert StateFile(store, 5).take_over().admitted == 5
+    assert StateFile(store, 5).take_over().admitted == 5  # pyright: ignore[reportOptionalMemberAccess]

@@ -56,7 +56,7 @@ def assert_spans_tile(run: TinyRun) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_trains_every_step_and_the_counts_add_up(tmp_path: Path, policy: str) -> None:
-    rollout = RolloutSettings(slots=8, context_max=64, status_s=0.1, on_update=policy)
+    rollout = RolloutSettings(slots=8, context_max=64, status_s=0.1, on_update=policy)  # pyright: ignore[reportArgumentType]
     with tiny_run(tmp_path, rollout=rollout) as run:
         run.start_all()
         assert run.train()

@@ -84,7 +84,7 @@ def blobs(store: FileStore) -> list[str]:
 def read(bus) -> list:
     letters = DeadLetterWriter(bus, "annotations")
     reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"), dead_letters=letters)
-    return sorted(reader.read_to(bus.end("annotations")), key=lambda r: r.record.group)
+    return sorted(reader.read_to(bus.end("annotations")), key=lambda r: r.record.group)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_large_records_come_back_with_the_bytes_and_the_hash_they_were_appended_with(
@@ -119,7 +119,7 @@ def test_a_claim_keeps_its_place_in_the_fence(bus):
     dispatch.append([("7", Admitted(7, 0, many, 60.0, Address(0, 0)))])
     dispatch.append([("8", Admitted(8, 0, ("8.0",), 60.0, Address(0, 0)))])
     reader = TopicReader(bus, "admissions", from_begin(bus, "admissions"))
-    assert [r.record.group for r in reader.poll()] == [7, 8]
+    assert [r.record.group for r in reader.poll()] == [7, 8]  # pyright: ignore[reportAttributeAccessIssue]
     assert (reader.dead, reader.void) == (0, 0)
 
 
@@ -131,7 +131,7 @@ def test_a_record_whose_blob_is_gone_or_damaged_is_dead_with_the_reason(bus, sto
     store.delete(key) if harm == "gone" else store.put(key, b"other bytes")
     assert [r.record.group for r in read(bus)] == [3]
     dead = TopicReader(bus, "annotations.dead", from_begin(bus, "annotations.dead")).poll()
-    assert [key in d.record.reason for d in dead] == [True]
+    assert [key in d.record.reason for d in dead] == [True]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_compacted_topics_and_their_limit_refuse_what_is_too_large(bus, inner):

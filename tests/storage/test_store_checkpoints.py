@@ -44,7 +44,7 @@ def test_the_newest_is_of_the_highest_term_and_then_step(store):
     for step, term in ((10, 1), (20, 1), (30, 2), (40, 1)):
         write(store, step, term)
     restored = newest_checkpoint(store)
-    assert restored.checkpoint.id == CheckpointId(term=2, step=30)
+    assert restored.checkpoint.id == CheckpointId(term=2, step=30)  # pyright: ignore[reportOptionalMemberAccess]
     assert restored.skipped == ()
 
 
@@ -61,11 +61,11 @@ def test_a_flipped_bit_anywhere_falls_back_to_the_one_before_and_says_why(store)
         at = len(whole) - 1 if entry.key.endswith(".safetensors") else len(whole) // 2
         store.put(entry.key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         restored = newest_checkpoint(store)
-        assert restored.checkpoint.id == good
+        assert restored.checkpoint.id == good  # pyright: ignore[reportOptionalMemberAccess]
         assert [name for name, _ in restored.skipped] == [bad]
         assert entry.key in restored.skipped[0][1]
         store.put(entry.key, whole)
-    assert newest_checkpoint(store).checkpoint.id == bad
+    assert newest_checkpoint(store).checkpoint.id == bad  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_crash_at_any_write_leaves_the_one_before_and_doing_it_again_mends_it():
@@ -77,9 +77,9 @@ def test_a_crash_at_any_write_leaves_the_one_before_and_doing_it_again_mends_it(
         good = write(store, 10)
         with pytest.raises(Killed):
             write(FaultyStore(store, fatal, after=False), 20)
-        assert newest_checkpoint(store).checkpoint.id == good
+        assert newest_checkpoint(store).checkpoint.id == good  # pyright: ignore[reportOptionalMemberAccess]
         write(store, 20)
-        assert newest_checkpoint(store).checkpoint.state["step"] == 20
+        assert newest_checkpoint(store).checkpoint.state["step"] == 20  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_trainer_that_lost_the_pointer_completes_no_checkpoint(store):

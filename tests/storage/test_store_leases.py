@@ -44,7 +44,7 @@ def candidate(name, handed=None, duration_s=10.0):
 def test_a_new_role_starts_at_term_1(store):
     lease = acquire_lease(store, candidate("a"), wait_s=0)
     assert lease.term == 1
-    record, _ = read_role(store, "trainer")
+    record, _ = read_role(store, "trainer")  # pyright: ignore[reportGeneralTypeIssues]
     assert record == RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
 
 
@@ -56,7 +56,7 @@ def test_a_lease_is_taken_only_after_its_duration_unchanged_on_the_own_clock(sto
         assert claim.attempt() is None
         clock.sleep(0.99)
     clock.sleep(0.11)
-    assert claim.attempt().term == 2
+    assert claim.attempt().term == 2  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_renewal_starts_the_wait_again(store):
@@ -68,7 +68,7 @@ def test_a_renewal_starts_the_wait_again(store):
         clock.sleep(9.0)
         lease.renew()
     assert claim.attempt() is None
-    assert read_role(store, "trainer")[0].renewals == 5
+    assert read_role(store, "trainer")[0].renewals == 5  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_the_duration_that_counts_is_the_holders(store):
@@ -99,7 +99,7 @@ def test_a_zombie_is_fenced_at_its_next_renewal_and_at_release(store):
     for step in (zombie.renew, zombie.release):
         with pytest.raises(Fenced, match="held by b in term 2"):
             step()
-    assert read_role(store, "trainer")[0].holder == "b"
+    assert read_role(store, "trainer")[0].holder == "b"  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_two_competitors_have_one_winner(store):
@@ -126,7 +126,7 @@ def test_a_renewal_whose_answer_was_lost_is_recognised(store):
     lease.renew()
     lease._etag, lease._record = etag, RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
     lease.renew()
-    assert read_role(store, "trainer")[0].renewals == 1
+    assert read_role(store, "trainer")[0].renewals == 1  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_a_deleted_lease_fences_its_holder(store):
@@ -162,12 +162,12 @@ class FailingLease:
 
 def test_a_failing_store_is_borne_until_the_duration_has_passed():
     clock = Clock()
-    assert renew_once(FailingLease(), 100.0, clock) == 100.0
+    assert renew_once(FailingLease(), 100.0, clock) == 100.0  # pyright: ignore[reportArgumentType]
     clock.sleep(9.9)
-    assert renew_once(FailingLease(), 100.0, clock) == 100.0
+    assert renew_once(FailingLease(), 100.0, clock) == 100.0  # pyright: ignore[reportArgumentType]
     clock.sleep(0.1)
     with pytest.raises(Fenced, match="could not be renewed"):
-        renew_once(FailingLease(), 100.0, clock)
+        renew_once(FailingLease(), 100.0, clock)  # pyright: ignore[reportArgumentType]
 
 
 def test_renewed_counts_from_before_the_swap(store):
@@ -181,7 +181,7 @@ def test_the_background_renewal_renews_and_stops(store):
     lease = acquire_lease(store, candidate("a", duration_s=0.03), wait_s=0)
     watch = threading.Event()
     with LeaseRenewal(lease) as renewal:
-        while read_role(store, "trainer")[0].renewals < 3:
+        while read_role(store, "trainer")[0].renewals < 3:  # pyright: ignore[reportOptionalSubscript]
             watch.wait(0.005)
     assert not renewal.lost.is_set()
     lease.release()
@@ -205,7 +205,7 @@ class BrokenLease:
 
 def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog):
     errors = []
-    with LeaseRenewal(BrokenLease(), errors.append) as renewal:
+    with LeaseRenewal(BrokenLease(), errors.append) as renewal:  # pyright: ignore[reportArgumentType]
         assert renewal.lost.wait(WAIT_S)
     assert [type(error) for error in errors] == [Fenced]
     assert "TypeError: a bug" in str(errors[0])

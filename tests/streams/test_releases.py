@@ -55,9 +55,9 @@ def test_a_reader_stops_before_a_schema_of_a_newer_release(run: Bus, topic: str)
     for _ in range(2):
         with pytest.raises(NewerRelease, match="group_closed/2") as refused:
             reader.poll()
-    assert f"{topic}/0 offset 2" in str(refused.value)
+    assert f"{topic}/0 offset 2" in str(refused.value)  # pyright: ignore[reportPossiblyUnboundVariable]
     assert f"rollstream {release.RELEASE}: run release {release.RELEASE} or a later" in str(
-        refused.value
+        refused.value  # pyright: ignore[reportPossiblyUnboundVariable]
     )
     assert reader.positions == before
     assert run.end(f"{topic}.dead") == {0: 0}

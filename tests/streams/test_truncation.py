@@ -28,7 +28,7 @@ def writer(bus, term: int) -> FencedWriter:
 
 def read(bus) -> list[int]:
     reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
-    return [r.record.group for r in reader.read_to(bus.end("ledger"))]
+    return [r.record.group for r in reader.read_to(bus.end("ledger"))]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture

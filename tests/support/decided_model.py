@@ -26,7 +26,7 @@ def decided_model(folder: Path, sizes: Mapping[str, int | bool], scale: float = 
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
-        model.get_input_embeddings().weight[special["eos_token_id"]] = 0
+        model.get_input_embeddings().weight[special["eos_token_id"]] = 0  # pyright: ignore[reportIndexIssue]
     model.save_pretrained(folder)
     tokenizer.save(folder)
     return folder

@@ -124,7 +124,7 @@ def test_lists_become_the_tuples_that_a_data_set_wants():
 )
 def test_a_mistake_is_named(options: dict[str, Option], message: str):
     with pytest.raises(ConfigurationError) as caught:
-        gym(**options)
+        gym(**options)  # pyright: ignore[reportArgumentType]
     assert message in str(caught.value)
 
 

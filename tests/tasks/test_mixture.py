@@ -90,7 +90,7 @@ def test_warm_up_documents_are_mixed_by_weight():
         PartSettings(name="remainder", label="b", options={"direct": 0.0, "jump": 0.0}),
     )
     assert isinstance(two, type(mixture(BOTH[0])))
-    documents = two.documents(0, 30)
+    documents = two.documents(0, 30)  # pyright: ignore[reportAttributeAccessIssue]
     assert Counter(one.style for one in documents) == {"direct": 20, "full": 10}
 
 

@@ -32,4 +32,4 @@ def test_rewards_differ_within_groups_and_follow_from_the_answer() -> None:
 @pytest.mark.parametrize("options", [{"prompts": 0}, {"prompt_tokens": 0}, {"promts": 3}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="numbered"):
-        load_task(TaskSettings(name="numbered", options=options))
+        load_task(TaskSettings(name="numbered", options=options))  # pyright: ignore[reportArgumentType]

@@ -137,8 +137,8 @@ def reference_loss(
                 losses.append(-torch.minimum(r * a, bounded * a))
         terms.append(losses)
     if s.aggregate == "token":
-        return sum(map(sum, terms)) / sum(map(len, terms))
-    return sum(sum(losses) / len(losses) for losses in terms) / len(terms)
+        return sum(map(sum, terms)) / sum(map(len, terms))  # pyright: ignore[reportReturnType]
+    return sum(sum(losses) / len(losses) for losses in terms) / len(terms)  # pyright: ignore[reportReturnType]
 
 
 def reference_gradients(

@@ -16,7 +16,7 @@ from rollstream.producers.engines.vllm.remote.worker import ServerWorker
 
 BRAKE = Path(os.environ["BRAKE"])
 assert issubclass(CPUWorker, Worker), "whose step is what is braked"
-step = Worker.execute_model
+step = Worker.execute_model  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def braked(self: Worker, *args: Any, **options: Any) -> Any:
@@ -26,7 +26,7 @@ def braked(self: Worker, *args: Any, **options: Any) -> Any:
     return step(self, *args, **options)
 
 
-Worker.execute_model = braked
+Worker.execute_model = braked  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class BrakedWorker(ServerWorker):

@@ -127,7 +127,7 @@ def answering(answers: Mapping[str, tuple[int, str]]) -> Generator[str]:
 
         do_POST = do_GET
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -266,7 +266,7 @@ def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
         remember(history, [request], plain, 0.1, np.random.default_rng(2))
     engine = drafting(old, history, emit_every=5)
     gained = half_way(engine)
-    engine.update(WeightUpdate(V2, new.state_dict()), mode)
+    engine.update(WeightUpdate(V2, new.state_dict()), mode)  # pyright: ignore[reportArgumentType]
     mine = to_the_end(engine, gained)
     (_, before), (_, after) = mine.spans
     assert ([version for version, _ in mine.spans], before + after) == ([V1, V2], 40)

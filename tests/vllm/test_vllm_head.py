@@ -18,7 +18,7 @@ def mean_error(head_float32: bool) -> float:
     """|Δ log p| of a model that rounds nowhere but in its head: layers add nothing, and what the
     last norm gives is ±1.
     """
-    model = vllm_model("llama").to(torch.bfloat16).float()
+    model = vllm_model("llama").to(torch.bfloat16).float()  # pyright: ignore[reportArgumentType]
     state = dict(model.state_dict())
     for name, tensor in state.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -34,7 +34,7 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
     name = "model.layers.1.mlp.up_proj.weight"  # cut by rows
     for worker, rows in enumerate(new[name].chunk(2)):
         staged = StagedFile([(name, rows)])
-        differs = two._core._engine.collective_rpc(
+        differs = two._core._engine.collective_rpc(  # pyright: ignore[reportAttributeAccessIssue]
             "differs_from_staged", args=(staged.path, staged.entries)
         )
         assert differs == [worker != 0, worker != 1]

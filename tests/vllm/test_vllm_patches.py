@@ -32,7 +32,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_in_place(family: str) -> VllmEngine:
     engine = open_vllm(vllm_model(family))
-    engine._weights._in_place = True
+    engine._weights._in_place = True  # pyright: ignore[reportAttributeAccessIssue]
     return engine
 
 
@@ -60,7 +60,7 @@ def test_patches_in_flight_serve_the_bits_of_the_new_version(family: str) -> Non
     new, patches = drawn_anew(vllm_model(family).state_dict(), 0.05)
     gained = half_way(engine)
     update = engine.prepare(WeightUpdate(V2, new, V1, patches))
-    assert update.prepared.patches is not None
+    assert update.prepared.patches is not None  # pyright: ignore[reportAttributeAccessIssue]
     engine.update(update, "in_flight_recompute")
     assert engine.read_back(new, new).differing == ()
     mine = to_the_end(engine, gained)

@@ -96,7 +96,7 @@ def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:
     engine, new = open_process(), dict(vllm_model("qwen3", 1).state_dict())
     gained = half_way(engine)
     update = engine.prepare(WeightUpdate(V2, new))
-    update.prepared.messages[0].file.close()  # its memory went
+    update.prepared.messages[0].file.close()  # pyright: ignore[reportAttributeAccessIssue]  # its memory went
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)

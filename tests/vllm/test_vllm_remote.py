@@ -204,7 +204,7 @@ def test_a_wrong_version_is_refused_and_serves_nothing_until_one_is_right(
     server: Server, kind: Kind, fault: str
 ) -> None:
     engine, bad = kind.open(context_max=448), dict(kind.weights(1))
-    gained = half_way(server, engine)
+    gained = half_way(server, engine)  # pyright: ignore[reportArgumentType]
     wrong = bad.pop(kind.tensor)
     if fault != "missing":
         bad[kind.tensor] = wrong[:-1] if fault == "shape" else wrong * np.nan
@@ -212,7 +212,7 @@ def test_a_wrong_version_is_refused_and_serves_nothing_until_one_is_right(
         engine.update(WeightUpdate(V2, bad), "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
     engine.update(WeightUpdate(V2, kind.weights(1)), "in_flight")
-    mine = to_the_end(server, engine, gained)
+    mine = to_the_end(server, engine, gained)  # pyright: ignore[reportArgumentType]
     assert (len(mine.tokens), [version for version, _ in mine.spans]) == (400, [V1, V2])
 
 
@@ -223,9 +223,9 @@ def test_a_load_that_fails_in_its_middle_serves_nothing_until_one_went_through(
     engine, new = connect(server, context_max=448), dict(vllm_model("qwen3", 1).state_dict())
     gained = half_way(server, engine)
     update = engine.prepare(WeightUpdate(V2, new))
-    routes, (name, _) = engine._weights._routes, update.prepared.names[3]
+    routes, (name, _) = engine._weights._routes, update.prepared.names[3]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(EngineRefused, match="differs"):  # of it nothing is left then
-        routes.call("check_chunk", engine._core.owner, name, [ENTRY], ["0" * 32])
+        routes.call("check_chunk", engine._core.owner, name, [ENTRY], ["0" * 32])  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
@@ -238,8 +238,8 @@ def test_a_tensor_that_changed_on_its_way_is_never_loaded(server: Server) -> Non
     """Invariant 6."""
     engine = connect(server)
     weights, tensor = engine._weights, torch.arange(6.0)
-    name = weights._send("one/0", [("a", tensor)])
-    owner, routes = engine._core.owner, weights._routes
+    name = weights._send("one/0", [("a", tensor)])  # pyright: ignore[reportAttributeAccessIssue]
+    owner, routes = engine._core.owner, weights._routes  # pyright: ignore[reportAttributeAccessIssue]
     routes.call("put_piece", owner, "two/0", 24, 0, "AAAA" * 8)
     with pytest.raises(EngineRefused, match="'a' differs from its hash"):
         routes.call("check_chunk", owner, "two/0", [ENTRY], ["0" * 32])

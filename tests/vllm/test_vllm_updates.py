@@ -58,7 +58,7 @@ def test_a_cached_prompt_is_not_reused_across_versions(mode: str) -> None:
     run_all(engine, [ask("t", prompt(100), Sampling(temperature=0, tokens_max=4))])
     engine.submit(ask("running", prompt(100), Sampling(temperature=0, tokens_max=20)))
     engine.poll(0.0)
-    engine.update(WeightUpdate(V2, new.state_dict()), mode)
+    engine.update(WeightUpdate(V2, new.state_dict()), mode)  # pyright: ignore[reportArgumentType]
     sibling = run_all(engine, [ask("u", prompt(100), Sampling(tokens_max=30))])["u"]
     wanted = chosen_logprobs(new, prompt(100), sibling.tokens)
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)

@@ -30,7 +30,7 @@ def test_attention_of_other_devices_gives_the_same() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_half_precision_stays_near_fp32(family: str) -> None:
-    model = tiny_model(family).to(torch.bfloat16).float()
+    model = tiny_model(family).to(torch.bfloat16).float()  # pyright: ignore[reportArgumentType]
     engine = TorchEngine(
         model.config, model.state_dict(), V1, EngineOptions(2, 64), dtype=torch.bfloat16
     )
@@ -41,7 +41,7 @@ def test_half_precision_stays_near_fp32(family: str) -> None:
 
 def test_the_head_of_half_precision_is_computed_in_fp32() -> None:
     """Where layers add nothing, the same log-probabilities as of an engine that is all fp32."""
-    model = tiny_model("llama").to(torch.bfloat16).float()
+    model = tiny_model("llama").to(torch.bfloat16).float()  # pyright: ignore[reportArgumentType]
     state = dict(model.state_dict())
     for name in state:
         if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):

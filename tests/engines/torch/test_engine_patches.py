@@ -196,11 +196,11 @@ def test_a_wrong_patch_is_refused_before_anything_is_written(family: str, fault:
     names = [name for name in untie(old)[0] if "mlp" in name and name.endswith("weight")]
     new = changed(old, dict.fromkeys(names[:2], 0.1))
     update = delta(old, new)
-    bad = dataclasses.replace(update, patches=(update.patches[0], faulty(update.patches[1], fault)))
+    bad = dataclasses.replace(update, patches=(update.patches[0], faulty(update.patches[1], fault)))  # pyright: ignore[reportOptionalSubscript]
     engine = engine_of(model.config, old)
-    with pytest.raises(EngineRefused, match=update.patches[1].name):
+    with pytest.raises(EngineRefused, match=update.patches[1].name):  # pyright: ignore[reportOptionalSubscript]
         engine.prepare(bad)
-    with pytest.raises(EngineRefused, match=update.patches[1].name):
+    with pytest.raises(EngineRefused, match=update.patches[1].name):  # pyright: ignore[reportOptionalSubscript]
         engine.update(bad, "in_flight")
     assert_same_bits(engine, engine_of(model.config, old))
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=4)))
@@ -219,7 +219,7 @@ def test_a_failure_in_the_middle_serves_nothing_and_is_no_base_for_patches() -> 
     good = update.prepared
     assert isinstance(good, PreparedWrites)
     broken = TensorWrite(torch.zeros(3), torch.zeros(9), torch.arange(9))
-    halted = PreparedWrites(good.base, (*good.writes, broken))
+    halted = PreparedWrites(good.base, (*good.writes, broken))  # pyright: ignore[reportOptionalIterable]
     with pytest.raises((IndexError, RuntimeError)):
         engine.update(dataclasses.replace(update, prepared=halted), "in_flight")
     assert engine.poll(0.1) == []

@@ -35,10 +35,10 @@ REFUSED = [
     (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1), "8"),
     (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4,
                                            "factor": 2.0}), "dynamic"),
-    (BertConfig(**SMALL | {"num_hidden_layers": 2}, num_attention_heads=2, intermediate_size=32,
+    (BertConfig(**SMALL | {"num_hidden_layers": 2}, num_attention_heads=2, intermediate_size=32,  # pyright: ignore[reportArgumentType]
                 is_decoder=False), "later tokens"),
-    (tiny_model("gpt2").config.__class__(vocab_size=19, n_embd=32, n_layer=1, n_head=2,
-                                         n_positions=64), "64 positions"),
+    (tiny_model("gpt2").config.__class__(vocab_size=19, n_embd=32, n_layer=1, n_head=2,  # pyright: ignore[reportCallIssue]
+                                         n_positions=64), "64 positions"),  # pyright: ignore[reportCallIssue]
 ]  # fmt: skip
 
 

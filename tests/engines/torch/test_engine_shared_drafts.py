@@ -33,10 +33,10 @@ def test_tokens_are_the_same_while_the_memory_is_scribbled_over(
         key = prompt_key(request.tokens, request.sources)
         history.insert(key, request.group, tokens, len(answer), 1.0)
     source, over = CombinedSource(node, AnswerHistory(1024)), threading.Event()
-    whole = run_all(drafting(model, source), requests)
+    whole = run_all(drafting(model, source), requests)  # pyright: ignore[reportArgumentType]
     scribbler = threading.Thread(target=scribble, args=(node.path, over))
     scribbler.start()
-    torn = run_all(drafting(model, source), requests)
+    torn = run_all(drafting(model, source), requests)  # pyright: ignore[reportArgumentType]
     over.set()
     scribbler.join()
     for request in requests:

@@ -86,7 +86,7 @@ def test_a_prefilled_prompt_is_not_reused_across_versions() -> None:
 
 
 def test_bf16_tensors_are_served_as_their_fp32_values() -> None:
-    rounded = tiny_model("llama").to(torch.bfloat16)
+    rounded = tiny_model("llama").to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
     tensors = dict(rounded.state_dict())
     engine = TorchEngine(rounded.config, tensors, V1, EngineOptions(2, 64))
     mine = run_all(engine, [ask("t", prompt(6), Sampling(tokens_max=20))])["t"]

@@ -47,7 +47,7 @@ for n in itertools.count():
     store.create("swapped", b"\0" * 300_000)
     for _ in range(6):
         writer = python(script, tmp_path)
-        writer.stdout.readline()
+        writer.stdout.readline()  # pyright: ignore[reportOptionalMemberAccess]
         for _ in range(100):
             for key in ("swapped", "put"):
                 data = read_or_empty(store, key)
@@ -75,7 +75,7 @@ with store._locks.hold("key"):
 """
     store = FileStore(tmp_path)
     holder = python(script, tmp_path, stdin=subprocess.PIPE)
-    assert holder.stdout.readline() == "held\n"
+    assert holder.stdout.readline() == "held\n"  # pyright: ignore[reportOptionalMemberAccess]
     holder.kill()
     holder.communicate()
     store.put("key", b"free")

@@ -53,10 +53,10 @@ def proxied():
     """(direct store, proxy, a function that opens the same place through the proxy)."""
     url = versity.new_url()
     endpoint = parse_s3_url(url).endpoint
-    with FaultProxy(endpoint) as proxy:
+    with FaultProxy(endpoint) as proxy:  # pyright: ignore[reportArgumentType]
 
         def through(deadline_s=6.0):
-            changed = url.replace(endpoint, proxy.endpoint)
+            changed = url.replace(endpoint, proxy.endpoint)  # pyright: ignore[reportArgumentType]
             return open_store(f"{changed}&deadline_s={deadline_s}")
 
         yield open_store(url), proxy, through

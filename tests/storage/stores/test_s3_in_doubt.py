@@ -15,7 +15,7 @@ from tests.storage.stores.s3_operations import KEY, LARGE, SMALL, content
 @pytest.fixture
 def proxied(s3_url):
     endpoint = parse_s3_url(s3_url).endpoint
-    with FaultProxy(endpoint) as proxy:
+    with FaultProxy(endpoint) as proxy:  # pyright: ignore[reportArgumentType]
         yield open_store(s3_url), proxy, open_store(s3_url.replace(endpoint, proxy.endpoint))
 
 

@@ -47,7 +47,7 @@ def test_a_version_held_by_a_rollout_of_the_chain_before_always_stays(every, ver
         chain = (
             AnchorChain(1, 0, 100)
             if due
-            else AnchorChain(chain.length + 1, chain.delta_bytes + size, 100)
+            else AnchorChain(chain.length + 1, chain.delta_bytes + size, 100)  # pyright: ignore[reportOptionalMemberAccess]
         )
         assert chain.length <= max(1, versions_max // 2)
         pointer = Pointer("run", 1, Version(number, 1), "", "", None)

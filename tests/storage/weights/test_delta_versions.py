@@ -160,13 +160,13 @@ def test_a_reader_several_versions_behind_reads_the_deltas_and_gets_one_set_of_p
     held = ResidentWeights()
     held.update(history.store, history.version(0))
     before = {name: tensor.clone() for name, tensor in held.tensors.items()}
-    history.store.bytes_read = 0
+    history.store.bytes_read = 0  # pyright: ignore[reportAttributeAccessIssue]
     moved = held.update(history.store, history.version(4))
     assert moved.base == history.version(0)
-    assert moved.whole == ("b",) or {patch.name for patch in moved.patches} == {"a", "b"}
-    assert moved.fetched_bytes == history.store.bytes_read
+    assert moved.whole == ("b",) or {patch.name for patch in moved.patches} == {"a", "b"}  # pyright: ignore[reportOptionalIterable]
+    assert moved.fetched_bytes == history.store.bytes_read  # pyright: ignore[reportAttributeAccessIssue]
     assert moved.fetched_bytes < history.manifests[0].full_bytes / 2
-    for patch in moved.patches:
+    for patch in moved.patches:  # pyright: ignore[reportOptionalIterable]
         assert torch.equal(patch.indices, patch.indices.unique())
         before[patch.name].view(-1)[patch.indices] = patch.values
         assert before[patch.name].shape == patch.shape
@@ -196,7 +196,7 @@ def test_only_the_wanted_tensors_are_read_and_held():
     held = ResidentWeights(["t1", "t3"])
     held.update(history.store, history.version(1))
     assert_same(held.tensors, {n: history.tensors[1][n] for n in ("t1", "t3")})
-    assert history.store.bytes_read < 2.5 * 160_000
+    assert history.store.bytes_read < 2.5 * 160_000  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ObjectMissing, match="no tensor zz"):
         fetch_tensors(history.store, history.version(1), tensors=["t1", "zz"])
 
@@ -208,12 +208,12 @@ def test_a_move_that_fails_in_the_middle_holds_no_version_and_the_next_repairs_i
         history.add()
     held = ResidentWeights()
     held.update(history.store, history.version(0))
-    history.store.fatal, history.store.reads = fatal, 0
+    history.store.fatal, history.store.reads = fatal, 0  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ConnectionResetError):
         held.update(history.store, history.version(2))
     assert held.version is None
     assert held.manifest is None
-    history.store.fatal = -1
+    history.store.fatal = -1  # pyright: ignore[reportAttributeAccessIssue]
     moved = held.update(history.store, history.version(2))
     assert (moved.base, moved.patches) == (None, None)
     assert_same(held.tensors, history.tensors[2])

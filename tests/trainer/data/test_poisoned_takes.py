@@ -101,7 +101,7 @@ def test_a_trainer_killed_elsewhere_poisons_nothing(tmp_path):
     run.feed(0)
     for _ in range(SILENT_MAX + 3):
         trainer = run.build()
-        trainer.take_feeder.intake = KilledWaiting(trainer.take_feeder.intake)
+        trainer.take_feeder.intake = KilledWaiting(trainer.take_feeder.intake)  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(Killed):
             trainer.run(threading.Event())
     assert any(retried.micro_batch is None for retried in run.ledger(TakeRetried))

@@ -119,7 +119,7 @@ def test_a_model_that_scores_rows_is_still_the_model(samples):
     forward_scores(model, token_rows(samples))
     assert torch.equal(model(input_ids=torch.arange(9)[None]).logits, before)
     other = copy.deepcopy(model)
-    other.gpt_neox.embed_in.weight.data.zero_()
+    other.gpt_neox.embed_in.weight.data.zero_()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     rows = token_rows(samples)
     changed, kept = (forward_scores(m, rows).logprobs for m in (other, model))
     assert furthest(changed, kept.detach()) > 1e-2

@@ -103,8 +103,8 @@ def test_a_version_is_the_masters_and_was_written_by_every_rank(two):
     for number, step, kind in ((0, 4, "anchor"), (1, LAST + 1, "delta")):
         manifest, problem = verify_version(store, Version(number, 1))
         assert problem == ""
-        assert manifest.kind == kind
-        ranks = {file.name.split("-")[1] for file in manifest.files if "rank" in file.name}
+        assert manifest.kind == kind  # pyright: ignore[reportOptionalMemberAccess]
+        ranks = {file.name.split("-")[1] for file in manifest.files if "rank" in file.name}  # pyright: ignore[reportOptionalMemberAccess]
         assert ranks == {"rank0", "rank1"}
         held = ResidentWeights()
         held.update(store, Version(number, 1))

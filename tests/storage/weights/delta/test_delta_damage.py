@@ -38,7 +38,7 @@ def applied_or_refused(coding, values, payload, base, dtype):
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_are_refused_or_stay_within_the_tensor(coding, payload, pair):
     dtype, base, _ = pair
-    applied_or_refused(*coding, payload, base, dtype)
+    applied_or_refused(*coding, payload, base, dtype)  # pyright: ignore[reportCallIssue]
 
 
 @given(pairs(), st.data())
@@ -74,7 +74,7 @@ def test_numbers_and_streams_at_random_are_refused_or_stay_within_the_tensor(
     coding, payload, dtype, elements
 ):
     base = bytes(elements * ELEMENTS[dtype].bytes)
-    applied_or_refused(*coding, payload, base, dtype)
+    applied_or_refused(*coding, payload, base, dtype)  # pyright: ignore[reportCallIssue]
 
 
 @given(pairs(), st.integers(0, 10_000))

@@ -78,8 +78,8 @@ def test_a_stored_payload_stays_readable():
     into = np.array([0x3F80, 0x4000, 0x8000, 0x0000], np.uint16)
     changes = apply_tensor("sparse", "ulp", STORED, into.view(np.uint8), "BF16")
     assert into.tolist() == [0x3F80, 0x4001, 0x8000, 0x8002]
-    assert changes.indices.tolist() == [1, 3]
-    assert changes.values.tolist() == [0x4001, 0x8002]
+    assert changes.indices.tolist() == [1, 3]  # pyright: ignore[reportOptionalMemberAccess]
+    assert changes.values.tolist() == [0x4001, 0x8002]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_equal_bits_are_the_same_though_nan_differs_from_itself():
@@ -88,7 +88,7 @@ def test_equal_bits_are_the_same_though_nan_differs_from_itself():
     assert (coded.coding, coded.changed, coded.payload) == ("same", 0, b"")
     got, changes = applied(coded, nan, "F32")
     assert got == nan
-    assert len(changes.indices) == len(changes.values) == 0
+    assert len(changes.indices) == len(changes.values) == 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_zero_that_changed_its_sign_is_one_change():
@@ -97,8 +97,8 @@ def test_a_zero_that_changed_its_sign_is_one_change():
     coded = encode_tensor(base.data, new.data, "F32")
     assert (coded.coding, coded.changed) == ("sparse", 1)
     changes = applied(coded, base, "F32")[1]
-    assert changes.indices.tolist() == [500]
-    assert changes.values.tolist() == [0x8000_0000]
+    assert changes.indices.tolist() == [500]  # pyright: ignore[reportOptionalMemberAccess]
+    assert changes.values.tolist() == [0x8000_0000]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_changes_on_both_sides_of_a_border_between_segments():
@@ -109,7 +109,7 @@ def test_changes_on_both_sides_of_a_border_between_segments():
     coded = encode_tensor(base.data, new.data, "U8")
     got, changes = applied(coded, base, "U8")
     assert got == new.tobytes()
-    assert changes.indices.tolist() == where
+    assert changes.indices.tolist() == where  # pyright: ignore[reportOptionalMemberAccess]
     assert len(coded.payload) < 100
 
 
