@@ -58,19 +58,19 @@ def train(run: AuditedRun, members: list[Member], **said: Any) -> None:
 def closes_what_lived(run: AuditedRun) -> Found:
     """A group whose members all lived is thrown away as dead."""
     run.say(GroupClosed(5, "dead", "0 of 2 lived: ", 3))
-    return 1, "ledger 0:10: group 5 is closed as dead, by the rule it is trained"
+    return 1, "ledger 0:10: group 5 is closed as dead, the rule gives trained"
 
 
 def filters_what_differs(run: AuditedRun) -> Found:
     """A group of different rewards is closed as filtered."""
     run.say(GroupClosed(5, "filtered", "all rewards are 0", 3))
-    return 1, "group 5 is closed as filtered, by the rule it is trained"
+    return 1, "group 5 is closed as filtered, the rule gives trained"
 
 
 def expires_what_is_fresh(run: AuditedRun) -> Found:
     """A group within max_lag is closed as expired."""
     run.say(GroupClosed(5, "expired", "all above max_lag at version 2", 3))
-    return 1, "group 5 is closed as expired, by the rule it is trained"
+    return 1, "group 5 is closed as expired, the rule gives trained"
 
 
 def closes_for_a_deadline_what_was_complete(run: AuditedRun) -> Found:
@@ -78,37 +78,37 @@ def closes_for_a_deadline_what_was_complete(run: AuditedRun) -> Found:
     both(run, 6, 2)
     go_on(run, (3,))
     run.say(GroupClosed(6, "expired", "deadline of 600 s passed, 2 of 2 finished; ", 4))
-    return 1, "group 6 is closed as expired, but all of it had been read by then"
+    return 1, "group 6 is closed as expired, but all its records had been read by then"
 
 
 def closes_what_is_not_complete(run: AuditedRun) -> Found:
     """A group without completions is closed for what they were."""
     run.say(GroupClosed(6, "dead", "0 of 2 lived: ", 3))
-    return 1, "group 6 is closed as dead, but 0 of its 2 completions are there"
+    return 1, "group 6 is closed as dead, but 0 of its 2 completions are in the log"
 
 
 def counts_completions_that_never_came(run: AuditedRun) -> Found:
     """A closing says that more finished than did."""
     run.say(GroupClosed(6, "expired", "deadline of 600 s passed, 1 of 2 finished; ", 3))
-    return 1, "but 0 of its 2 completions are there, not 1 of 2"
+    return 1, "group 6 is closed as expired, but 0 of its 2 completions are in the log, not 1 of 2"
 
 
 def closes_by_another_deadline(run: AuditedRun) -> Found:
     """A closing names a deadline that its admission has not."""
     run.say(GroupClosed(6, "expired", "deadline of 1 s passed, 0 of 2 finished; ", 3))
-    return 1, "group 6 is closed as expired, but its deadline is 600 s"
+    return 1, "group 6 is closed as expired, but a passed deadline of 600 s closes it as expired"
 
 
 def calls_a_deadline_death(run: AuditedRun) -> Found:
     """The reason of a closing is another one than its detail's."""
     run.say(GroupClosed(6, "dead", "deadline of 600 s passed, 0 of 2 finished; ", 3))
-    return 1, "group 6 is closed as dead, but its deadline is 600 s, which makes it expired"
+    return 1, "group 6 is closed as dead, but a passed deadline of 600 s closes it as expired"
 
 
 def closes_as_poisoned(run: AuditedRun) -> Found:
     """A group is closed as poisoned, and none of its takes was superseded."""
     run.say(GroupClosed(5, "dead", "poisoned: the learner failed 3 times on it: overflow", 3))
-    return 1, "group 5 is closed as dead, by the rule it is trained"
+    return 1, "group 5 is closed as dead, the rule gives trained"
 
 
 def gives_a_take_up_at_once(run: AuditedRun) -> Found:
@@ -118,32 +118,32 @@ def gives_a_take_up_at_once(run: AuditedRun) -> Found:
     run.say(
         Superseded(3, 0, (0,), (5,), "overflow"), GroupClosed(5, "dead", "poisoned: overflow", 3)
     )
-    return 1, "ledger 0:11: take (0,) of step 3 is superseded, and had not failed often enough"
+    return 1, "ledger 0:11: take (0,) of step 3 is superseded, but had not failed often enough"
 
 
 def gives_up_what_is_no_take(run: AuditedRun) -> Found:
     """A take is superseded that the ledger does not hold."""
     run.say(Superseded(3, 0, (4,), (), "overflow"))
-    return 1, "take 4 of step 3 is superseded, and is none of those open"
+    return 1, "take 4 of step 3 is superseded, but is not open"
 
 
 def skips_a_complete_group(run: AuditedRun) -> Found:
     """A complete group is neither taken nor closed until it is above max_lag."""
     go_on(run, (3, 4, 5))
-    return 1, "admissions 0:6: group 5 is open: step 5 trained on, and by the rule it was expired"
+    return 1, "admissions 0:6: group 5 is open: step 5 was trained after the rule made the group expired"
 
 
 def takes_a_newer_group_first(run: AuditedRun) -> Found:
     """A complete group is passed over for one of a newer version."""
     go_on(run, (3,))
-    return 1, "group 5 is open: step 3 took group 23 of version 2 before it"
+    return 1, "group 5 is open: step 3 took group 23 of version 2 first"
 
 
 def forgets_a_deadline(run: AuditedRun) -> Found:
     """An incomplete group stays open while steps take longer than its deadline."""
     run.admissions.append([("90", replace(admitted(90, 15.0), prompt=Address(0, 99)))])
     go_on(run, (3, 4, 5, 6))
-    return 1, "group 90 is open: step 6 trained on, and by the rule it was dead"
+    return 1, "group 90 is open: step 6 was trained after the rule made the group dead"
 
 
 def trains_equal_rewards(run: AuditedRun) -> Found:
@@ -156,14 +156,14 @@ def trains_without_a_reward(run: AuditedRun) -> Found:
     """A member is trained whose reward nobody knows."""
     members = [run.complete(completion(6, index, 2, reward=None)) for index in (0, 1)]
     train(run, members)
-    return 1, "6.0 was trained, and not all of reward is known"
+    return 1, "6.0 was trained without all of reward"
 
 
 def trains_a_lone_survivor(run: AuditedRun) -> Found:
     """A group with fewer survivors than the rule asks for is trained."""
     dead = run.complete(completion(6, 1, 2, finish="dead", reason="no room"))
     train(run, [run.complete(completion(6, 0, 2)), dead], untrained=("6.1",))
-    return 1, "group 6 was trained with 6.0, by the rule left out: 1 of 2 lived: no room"
+    return 1, "group 6 was trained with 6.0, which the rule leaves out: 1 of 2 lived: no room"
 
 
 def omits_an_admission(run: AuditedRun) -> Found:
@@ -177,7 +177,7 @@ def omits_a_take(run: AuditedRun) -> Found:
     """A step counts a take that the ledger does not hold."""
     run.say(done(3, 2, 0))
     run.publish_version(3, None)
-    return 1, "step 3 says 1 takes, the ledger holds 0"
+    return 1, "step 3 states 1 takes, the ledger holds 0"
 
 
 def takes_a_group_twice(run: AuditedRun) -> Found:
@@ -189,13 +189,13 @@ def takes_a_group_twice(run: AuditedRun) -> Found:
 def miscounts_groups(run: AuditedRun) -> Found:
     """`StepDone.counts.groups` is not what the ledger holds."""
     train(run, both(run, 6, 2), counts={"groups": 3})
-    return 1, "step 3 says 3 groups, the ledger holds 2"
+    return 1, "step 3 states 3 groups, the ledger holds 2"
 
 
 def miscounts_closings(run: AuditedRun) -> Found:
     """`StepDone.counts.dead` is not what the ledger holds."""
     train(run, both(run, 6, 2), counts={"dead": 1})
-    return 1, "step 3 says 1 dead, the ledger holds 0"
+    return 1, "step 3 states 1 dead, the ledger holds 0"
 
 
 def admits_another_prompt(run: AuditedRun) -> Found:
@@ -210,7 +210,7 @@ def admits_too_few(run: AuditedRun) -> Found:
     run.prompts.append([("70", replace(prompt(70), samples=4))])
     at = Address(0, run.bus.end("prompts")[0] - 1)
     run.admissions.append([("70", replace(admitted(70), prompt=at))])
-    return 3, "group 70 was admitted with 2 samples of prompts 0:11; here are 4"
+    return 3, "group 70 was admitted with 2 samples of prompts 0:11; this prompt asks for 4"
 
 
 # ---- invariant 2: members and annotations --------------------------------------------------------
@@ -234,14 +234,14 @@ def leaves_an_annotation_out(run: AuditedRun) -> Found:
     members = both(run, 6, 2)
     run.note(Annotation("6.0", 6, "reward", np.array([0.5], np.float32), "judge"))
     train(run, members)
-    return 2, "annotations 0:0: step 3 trained 6.0 without its reward, read then"
+    return 2, "annotations 0:0: step 3 trained 6.0 without its reward, which it had read"
 
 
 def names_another_place(run: AuditedRun) -> Found:
     """A take names a completion at the offset of another."""
     one, two = both(run, 6, 2)
     train(run, [one, Member("6.1", one.at, two.hash)])
-    return 2, "its first completion lies here"
+    return 2, "step 3 trained 6.1 at 0:7; its first completion is this one"
 
 
 def takes_members_of_another_group(run: AuditedRun) -> Found:
@@ -314,33 +314,33 @@ def takes_prompt_tokens_for_the_environment(run: AuditedRun) -> Found:
 
 def changes_the_temperature(run: AuditedRun) -> Found:
     """A completion says another temperature than was asked."""
-    return changed(run, "is of 't' at temperature 0.5, asked was 't' at 1", temperature=0.5)
+    return changed(run, "is of 't' at temperature 0.5, its prompt of 't' at 1", temperature=0.5)
 
 
 def changes_the_task(run: AuditedRun) -> Found:
     """A completion says another task than was asked."""
-    return changed(run, "is of 'u' at temperature 1, asked was 't' at 1", task="u")
+    return changed(run, "is of 'u' at temperature 1, its prompt of 't' at 1", task="u")
 
 
 def changes_the_index(run: AuditedRun) -> Found:
     """A completion has the index of another sample."""
-    return changed(run, "is number 1 of wave 3, which it was not admitted as", index=1)
+    return changed(run, "has index 1 and wave 3, but was admitted with others", index=1)
 
 
 def changes_the_wave(run: AuditedRun) -> Found:
     """A completion names another wave than its admission."""
-    return changed(run, "is number 0 of wave 8, which it was not admitted as", wave=8)
+    return changed(run, "has index 0 and wave 8, but was admitted with others", wave=8)
 
 
 def claims_another_attempt(run: AuditedRun) -> Found:
     """A completion of an attempt that nobody ordered."""
-    said = "is attempt 7 by rollout-0 of term 1, which nobody ordered"
+    said = "is attempt 7 by rollout-0 of term 1, which was never assigned"
     return changed(run, said, attempt=7)
 
 
 def claims_another_term(run: AuditedRun) -> Found:
     """A completion of a term of its rollout that was given no order."""
-    said = "is attempt 1 by rollout-0 of term 4, which nobody ordered"
+    said = "is attempt 1 by rollout-0 of term 4, which was never assigned"
     return changed(run, said, rollout_term=4)
 
 
@@ -351,7 +351,7 @@ def resumed_with(run: AuditedRun, **values: Any) -> Found:
     link = run.gain(partial(record, PROMPT + 2, PROMPT + 3, link))
     run.order(order(6, 0, 2, kind="resume", rollout="rollout-1", partial=link))
     train(run, [run.complete(replace(record, **values)), run.complete(completion(6, 1, 2))])
-    return 3, "6.0 was resumed from attempt 1 by rollout-0, and is another one from token"
+    return 3, "6.0 was resumed from attempt 1 by rollout-0, but differs from its partial from token 3 on"
 
 
 def continues_other_tokens(run: AuditedRun) -> Found:
@@ -376,7 +376,7 @@ def continues_another_version(run: AuditedRun) -> Found:
 def orders_other_tokens(run: AuditedRun) -> Found:
     """An order has other tokens than the prompt."""
     run.order(order(6, 0, 2, tokens=np.arange(1, PROMPT + 1, dtype=np.uint32)))
-    return 3, "6.0 was ordered with other tokens than its prompt has"
+    return 3, "6.0 was assigned with other tokens than its prompt has"
 
 
 def loses_a_logprob(run: AuditedRun) -> Found:
@@ -400,7 +400,7 @@ def reorders_spans(run: AuditedRun) -> Found:
     record = completion(6, 0, 1, 2)
     broken = run.complete(replace(record, spans=record.spans[::-1]))
     train(run, [broken, run.complete(completion(6, 1, 2))])
-    return 3, "6.0: span [3, 6) where 0 comes next"
+    return 3, "trajectories 0:7: 6.0: span [3, 6) instead of one that starts at 0"
 
 
 # ---- invariants 5, 6, 7 --------------------------------------------------------------------------
@@ -409,13 +409,13 @@ def reorders_spans(run: AuditedRun) -> Found:
 def miscounts_masked_tokens(run: AuditedRun) -> Found:
     """A step says that it masked tokens which it trained."""
     train(run, both(run, 6, 2), counts={"masked_tokens": 3})
-    return 5, "step 3 says 21 tokens trained, it should be 24"
+    return 5, "step 3 states 21 tokens trained, not 24"
 
 
 def says_a_lag_above_the_bound(run: AuditedRun) -> Found:
     """A step's own metrics name a lag above max_lag."""
     train(run, both(run, 6, 2), metrics={"lag_consumed_max": 9.0})
-    return 5, "step 3 says that it trained at lag 9"
+    return 5, "step 3 states lag 9 > 1"
 
 
 def trains_a_version_that_was_replaced(run: AuditedRun) -> Found:
@@ -434,13 +434,13 @@ def numbers_a_version_otherwise(run: AuditedRun) -> Found:
 def makes_a_version_of_a_later_term(run: AuditedRun) -> Found:
     """A step says that it made a version of a term that is not opened."""
     run.say(done(3, 2, 0, version=Version(3, 7)))
-    return 6, "step 3 as v00000003-t0007: a trainer of term 2 wrote that"
+    return 6, "step 3 as v00000003-t0007: its trainer's term is 2, which is lower"
 
 
 def opens_another_term(run: AuditedRun) -> Found:
     """An `Opened` names another term than its envelope."""
     append_raw(run, "ledger", Opened("trainer", 8), "trainer", 3, 0)
-    return 7, "ledger 0:10: opens term 8 as #0 of 3"
+    return 7, "ledger 0:10: `Opened` of term 8 is record 0 of term 3"
 
 
 def reorders_the_ledger(run: AuditedRun) -> Found:

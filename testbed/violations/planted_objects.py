@@ -67,7 +67,7 @@ def damages_a_trained_completion(run: AuditedRun) -> Found:
     train(run, member)
     flip(run, "trajectories", member[0].at)
     at = member[0].at
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that had been read is none"
+    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
 
 
 def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
@@ -75,20 +75,20 @@ def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
     at = run.complete(completion(6, 0, 2)).at
     go_on(run, (3,))
     flip(run, "trajectories", at)
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that had been read is none"
+    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
 
 
 def damages_what_nobody_had_read(run: AuditedRun) -> Found:
     """A bit of a completion flips before any take was written behind it."""
     at = run.complete(completion(6, 0, 2)).at
     flip(run, "trajectories", at)
-    return 0, f"whether a record lay at trajectories {at.partition}:{at.offset}"
+    return 0, f"whether there was a record at trajectories {at.partition}:{at.offset}"
 
 
 def damages_an_annotation(run: AuditedRun) -> Found:
     """A bit of an annotation that a take names flips."""
     flip(run, "annotations", next_address(run, "annotations"))
-    return 0, "a record that had been read is none any more"
+    return 0, "a record that a trainer had read is unreadable now"
 
 
 def damages_the_length_of_a_header(run: AuditedRun) -> Found:
@@ -96,7 +96,7 @@ def damages_the_length_of_a_header(run: AuditedRun) -> Found:
     member = both(run, 6, 2)
     train(run, member)
     rewrite(run, "trajectories", member[1].at, lambda v: v[:4] + b"\xff\xff\xff\xff" + v[8:])
-    return 0, "a record that had been read is none any more"
+    return 0, "a record that a trainer had read is unreadable now"
 
 
 def damages_the_magic(run: AuditedRun) -> Found:
@@ -104,20 +104,20 @@ def damages_the_magic(run: AuditedRun) -> Found:
     member = both(run, 6, 2)
     train(run, member)
     rewrite(run, "trajectories", member[1].at, lambda v: b"X" + v[1:])
-    return 0, "a record that had been read is none any more"
+    return 0, "a record that a trainer had read is unreadable now"
 
 
 def damages_a_partial(run: AuditedRun) -> Found:
     """A bit of a partial flips."""
     at = run.gain(partial(completion(6, 0, 2), PROMPT, PROMPT + 2, None))
     flip(run, "partials", at)
-    return 0, f"whether a record lay at partials {at.partition}:{at.offset}"
+    return 0, f"whether there was a record at partials {at.partition}:{at.offset}"
 
 
 def damages_what_a_rollout_applied(run: AuditedRun) -> Found:
     """A bit of an `Applied` flips."""
     flip(run, "applied", Address(0, 0))
-    return 0, "whether a record lay at applied 0:0"
+    return 0, "whether there was a record at applied 0:0"
 
 
 def changes_what_was_dead_lettered(run: AuditedRun) -> Found:
@@ -126,31 +126,31 @@ def changes_what_was_dead_lettered(run: AuditedRun) -> Found:
     original = np.frombuffer(b"garbage", np.uint8)
     dead = Dead("trajectories", 0, offset, "starts with b'garb'", original)
     publish(run.bus, "trajectories.dead", "6", dead)
-    return 0, "these are not the bytes that were dead-lettered"
+    return 0, "the bytes differ from their dead-lettered copy"
 
 
 def damages_the_ledger(run: AuditedRun) -> Found:
     """A bit of a take flips."""
     flip(run, "ledger", Address(0, 2))
-    return 7, "ledger 0:2: no trainer signed this record: checksum differs"
+    return 7, "ledger 0:3: trainer term 1 wrote #3 where #2 comes next; the log lost a record"
 
 
 def damages_an_admission(run: AuditedRun) -> Found:
     """A bit of an admission flips."""
     flip(run, "admissions", Address(0, 3))
-    return 7, "admissions 0:3: no dispatch signed this record"
+    return 7, "admissions 0:4: dispatch term 1 wrote #4 where #3 comes next; the log lost a record"
 
 
 def damages_a_prompt(run: AuditedRun) -> Found:
     """A bit of a prompt flips."""
     flip(run, "prompts", Address(0, 3))
-    return 7, "prompts 0:3: no prompts signed this record"
+    return 7, "prompts 0:4: prompts term 1 wrote #4 where #3 comes next; the log lost a record"
 
 
 def damages_an_order(run: AuditedRun) -> Found:
     """A bit of an assignment flips."""
     flip(run, "assignments", next_address(run, "assignments"))
-    return 7, "no dispatch signed this record"
+    return 7, "the record is not in the envelope of a dispatch"
 
 
 def removes_a_take(run: AuditedRun) -> Found:
@@ -185,14 +185,14 @@ def loses_a_blob(run: AuditedRun) -> Found:
     """The object of a claim is gone."""
     blob, at = claimed(run)
     blob.unlink()
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that had been read is none"
+    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
 
 
 def damages_a_blob(run: AuditedRun) -> Found:
     """The object of a claim is damaged."""
     blob, at = claimed(run)
     damage(blob, flip_last)
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that had been read is none"
+    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def names_a_checkpoint_otherwise(run: AuditedRun) -> Found:
     """The only checkpoint lies under another step's name."""
     folder = checkpoint(run, "manifest.json").parent
     folder.rename(folder.parent / "s00000001-t0001")
-    return 11, "checkpoints/s00000001-t0001/: it holds step 2, its manifest step 2"
+    return 11, "checkpoints/s00000001-t0001/: its state is of step 2, its manifest of step 2"
 
 
 def loses_every_checkpoint(run: AuditedRun) -> Found:
@@ -248,7 +248,7 @@ def loses_every_checkpoint(run: AuditedRun) -> Found:
     go_on(run, (3,))
     for one in list(run.store.list("checkpoints/")):
         run.store.delete(one.key)
-    return 11, "the ledger is at step 3, and no checkpoint is whole after 0"
+    return 11, "the ledger is at step 3, the newest whole checkpoint at 0; one is due every 2 steps"
 
 
 # ---- versions, and newer releases ----------------------------------------------------------------
@@ -257,7 +257,7 @@ def loses_every_checkpoint(run: AuditedRun) -> Found:
 def loses_the_pointer(run: AuditedRun) -> Found:
     """`latest.json` is gone."""
     run.store.delete(POINTER_KEY)
-    return 6, "weights/latest.json: there are versions and no pointer"
+    return 6, "weights/latest.json: versions exist, but no pointer"
 
 
 def damages_the_pointer(run: AuditedRun) -> Found:
