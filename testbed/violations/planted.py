@@ -254,7 +254,11 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (says_more_than_it_trained, 1, "ledger 0:11: step 3 states 3 trained, the ledger holds 2"),
     (lets_dispatch_close_a_group, 1, "admissions 0:11: only the ledger may end a group"),
     (takes_a_stranger_into_a_group, 1, "ledger 0:10: group 5 was not admitted with 5.7"),
-    (begins_a_group_and_trains_nothing_of_it, 1, "group 5 was begun in step 3, but none of it was trained"),
+    (
+        begins_a_group_and_trains_nothing_of_it,
+        1,
+        "group 5 was begun in step 3, but none of it was trained",
+    ),
     (trains_twice, 2, "ledger 0:10: 1.0 is trained in steps 1 and 3"),
     (trains_twice_in_one_take, 2, "ledger 0:10: 5.0 appears twice in one take"),
     (trains_the_second_completion, 2, "trained 5.1 at"),
@@ -273,7 +277,11 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (loses_a_file, 6, "weights/v00000002-t0001/config.json: it is missing"),
     (rewrites_a_manifest, 6, "weights/v00000001-t0001/manifest.json: the log names manifest"),
     (loses_the_believed_manifest, 6, "weights/v00000002-t0001/manifest.json: the believed"),
-    (moves_the_pointer_back, 6, "weights/latest.json: it names version v00000001-t0001, the ledger v00000002-t0001"),
+    (
+        moves_the_pointer_back,
+        6,
+        "weights/latest.json: it names version v00000001-t0001, the ledger v00000002-t0001",
+    ),
     (ignores_the_fence_of_the_store, 6, "weights/latest.json: its term is 1, the ledger's is 2"),
     (believes_a_lower_term, 6, "ledger 0:11: step 4 as v00000004-t0001: term 2 had fenced"),
     (skips_a_step, 6, "ledger 0:10: step 5 as v00000005-t0002: it follows step 2"),
@@ -281,7 +289,15 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (announces_another_manifest, 6, "v00000002-t0001 has manifest"),
     (loses_a_record, 7, "ledger 0:10: trainer term 2 wrote #2 where #1 comes next"),
     (acts_without_opening, 7, "admissions 0:11: dispatch term 3 wrote #1 before any `Opened`"),
-    (lets_another_role_write, 7, "ledger 0:10: written by dispatch; only trainer may write this topic"),
-    (leaves_a_record_unsigned, 7, "ledger 0:10: the record is not in the envelope of a trainer: a record without an envelope in a topic that one role writes"),
+    (
+        lets_another_role_write,
+        7,
+        "ledger 0:10: written by dispatch; only trainer may write this topic",
+    ),
+    (
+        leaves_a_record_unsigned,
+        7,
+        "ledger 0:10: the record is not in the envelope of a trainer: a record without an envelope in a topic that one role writes",
+    ),
     (removes_a_row, 0, "trajectories 0:1: offsets 1 to 1 are missing"),
 ]

@@ -130,7 +130,10 @@ def gives_up_what_is_no_take(run: AuditedRun) -> Found:
 def skips_a_complete_group(run: AuditedRun) -> Found:
     """A complete group is neither taken nor closed until it is above max_lag."""
     go_on(run, (3, 4, 5))
-    return 1, "admissions 0:6: group 5 is open: step 5 was trained after the rule made the group expired"
+    return (
+        1,
+        "admissions 0:6: group 5 is open: step 5 was trained after the rule made the group expired",
+    )
 
 
 def takes_a_newer_group_first(run: AuditedRun) -> Found:
@@ -351,7 +354,10 @@ def resumed_with(run: AuditedRun, **values: Any) -> Found:
     link = run.gain(partial(record, PROMPT + 2, PROMPT + 3, link))
     run.order(order(6, 0, 2, kind="resume", rollout="rollout-1", partial=link))
     train(run, [run.complete(replace(record, **values)), run.complete(completion(6, 1, 2))])
-    return 3, "6.0 was resumed from attempt 1 by rollout-0, but differs from its partial from token 3 on"
+    return (
+        3,
+        "6.0 was resumed from attempt 1 by rollout-0, but differs from its partial from token 3 on",
+    )
 
 
 def continues_other_tokens(run: AuditedRun) -> Found:

@@ -67,7 +67,10 @@ def damages_a_trained_completion(run: AuditedRun) -> Found:
     train(run, member)
     flip(run, "trajectories", member[0].at)
     at = member[0].at
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
+    return (
+        0,
+        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+    )
 
 
 def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
@@ -75,7 +78,10 @@ def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
     at = run.complete(completion(6, 0, 2)).at
     go_on(run, (3,))
     flip(run, "trajectories", at)
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
+    return (
+        0,
+        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+    )
 
 
 def damages_what_nobody_had_read(run: AuditedRun) -> Found:
@@ -185,14 +191,20 @@ def loses_a_blob(run: AuditedRun) -> Found:
     """The object of a claim is gone."""
     blob, at = claimed(run)
     blob.unlink()
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
+    return (
+        0,
+        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+    )
 
 
 def damages_a_blob(run: AuditedRun) -> Found:
     """The object of a claim is damaged."""
     blob, at = claimed(run)
     damage(blob, flip_last)
-    return 0, f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now"
+    return (
+        0,
+        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+    )
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

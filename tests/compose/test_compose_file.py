@@ -37,7 +37,10 @@ def test_the_program_accepts_the_file() -> None:
 
 def test_every_role_of_the_quickstart_has_a_service() -> None:
     configuration = load(QUICKSTART, environment={})
-    wanted = {seat.command[3] for seat in process_specs(configuration, RunFolder(ROOT))}
+    wanted = {
+        seat.command[seat.command.index("rollstream") + 1]
+        for seat in process_specs(configuration, RunFolder(ROOT))
+    }
     assert {rollstream_words(service)[0] for service in LONG_LIVED} == wanted
 
 
