@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
 from rollstream.consumers.dispatch.assignments import (
+    Continuation,
     FreeRoom,
     assignment_record,
     eligible_rollouts,
@@ -23,7 +24,6 @@ from rollstream.consumers.dispatch.placement import (
     WaveLayout,
     place_samples,
 )
-from rollstream.consumers.dispatch.recovery import Continuation
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.dispatch.unassigned import (
     UnassignedSamples,

@@ -15,12 +15,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
-from rollstream.consumers.dispatch.assignments import admission_record, free_room, release_record
+from rollstream.consumers.dispatch.assignments import (
+    admission_record,
+    free_room,
+    release_record,
+    unassigned_trajectories,
+)
 from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox, RoleTerms
 from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
-from rollstream.consumers.dispatch.recovery import unassigned_trajectories
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.consumers.dispatch.version_reload import VersionReload
 from rollstream.consumers.dispatch.waves import WaveLayouts

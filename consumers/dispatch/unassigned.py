@@ -5,9 +5,13 @@ the order in which they are assigned. Pure (invariant 9).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.consumers.dispatch.assignments import continuations, held_versions
+from rollstream.consumers.dispatch.assignments import (
+    Continuation,
+    continuations,
+    held_versions,
+    unassigned_trajectories,
+)
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.recovery import Continuation, unassigned_trajectories
 from rollstream.consumers.dispatch.state import DispatchState, UnfinishedGroup
 from rollstream.streams.records import Prompt
 from rollstream.streams.values import Version

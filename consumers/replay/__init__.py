@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.consumers.replay.jsonl import JsonLines as JsonLines
     from rollstream.consumers.replay.offline_log import (
         GatherRules as GatherRules,
+        JsonLines as JsonLines,
         LabelledSource as LabelledSource,
         RecordedSource as RecordedSource,
         SourceTrajectory as SourceTrajectory,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "jsonl": ("JsonLines",),
         "offline_log": (
+            "JsonLines",
             "GatherRules",
             "LabelledSource",
             "RecordedSource",

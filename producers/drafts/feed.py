@@ -4,35 +4,109 @@
 next rollout that polls takes over. All rollouts of the node draft from the same shared memory
 (`drafts/node.py`).
 
-`HistoryFeed` reads finished answers from `trajectories` and late rewards from `annotations`. It
-starts as far back as the history holds, in the archive where the log is truncated, and then follows
-the log a few records at a time between two polls of the engine. Nothing is committed and nothing
-depends on completeness: a record that is read twice or never changes a rollout's speed, never its
-tokens.
+`HistoryFeed` reads finished answers from `trajectories` and late rewards from `annotations`, from
+as far back as the history holds, a few records at a time between two polls of the engine.
 
 `PartialFeed` turns partials of running trajectories, of all rollouts, into history (the siblings of
 Seer). A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The
 last few tokens of each trajectory are kept, so that patterns reach across the boundary of two
 partials. A partial whose group or predecessor is unknown is used as far as possible on its own.
+
+`TopicFollower` reads a topic for both: from the archive where the log is truncated, then from the
+log. It commits nothing and may repeat or skip records; that changes a rollout's speed, never its
+tokens.
 """
 
 import atexit
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rollstream.errors import PositionLost, StoreError
 from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer, prompt_key
 from rollstream.producers.drafts.node import NodeHistory
-from rollstream.producers.drafts.topic_follower import TopicFollower
 from rollstream.producers.engines.base import DraftStats
 from rollstream.streams.bus import Bus
-from rollstream.streams.reader import TopicReader
-from rollstream.streams.records import PROMPT, Annotation, Partial, Prompt, Record, Trajectory
+from rollstream.streams.reader import TopicReader, from_begin, from_end
+from rollstream.streams.records import (
+    PROMPT,
+    Annotation,
+    Partial,
+    Position,
+    Prompt,
+    Record,
+    Trajectory,
+)
 from rollstream.streams.values import Tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TopicFollower:
+    """At most `back` records of the topic lie between the start and the topic's end. `earlier` is
+    the log with its archive in front of it, or the log itself.
+    """
+
+    bus: Bus
+    earlier: Bus
+    topic: str
+    back: int
+    reader: TopicReader = field(init=False)
+    _catching_up: dict[int, int] = field(init=False)
+    """Offsets up to which `earlier` is read; later records are read from the log."""
+
+    def __post_init__(self) -> None:
+        ends, begins = self.bus.end(self.topic), self._begins()
+        back = max(1, self.back // len(ends))
+        start = {p: Position(max(begins.get(p, 0), end - back)) for p, end in ends.items()}
+        self.reader = TopicReader(self.earlier, self.topic, start)
+        self._catching_up = ends
+
+    def poll(self, most: int) -> list[Record]:
+        """Return at most `most` of the next records that have arrived."""
+        try:
+            received = self.reader.follow(records_max=most)
+        except (PositionLost, StoreError) as error:
+            if isinstance(error, StoreError) and not self._catching_up:
+                raise
+            log.info("%s; drafts continue with the records that are left", error)
+            self._continue_at(from_begin(self.bus, self.topic))
+            self.reader.lost += isinstance(error, PositionLost)
+            return []
+        if self._catching_up and self._has_caught_up():
+            self._continue_at(self.reader.positions)
+        return [one.record for one in received]
+
+    def skip_if_behind(self, behind_max: int) -> None:
+        """Skip to the end of the topic if more than `behind_max` records are unread."""
+        if self.reader.behind() > behind_max:
+            self._continue_at(from_end(self.bus, self.topic))
+
+    def _begins(self) -> Mapping[int, int]:
+        """Return the first readable offsets; without a readable archive, those of the log."""
+        try:
+            return self.earlier.begin(self.topic)
+        except StoreError as error:
+            log.info("%s; drafts start with the records that the log keeps", error)
+            self.earlier = self.bus
+            return self.bus.begin(self.topic)
+
+    def _continue_at(self, positions: Mapping[int, Position]) -> None:
+        """Continue in the log at `positions`; counters carry over."""
+        before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
+        self.reader.dead, self.reader.void = before.dead, before.void
+        self.reader.lost = before.lost
+        self._catching_up = {}
+
+    def _has_caught_up(self) -> bool:
+        at = self.reader.positions
+        return all(at[p].offset >= end for p, end in self._catching_up.items())
+
 
 GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
 RUNNING_MAX = 8192  # trajectories whose last tokens are kept
@@ -42,7 +116,7 @@ POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls o
 RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
 REWARD_ANNOTATION = "reward"  # name of the annotation with the task's own reward
 EARLY_REWARDS_MAX = 4096  # kept for answers that are not read yet
-log = logging.getLogger(__name__)
+
 # While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
 # but at most this many seconds: the first poll opens an archive and takes long.
 IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0

@@ -34,9 +34,8 @@ from rollstream.report.write import write_report
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
-from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
-from rollstream.supervisor.supervisor import RunOutcome, Supervisor
+from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
 from rollstream.warmup.process import WarmupProcess
 
 

@@ -21,7 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     task = load_task(configuration.task, prompt_tokens_max(configuration))
     if configuration.trainer.learner == "paced":
-        from rollstream.roles.initial_model import make_paced_folder
+        from rollstream.roles.train import make_paced_folder
 
         make_paced_folder(task, model)
         return 0

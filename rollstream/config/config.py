@@ -1,11 +1,15 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
-compares configurations.
+decides whether a trainer may continue a run with a changed one.
 
 Layers, later ones win: TOML (or a run's `config.json`) → environment
 (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
 them. Unknown keys, wrong types and combinations that cannot work raise `ConfigurationError`, one
 line per error. A `config.json` is resolved already: the environment is not applied to it again, so
 a role that the supervisor starts has exactly the supervisor's configuration.
+
+The run's object store holds its configurations by hash, so a change is shown field by field on any
+machine. The ledger states the configuration of each term (`Configured`), and whether a change was
+accepted.
 """
 
 import json
@@ -32,7 +36,9 @@ from rollstream.config.sources import (
     overrides_layer,
 )
 from rollstream.config.validation import setting_problems
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
 from rollstream.streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
@@ -309,3 +315,49 @@ def _is_incidental(key: str) -> bool:
 
 def _is_under(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+ADVICE_ON_CHANGE = (
+    "use its recorded configuration, or change it from the next step on with --accept-config"
+)
+
+
+def configuration_key(configuration_hash: str) -> str:
+    return f"configurations/{configuration_hash}.json"
+
+
+def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
+    """Store the essential settings under their hash; idempotent."""
+    wanted = essential_settings(configuration)
+    create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(wanted))
+
+
+def accept_change(
+    store: ObjectStore, configuration: Configuration, accepted: bool, before: str
+) -> bool:
+    """Returns whether an accepted change is in effect; False if no essential setting changed since
+    `before`. Raises `ConfigurationError` with the differences if they were not accepted.
+    """
+    try:
+        found = changes_since_hash(store, before, configuration)
+    except ObjectMissing:
+        if not accepted:
+            raise ConfigurationError(
+                f"the run was trained under another configuration ({before}), which is not kept: "
+                f"no object {configuration_key(before)}; {ADVICE_ON_CHANGE}"
+            ) from None
+        return True
+    refuse_changes(found, f"the ledger ends under {before}, a run", accepted, ADVICE_ON_CHANGE)
+    return bool(found)
+
+
+def changes_since_hash(
+    store: ObjectStore, before: str, configuration: Configuration
+) -> list[SettingChange]:
+    """Changes of essential settings since the configuration of this hash. Raises `ObjectMissing` if
+    it is not stored.
+    """
+    key = configuration_key(before)
+    had = decode_json(store.get(key), dict[str, Any], key)
+    now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))
+    return setting_changes(had, now)

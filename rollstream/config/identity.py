@@ -14,8 +14,13 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from rollstream.config.change import ADVICE_ON_CHANGE, changes_since_hash, store_configuration
-from rollstream.config.config import fingerprint, refuse_changes
+from rollstream.config.config import (
+    ADVICE_ON_CHANGE,
+    changes_since_hash,
+    fingerprint,
+    refuse_changes,
+    store_configuration,
+)
 from rollstream.config.settings import Configuration
 from rollstream.errors import (
     ConfigurationError,

@@ -26,8 +26,7 @@ from rollstream.revision import code_revision
 from rollstream.storage.claim_check import open_log
 from rollstream.storage.hf_folder import find_hf_folder
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.conditional_writes import check_conditional_writes
-from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.connect import check_conditional_writes, open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue

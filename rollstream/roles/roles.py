@@ -25,7 +25,7 @@ from rollstream.metrics.process import ProcessMetrics
 from rollstream.roles.context import RoleContext, RoleLaunch, open_role_context
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.stores.conditional_writes import check_conditional_writes
+from rollstream.storage.stores.connect import check_conditional_writes
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,14 @@ its model.
 
 The environment shows that there are several (set by `rollstream train` or `torchrun`). Without it
 there is one process, and nothing of the sharded trainer is imported.
+
+The starting model is the model in the run's folder or, under `trainer.learner = "paced"`, weights
+of the configured size.
 """
 
+import json
+import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,26 +21,62 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from rollstream.config.change import accept_change, store_configuration
-from rollstream.config.config import fingerprint, truncates_log
+from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
 from rollstream.config.identity import read_or_create_identity, record_configuration
 from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.learn.forward import device_of
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import missing_lines
 from rollstream.consumers.trainer.sharded.rank_environment import is_launched
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
-from rollstream.roles.initial_model import PACED_LEARNER, starting_model
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.storage.models import load_model
 from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rollstream.consumers.trainer.sharded.commands import RankCommander
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
+
+
+PACED_LEARNER = "paced"
+
+
+def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
+    """The weights of version 0."""
+    c = configuration
+    if c.trainer.learner != PACED_LEARNER:
+        return load_model(str(model_folder(c, folder)))
+    return PacedModel(
+        seed=c.seed,
+        weights_bytes=c.paced.weights_bytes,
+        changed_share=c.paced.changed_share,
+        step_s=c.paced.train_step_s / c.paced.time_scale,
+        token_s=c.paced.train_token_s / c.paced.time_scale,
+    )
+
+
+def make_paced_folder(task: Task, folder: Path) -> None:
+    """Write the model folder of a paced run: its vocabulary and its tokenizer, which every version
+    carries. The write is atomic; an existing folder is kept.
+    """
+    if folder.exists():
+        return
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tokenizer = task.tokenizer()
+    tokenizer.save(partial)
+    fields = {"model_type": PACED_LEARNER, "vocab_size": tokenizer.size}
+    (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    os.rename(partial, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,7 @@ from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.revision import code_revision
 from rollstream.roles.context import prompt_order, set_torch_threads
-from rollstream.roles.initial_model import starting_model
-from rollstream.roles.train import config_and_tokenizer_files
+from rollstream.roles.train import config_and_tokenizer_files, starting_model
 from rollstream.runs.parentage import Parentage, PromptsLeft, prompts_left, write_parentage
 from rollstream.runs.replay_output import check_outside_run
 from rollstream.storage.checkpoints import (

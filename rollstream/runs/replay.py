@@ -32,7 +32,7 @@ from rollstream.consumers.replay.training import ReplayTrainer
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.errors import ConfigurationError
 from rollstream.roles.context import run_rule, set_torch_threads
-from rollstream.roles.initial_model import starting_model
+from rollstream.roles.train import starting_model
 from rollstream.runs.replay_output import (
     ReplayProgress,
     newest_replay_checkpoint,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.supervisor.lock import RunLock as RunLock
     from rollstream.supervisor.plan import process_specs as process_specs
     from rollstream.supervisor.process import (
         ChildProcess as ChildProcess,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         RestartPolicy as RestartPolicy,
     )
     from rollstream.supervisor.supervisor import (
+        RunLock as RunLock,
         RunOutcome as RunOutcome,
         Supervisor as Supervisor,
     )
@@ -25,16 +25,8 @@ if TYPE_CHECKING:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "lock": ("RunLock",),
+        "supervisor": ("RunLock", "RunOutcome", "Supervisor"),
         "plan": ("process_specs",),
-        "process": (
-            "ChildProcess",
-            "ProcessSpec",
-            "RestartPolicy",
-        ),
-        "supervisor": (
-            "RunOutcome",
-            "Supervisor",
-        ),
+        "process": ("ChildProcess", "ProcessSpec", "RestartPolicy"),
     },
 )

@@ -12,8 +12,8 @@ from rollstream.cli.signals import StopSignals
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import RollstreamError
-from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.process import ChildProcess, ProcessSpec, describe_exit, last_lines
+from rollstream.supervisor.supervisor import RunLock
 
 POLL_S = 0.25
 

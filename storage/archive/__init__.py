@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     )
     from rollstream.storage.archive.log import (
         LogWithArchive as LogWithArchive,
+        messages_of as messages_of,
         whole_topic as whole_topic,
     )
-    from rollstream.storage.archive.messages import messages_of as messages_of
     from rollstream.storage.archive.reading import (
         archived_files as archived_files,
         archived_to as archived_to,
@@ -31,8 +31,7 @@ __getattr__ = lazy_exports(
     {
         "file_names": ("ArchiveFile",),
         "files": ("EncodedFile", "encode_file"),
-        "log": ("LogWithArchive", "whole_topic"),
-        "messages": ("messages_of",),
+        "log": ("LogWithArchive", "whole_topic", "messages_of"),
         "reading": ("archived_files", "archived_to"),
     },
 )

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         ObjectStore as ObjectStore,
         content_hash as content_hash,
     )
-    from rollstream.storage.stores.conditional_writes import (
+    from rollstream.storage.stores.connect import (
         check_conditional_writes as check_conditional_writes,
+        open_store as open_store,
     )
-    from rollstream.storage.stores.connect import open_store as open_store
     from rollstream.storage.stores.file import FileStore as FileStore
     from rollstream.storage.stores.memory import MemoryStore as MemoryStore
 
@@ -28,8 +28,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "base": ("ListedObject", "ObjectStat", "ObjectStore", "content_hash"),
-        "conditional_writes": ("check_conditional_writes",),
-        "connect": ("open_store",),
+        "connect": ("check_conditional_writes", "open_store"),
         "file": ("FileStore",),
         "memory": ("MemoryStore",),
     },

@@ -1,8 +1,15 @@
-"""Opens an object store from its URL."""
+"""Opens an object store from its URL, and checks that it honours conditional writes.
 
+Terms, leases, `latest.json` and the archive rely on `create` having one winner and on `swap`
+replacing only the object that was read. A server that ignores `If-None-Match` or `If-Match` reports
+success for both: two trainers then hold one term and overwrite each other's objects without any
+error. Three requests at the start of a process detect this.
+"""
+
+import logging
 from typing import Literal
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.memory import MemoryStore
@@ -36,3 +43,46 @@ def _open_s3(url: str) -> ObjectStore:
             f"store s3://…: {error.name} is not installed; pip install 'rollstream[cloud]'"
         ) from None
     return S3Store(place)
+
+
+log = logging.getLogger(__name__)
+
+_OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
+
+
+def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
+    """Raise `ConfigurationError` if the store at `where` ignores a condition. `draw` names the
+    probe's object: each process has its own, so any number of processes may start at once.
+
+    (1) The object is created. (2) Creating it again must fail. (3) Swapping it with an etag that it
+    does not have must fail. It is deleted afterwards; a process that is killed in between leaves an
+    object of a few bytes.
+    """
+    key = f"probes/{draw}"
+    etag = store.create(key, b"1")  # 1
+    try:
+        try:
+            store.create(key, b"2")  # 2
+        except ObjectExists:
+            pass
+        else:
+            raise _ignored(where, "If-None-Match", "created an object that already existed")
+        try:
+            store.swap(key, b"3", etag.translate(_OTHER_DIGITS))  # 3
+        except SwapLost:
+            pass
+        else:
+            raise _ignored(where, "If-Match", "replaced an object that had another etag")
+    finally:
+        try:
+            store.delete(key)
+        except StoreError as error:  # the result stands, and the object does no harm
+            log.warning("the probe of conditional writes was not deleted: %s", error)
+
+
+def _ignored(where: str, header: str, did: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"store {where} ignores {header}: it {did}. Terms, leases and versions rely on conditional "
+        "writes; without them two holders of one role overwrite each other. Use a server that "
+        "supports them (AWS S3, VersityGW; docs/reference/s3.md), or enable them on this one"
+    )

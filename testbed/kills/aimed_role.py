@@ -83,7 +83,7 @@ def aim_at_writes(gate: AimedGate) -> None:
 def aim_at_supervisor(gate: AimedGate) -> None:
     """Its own note, and the command lines of its roles."""
     from rollstream.supervisor import plan
-    from rollstream.supervisor.lock import RunLock
+    from rollstream.supervisor.supervisor import RunLock
 
     role_spec, keep = plan._role_spec, RunLock.keep_nonces  # pyright: ignore[reportPrivateUsage]
 

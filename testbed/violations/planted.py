@@ -297,7 +297,7 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (
         leaves_a_record_unsigned,
         7,
-        "ledger 0:10: the record is not in the envelope of a trainer: a record without an envelope in a topic that one role writes",
+        "ledger 0:10: the record is not in the envelope of a trainer: a record without an envelope",
     ),
     (removes_a_row, 0, "trajectories 0:1: offsets 1 to 1 are missing"),
 ]

@@ -69,7 +69,7 @@ def damages_a_trained_completion(run: AuditedRun) -> Found:
     at = member[0].at
     return (
         0,
-        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+        f"{at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
     )
 
 
@@ -80,7 +80,7 @@ def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
     flip(run, "trajectories", at)
     return (
         0,
-        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+        f"{at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
     )
 
 
@@ -193,7 +193,7 @@ def loses_a_blob(run: AuditedRun) -> Found:
     blob.unlink()
     return (
         0,
-        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+        f"{at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
     )
 
 
@@ -203,7 +203,7 @@ def damages_a_blob(run: AuditedRun) -> Found:
     damage(blob, flip_last)
     return (
         0,
-        f"trajectories {at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
+        f"{at.partition}:{at.offset}: a record that a trainer had read is unreadable now",
     )
 
 

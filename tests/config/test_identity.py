@@ -9,8 +9,9 @@ import pytest
 
 from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import main, parser
-from rollstream.config.change import accept_change, configuration_key
 from rollstream.config.config import (
+    accept_change,
+    configuration_key,
     essential_settings,
     fingerprint,
     load,

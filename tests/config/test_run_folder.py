@@ -16,7 +16,7 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, LeaseHeld
-from rollstream.supervisor.lock import RunLock
+from rollstream.supervisor.supervisor import RunLock
 
 
 def configured(path, **settings) -> Configuration:

@@ -10,8 +10,8 @@ from rollstream.consumers.dispatch.assignments import (
     continuations,
     eligible_rollouts,
     free_room,
+    unassigned_trajectories,
 )
-from rollstream.consumers.dispatch.recovery import unassigned_trajectories
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.records import Admitted, Partial, Prompt, RolloutStatus
 from rollstream.streams.values import Address, Sampling, Span, Version

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.config.change import accept_change, configuration_key, store_configuration
-from rollstream.config.config import fingerprint
+from rollstream.config.config import (
+    accept_change,
+    configuration_key,
+    fingerprint,
+    store_configuration,
+)
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.process import ProcessSpec, RestartPolicy, last_lines
-from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
+from rollstream.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 

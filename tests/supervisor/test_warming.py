@@ -9,8 +9,8 @@ from rich.console import Console
 from rollstream.cli.signals import StopSignals
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
-from rollstream.supervisor.lock import RunLock
 from rollstream.supervisor.process import ProcessSpec
+from rollstream.supervisor.supervisor import RunLock
 from rollstream.warmup.process import WarmupFailed, WarmupProcess, newest_progress
 
 

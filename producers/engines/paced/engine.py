@@ -24,10 +24,13 @@ from rollstream.producers.engines.base import (
     UpdateMode,
     WeightComparison,
     WeightUpdate,
+    check_append,
+    check_request,
+    check_room,
+    take_back,
 )
 from rollstream.producers.engines.paced.batch import PacedBatch, PacedSequence
 from rollstream.producers.engines.paced.lengths import LengthSampler
-from rollstream.producers.engines.requests import check_append, check_request, check_room, take_back
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.producers.engines.torch.weight_views import WeightView
 from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights

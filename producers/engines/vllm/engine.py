@@ -5,18 +5,26 @@ A sequence is waiting here, inside vLLM, or held after a stop; this file moves s
 these states and emits their tokens. vLLM never has more sequences than free slots, so it admits
 each at once unless its KV cache is full. All tokens are emitted before the version changes, and at
 the end of a trajectory vLLM's own version stamps must equal those of the emissions (invariant 3).
+
+Drafts are made beside the model (`proposer.py`). A core in this process drafts from the rollout's
+own history, one in a process of its own from the node's history, which it maps by name; the
+statistics that the workers write are read here.
 """
 
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import count
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.node import CombinedSource
+from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import (
     DraftStats,
     Emission,
@@ -26,12 +34,15 @@ from rollstream.producers.engines.base import (
     UpdateMode,
     WeightComparison,
     WeightUpdate,
+    check_append,
+    check_request,
+    check_room,
+    take_back,
 )
-from rollstream.producers.engines.requests import check_append, check_request, check_room, take_back
-from rollstream.producers.engines.vllm.core import open_core
-from rollstream.producers.engines.vllm.drafts import open_drafts
+from rollstream.producers.engines.vllm.core import LocalCore, open_core
 from rollstream.producers.engines.vllm.environment import has_gpu, require_vllm, shape_for
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts, open_draft_counters
 from rollstream.producers.engines.vllm.protocol import (
     CoreRequest,
     CoreWeights,
@@ -43,6 +54,52 @@ from rollstream.producers.engines.vllm.sequence import VllmSequence
 from rollstream.producers.engines.vllm.weights import VllmWeights
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Tokens, Version
+
+
+class WorkerDrafts:
+    """Draft statistics of one engine with at most `slots` sequences in vLLM."""
+
+    def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
+        with open_draft_counters(slots) as (self._tally, path):
+            core.draft_from(worker_source(core, source), gate.rule.kind, gate.forced, path)
+
+    def stats(self) -> DraftStats:
+        return self._tally.stats()
+
+    def marks(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
+        """Counters for a new stay, at a place that none of the `others` uses."""
+        taken = {other.place for other in others if other is not None}
+        return StayDrafts(self._tally, next(place for place in count() if place not in taken), stay)
+
+
+def open_drafts(
+    core: EngineCore, source: DraftSource | None, gate: DraftGate, slots: int
+) -> WorkerDrafts | None:
+    """Turn drafting on; None without a source. Raises `EngineRefused` where vLLM cannot read the
+    history.
+    """
+    if source is None:
+        return None
+    if not isinstance(core, LocalCore):
+        raise EngineRefused(
+            "drafts: a vLLM server by URL drafts as it was started; rollouts.drafts must be "
+            "'off' with rollouts.vllm.url"
+        )
+    return WorkerDrafts(core, source, gate, slots)
+
+
+def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
+    """The source itself, or the path at which another process maps it."""
+    if not core.has_process:
+        return source
+    node = source.node if isinstance(source, CombinedSource) else source
+    path = getattr(node, "path", None)
+    if path is None:
+        raise EngineRefused(
+            "drafts: vLLM's core is another process, which can read the node's history only, not "
+            "the rollout's own (rollouts.vllm.process = false drafts from that)"
+        )
+    return str(Path(path).absolute())
 
 
 def open_core_and_weights(

@@ -16,11 +16,12 @@ from rollstream.cli.signals import warn
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.consumers.replay.jsonl import JsonLines, TextEncoder
 from rollstream.consumers.replay.offline_log import (
+    JsonLines,
     LabelledSource,
     RecordedSource,
     SourceTrajectory,
+    TextEncoder,
     check_tokens,
 )
 from rollstream.errors import ConfigurationError

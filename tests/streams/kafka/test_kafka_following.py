@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollstream.errors import PositionLost
-from rollstream.producers.drafts.topic_follower import TopicFollower
+from rollstream.producers.drafts.feed import TopicFollower
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import encode
 from rollstream.streams.connect import open_bus
