@@ -1,5 +1,6 @@
-"""Every example in the help of every command is run as it stands, on a real run (those of `query`,
-`tail` and `inspect` in `tests/analysis/`, of `audit` in `tests/audit/`).
+"""Every example in the help of every command, and every command of README, is run as it stands, on
+a real run (examples of `query`, `tail` and `inspect` in `tests/analysis/`, of `audit` in
+`tests/audit/`; the commands of docs/ are checked in `tests/docs/test_commands.py`).
 
 The run is the quickstart, made small by the environment: 60 steps of one short group.
 """
@@ -10,13 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from rollstream.cli.main import parser
+from testbed.reference_pages import subcommands
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
+from tests.support.printed_commands import printed_commands
 
 PROGRAM = [sys.executable, "-m", "rollstream"]
 SMALL = {
@@ -103,6 +107,24 @@ def test_examples_that_end_by_themselves(command: str, here: Path):
         done = _run(words, here)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout or done.stderr, words
+
+
+def test_the_commands_of_the_readme(here: Path):
+    """On the same run; what they make gets a name of its own."""
+    printed = [one.words for one in printed_commands() if one.page == "README.md"]
+    found = [words[1:] for words in printed if words[0] == "rollstream"]
+    assert found
+    for words in found:
+        own = [
+            word.replace("runs/", "runs/readme-") if before == "--out" else word
+            for before, word in pairwise(("", *words))
+        ]
+        done = _run(own, here)
+        assert done.returncode == 0, (own, done.stderr)
+
+
+def choices_of_commands() -> set[str]:
+    return {name for name, _ in subcommands(parser())}
 
 
 def test_examples_of_evaluation(here: Path):
@@ -193,5 +215,4 @@ def test_every_command_has_examples_that_some_test_runs():
         "audit",
         "simulate",
     }
-    choices = parser()._subparsers._group_actions[0].choices  # pyright: ignore
-    assert set(choices) == known  # pyright: ignore[reportArgumentType]
+    assert choices_of_commands() == known

@@ -1,0 +1,82 @@
+"""The steps of CONTRIBUTING.md: at most five for each part, every file that they name exists, and
+those for a reward and a task work in an empty folder.
+"""
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rollstream.config.config import validate_layers
+from rollstream.config.settings import Configuration
+from rollstream.config.sources import file_layer
+from rollstream.producers.tasks.base import Task
+from rollstream.producers.tasks.registry import load_task
+from testbed.repository import ROOT
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PARTS = dict(re.findall(r"^## (Add .*)\n((?:(?!^## ).*\n)*)", TEXT, re.MULTILINE))
+BLOCK = re.compile(r"^   ```(?:python|toml)\n((?:(?!   ```).*\n)*)   ```$", re.MULTILINE)
+PATH = re.compile(r"`((?:\w+/)+(?:\w+\.py)?)`")
+
+
+@pytest.mark.parametrize("part", ["reward", "task", "engine", "object store", "role"])
+def test_a_part_has_at_most_five_steps(part: str) -> None:
+    (steps,) = (text for title, text in PARTS.items() if title.endswith(f" {part}"))
+    numbers = [int(one) for one in re.findall(r"^(\d)\. ", steps, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 1 <= len(numbers) <= 5
+
+
+def test_each_file_that_a_step_names_exists() -> None:
+    named = set(PATH.findall(TEXT))
+    assert len(named) > 20
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the printed files, which is the working directory."""
+    for block in BLOCK.findall(TEXT):
+        first, _, rest = dedent(block).partition("\n")
+        (tmp_path / first.removeprefix("# ")).write_text(rest, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in ("word_reward", "sums"):
+        sys.modules.pop(module, None)
+    return tmp_path
+
+
+def _task(file: str) -> Task:
+    configuration: Configuration = validate_layers(file_layer(Path(file)))
+    assert tomllib.loads(Path(file).read_text())["task"]["name"] == configuration.task.name
+    return load_task(configuration.task)
+
+
+def test_the_steps_for_a_reward(folder: Path) -> None:
+    rows = [{"question": f"Say {word}.", "answer": word} for word in ("one", "two", "three") * 20]
+    lines = (
+        json.dumps({**row, "question": f"{n} {row['question']}"}) for n, row in enumerate(rows)
+    )
+    (folder / "words.jsonl").write_text("\n".join(lines))
+    task = _task("word_run.toml")
+    prompt = task.prompt(0, 0)
+    word = json.loads(prompt.reference)
+    answer = task.tokenizer().encode(f"it is {word}")
+    score = task.judge(prompt.reference, [answer])
+    assert (score.reward, score.scores) == (1.0, {"length": float(len(f"it is {word}"))})
+    assert task.judge(prompt.reference, [task.tokenizer().encode("no")]).reward == 0.0
+
+
+def test_the_steps_for_a_task(folder: Path) -> None:
+    task = _task("sums_run.toml")
+    prompts = [task.prompt(1, position) for position in range(81)]
+    assert prompts == [task.prompt(1, position) for position in range(81)]
+    assert not {one.tokens for one in prompts} & {one.tokens for one in task.held_out(9)}
+    right = task.tokenizer().encode(prompts[0].reference)
+    assert task.judge(prompts[0].reference, [right]).reward == 1.0
+    assert task.judge(prompts[0].reference, [task.tokenizer().encode("x")]).reward == 0.0
