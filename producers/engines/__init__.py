@@ -1,9 +1,9 @@
 """Engines, which generate tokens for a rollout.
 
-`base` is the contract (`Engine`), `factory` opens an engine by its name. `torch/` is the embedded
-engine, `vllm/` drives vLLM in this process, in one of its own or behind a URL, `paced/` computes no
-model and takes its step times from a roofline. `requests` has the checks that all engines share,
-`randomness` the random numbers of sampling, `roofline` the model of a decode step's time, and
+`base` is the contract (`Engine`) and has the checks that all engines share, `factory` opens an
+engine by its name. `torch/` is the embedded engine, `vllm/` drives vLLM in this process, in one of
+its own or behind a URL, `paced/` computes no model and takes its step times from a roofline.
+`randomness` has the random numbers of sampling, `roofline` the model of a decode step's time, and
 `profile` measures it on a real engine.
 
 The public names are imported on first use: most modules import torch.
