@@ -4,7 +4,6 @@ Every method may raise `KafkaError`. Retrying, rebuilding and bounding are done 
 beside this one.
 """
 
-import importlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from rollstream.deadline import Deadline
+from rollstream.import_path import find_callable
 from rollstream.streams.bus import Message
 from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
 from rollstream.streams.kafka.log_filter import limit_kafka_log
@@ -76,8 +76,7 @@ class _TokenProvider(AbstractTokenProvider):
     def token(self) -> Any:
         if not self._function:
             return Path(self._file).read_text(encoding="utf-8").strip()
-        module, _, name = self._function.partition(":")
-        return str(getattr(importlib.import_module(module), name)())
+        return str(find_callable(self._function, "token")())
 
 
 class Admin:

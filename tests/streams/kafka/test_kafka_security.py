@@ -97,7 +97,7 @@ def test_a_token_gets_in_over_tls(
         (tmp_path / "token").write_text(token() + "\n")
         monkeypatch.setenv("KAFKA_TOKEN_FILE", str(tmp_path / "token"))
     else:
-        where += "&token=test_kafka_security:token"
+        where += "&token=tests.streams.kafka.test_kafka_security:token"
     bus = open_bus(where)
     bus.create([Topic(source)])
     assert bus.append(source, [AppendEntry(b"k", b"v")]) == [0]
