@@ -28,7 +28,6 @@ NOT_RUN = {
     ("docker", "compose"): "needs a Docker daemon: .github/workflows/compose.yml",
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
     ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
-    ("kill", "-9"): "ends processes by name; tests/chaos kills roles of its own runs",
     ("pkill", "-9"): "ends processes by name; tests/chaos kills roles of its own runs",
     ("cp", "-a"): "not ours",
     ("export", "KAFKA_USER=rollstream"): "not ours",

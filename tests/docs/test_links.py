@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"(?<![\w/.])docs/[\w./-]+\.(?:md|svg|png)")
+MODULE = re.compile(r"(?<![\w/.:-])[\w/]+\.py\b")
 READ = ("*.py", "*.toml", "*.md", "*.yml", "*.java", "Makefile")
 
 
@@ -66,3 +67,22 @@ def test_each_page_is_reached_from_the_readme() -> None:
         ]
     docs = {page for page in pages() if "docs" in page.parts}
     assert sorted(str(page.relative_to(ROOT)) for page in docs - seen) == []
+
+
+def test_each_module_that_a_page_names_exists() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = listed.stdout.split()
+    own = {"make_prompts.py", "my_reward.py", "my_rewards.py"}  # files that a reader writes
+    missing: list[str] = []
+    for page in pages():
+        for name in MODULE.findall(page.read_text(encoding="utf-8")):
+            ends = f"/{name}"
+            if name not in own and not any(f"/{one}".endswith(ends) for one in files):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    assert missing == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
