@@ -3,7 +3,7 @@
 `engine` implements the contract, `batch` the decode steps and `speculative` the same with drafts
 (`draft_verify`). `rows` has the state of each row, `kv_cache`, `attention`, `prefill` and
 `sampling` the parts of a step. `decoder` is the contract of a model: `llama` with `llama_weights`
-computes the Llama and Qwen families, `hf_decoder` any other model; `decoder_factory` chooses.
+computes the Llama and Qwen families, `hf_decoder` any other model; `engine.open_decoder` chooses.
 `weights` and `weight_views` load, patch and read back the served weights.
 """
 
