@@ -12,22 +12,27 @@ builds a struct straight from JSON, in a tenth of the time of a frozen dataclass
 `Partial.start` counts all tokens of a trajectory, `Span`s only the generated ones.
 """
 
-from typing import Literal, dataclass_transform, get_args
+from typing import Literal, get_args
 
-import msgspec
 from msgspec import field
 
+from rollstream.streams.ledger_records import (
+    Configured as Configured,
+    GroupClosed as GroupClosed,
+    StepDone as StepDone,
+    Superseded as Superseded,
+    Take as Take,
+    TakeFailed as TakeFailed,
+    TakeRetried as TakeRetried,
+)
 from rollstream.streams.values import (
     Address,
-    AnnotationUsed,
     Bytes,
     Drafts,
     Fence as Fence,
     Floats,
-    GroupMembers,
-    Member,
     Position as Position,
-    ReadTo,
+    RecordStruct,
     Sampling,
     Sources,
     Span,
@@ -38,18 +43,7 @@ from rollstream.streams.values import (
 PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
-class _Record(
-    msgspec.Struct, frozen=True, eq=False, gc=False, omit_defaults=True, tag_field="schema"
-):
-    """Compared by identity, because of the arrays. The tag is the schema name with its version."""
-
-    @classmethod
-    def schema(cls) -> str:
-        return str(cls.__struct_config__.tag)
-
-
-class Opened(_Record, tag="opened/1"):
+class Opened(RecordStruct, tag="opened/1"):
     """First record of a term, in every partition of a single-holder role's topic: records of lower
     terms after it are void.
 
@@ -65,7 +59,7 @@ class Opened(_Record, tag="opened/1"):
     knows: tuple[str, ...] = ()
 
 
-class Prompt(_Record, tag="prompt/1"):
+class Prompt(RecordStruct, tag="prompt/1"):
     """One prompt of the seeded order; `group` is its index in that order. `reference` is the task's
     own JSON for the reward.
     """
@@ -80,7 +74,7 @@ class Prompt(_Record, tag="prompt/1"):
     epoch: int = 0
 
 
-class Admitted(_Record, tag="admitted/1"):
+class Admitted(RecordStruct, tag="admitted/1"):
     """A group may be generated now. It belongs to `wave` and is trained at most `deadline_s` after
     its admission.
     """
@@ -92,7 +86,7 @@ class Admitted(_Record, tag="admitted/1"):
     prompt: Address
 
 
-class Assignment(_Record, tag="assignment/1"):
+class Assignment(RecordStruct, tag="assignment/1"):
     """Dispatch's order that a rollout (of this term) starts, resumes or releases a trajectory.
 
     `start` and `resume` carry all that generation needs. `version` is the version that the rollout
@@ -128,7 +122,7 @@ class Assignment(_Record, tag="assignment/1"):
     first: Address | None = None
 
 
-class Partial(_Record, tag="partial/1"):
+class Partial(RecordStruct, tag="partial/1"):
     """What a trajectory gained since the partial `previous`. `start` is the index of its first
     token in the trajectory. `last`: its rollout gave the trajectory up, so it may be resumed
     elsewhere at once. `sources` is empty if all of `tokens` were generated. `drafts` covers the
@@ -151,7 +145,7 @@ class Partial(_Record, tag="partial/1"):
     drafts: Drafts | None = None
 
 
-class RolloutStatus(_Record, tag="rollout_status/1"):
+class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     """The present state of a rollout. Key: rollout and term.
 
     `health` is `leaving` for a rollout that accepts no more work. `busy_s` is CPU time in prefill
@@ -187,7 +181,7 @@ class RolloutStatus(_Record, tag="rollout_status/1"):
     stalled_s: float = 0.0
 
 
-class RelayStatus(_Record, tag="relay_status/1"):
+class RelayStatus(RecordStruct, tag="relay_status/1"):
     """A relay's address, the versions it has and the relay it reads from. Key: relay and term."""
 
     relay: str
@@ -199,7 +193,7 @@ class RelayStatus(_Record, tag="relay_status/1"):
     time_s: float
 
 
-class Trajectory(_Record, tag="trajectory/1"):
+class Trajectory(RecordStruct, tag="trajectory/1"):
     """One finished sample, or a dead one (`finish` = `dead`) with the `reason`. Key: group.
 
     `tokens` and `sources` have one item per token, `logprobs` one per generated token. `reward` is
@@ -236,7 +230,7 @@ class Trajectory(_Record, tag="trajectory/1"):
     drafts: Drafts | None = None
 
 
-class Annotation(_Record, tag="annotation/1"):
+class Annotation(RecordStruct, tag="annotation/1"):
     """A late fact about a trajectory; the first of a (trajectory, name) in partition order counts.
     An annotation with a `reason` has no values and states that there will never be any.
     """
@@ -249,7 +243,7 @@ class Annotation(_Record, tag="annotation/1"):
     reason: str = ""
 
 
-class WeightsAnnounced(_Record, tag="weights/1"):
+class WeightsAnnounced(RecordStruct, tag="weights/1"):
     """A believed version. Key: run and term."""
 
     run: str
@@ -262,7 +256,7 @@ class WeightsAnnounced(_Record, tag="weights/1"):
     time_s: float
 
 
-class Applied(_Record, tag="applied/1"):
+class Applied(RecordStruct, tag="applied/1"):
     """A rollout serves `version`. `hash` is the hash of its manifest, which holds the hash of each
     of the `tensors` given to the engine; they were compared with those hashes (`checked` =
     `hashes`). `compared` of them were also compared with the engine's own memory afterwards
@@ -280,101 +274,7 @@ class Applied(_Record, tag="applied/1"):
     compared: int = 0
 
 
-class Configured(_Record, tag="configured/1"):
-    """What a term of the trainer runs with: hash of the resolved configuration and revision of the
-    code.
-    """
-
-    configuration_hash: str
-    code_revision: str
-    resumed_from: int
-    accepted: bool = False
-    forked_from: str = ""
-    """Run and checkpoint that the first term of a fork started from."""
-    run_id: str = ""
-    """The id that was drawn when the run was created; empty in terms of the first release."""
-
-
-class Take(_Record, tag="take/1"):
-    """One micro-batch of a step: it trains exactly these trajectories, in this order.
-
-    A group named in a take is trained, unless the take is superseded. `groups` lists all members of
-    each group whose first take this is. `read` and `believed` are the bounds of that decision: how
-    far `trajectories` and `annotations` had been read (every record of an open group below these
-    offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
-    believed version. Both are empty in a take that is not the first of any group.
-    """
-
-    step: int
-    update: int
-    micro_batch: int
-    members: tuple[Member, ...]
-    groups: tuple[GroupMembers, ...]
-    annotations: tuple[AnnotationUsed, ...] = ()
-    read: tuple[ReadTo, ...] = ()
-    believed: Version | None = None
-
-
-class TakeRetried(_Record, tag="take_retried/1"):
-    """The trainer computes a take again that an earlier term left in an unfinished step. If a new
-    term's start follows this record directly, the trainer ended within that take. None: all takes
-    left by earlier terms are computed.
-    """
-
-    step: int
-    update: int
-    micro_batch: int | None
-
-
-class TakeFailed(_Record, tag="take_failed/1"):
-    """The learner raised `error` on these micro-batches of an update (several if they were computed
-    together and the failing one is unknown); the trainer ends.
-    """
-
-    step: int
-    update: int
-    micro_batches: tuple[int, ...]
-    error: str
-
-
-class Superseded(_Record, tag="superseded/1"):
-    """The learner cannot compute these micro-batches: no term trains them.
-
-    The groups in `poisoned` end dead. The other groups with a first take among them stay open, and
-    later takes of the same update train their members.
-    """
-
-    step: int
-    update: int
-    micro_batches: tuple[int, ...]
-    poisoned: tuple[int, ...]
-    detail: str
-
-
-class StepDone(_Record, tag="step_done/1"):
-    """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
-    those of this step.
-    """
-
-    step: int
-    version: Version
-    state_hash: str
-    takes: int
-    metrics: dict[str, float]
-    counts: dict[str, int]
-    time_s: float
-
-
-class GroupClosed(_Record, tag="group_closed/1"):
-    """A group ends without being trained (trained groups are named by their takes)."""
-
-    group: int
-    reason: Literal["filtered", "expired", "dead"]
-    detail: str
-    step: int
-
-
-class Dead(_Record, tag="dead/1"):
+class Dead(RecordStruct, tag="dead/1"):
     """Bytes that are not a record of topic `source`, their address, and the reason. `cut` is the
     length of the original if `original` is only its beginning, else 0.
     """
@@ -387,7 +287,7 @@ class Dead(_Record, tag="dead/1"):
     cut: int = 0
 
 
-class Claim(_Record, tag="claim/1"):
+class Claim(RecordStruct, tag="claim/1"):
     """Stands for a record too large for the log. The object `blob` holds its bytes; `hash` is their
     xxh3-128. The claim carries the record's own envelope.
     """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, dataclass_transform
 
 import msgspec
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -130,3 +131,14 @@ class ReadTo(_Value):
 
     topic: str
     offsets: tuple[int, ...]
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+class RecordStruct(
+    msgspec.Struct, frozen=True, eq=False, gc=False, omit_defaults=True, tag_field="schema"
+):
+    """Compared by identity, because of the arrays. The tag is the schema name with its version."""
+
+    @classmethod
+    def schema(cls) -> str:
+        return str(cls.__struct_config__.tag)

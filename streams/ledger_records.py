@@ -1,0 +1,109 @@
+"""Records of the ledger: what each term of the trainer ran with, what it trained and
+what it gave up.
+`records.py` exports them with all other records.
+"""
+
+from typing import Literal
+
+from rollstream.streams.values import (
+    AnnotationUsed,
+    GroupMembers,
+    Member,
+    ReadTo,
+    RecordStruct,
+    Version,
+)
+
+
+class Configured(RecordStruct, tag="configured/1"):
+    """What a term of the trainer runs with: hash of the resolved configuration and revision of the
+    code.
+    """
+
+    configuration_hash: str
+    code_revision: str
+    resumed_from: int
+    accepted: bool = False
+    forked_from: str = ""
+    """Run and checkpoint that the first term of a fork started from."""
+    run_id: str = ""
+    """The id that was drawn when the run was created; empty in terms of the first release."""
+
+
+class Take(RecordStruct, tag="take/1"):
+    """One micro-batch of a step: it trains exactly these trajectories, in this order.
+
+    A group named in a take is trained, unless the take is superseded. `groups` lists all members of
+    each group whose first take this is. `read` and `believed` are the bounds of that decision: how
+    far `trajectories` and `annotations` had been read (every record of an open group below these
+    offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
+    believed version. Both are empty in a take that is not the first of any group.
+    """
+
+    step: int
+    update: int
+    micro_batch: int
+    members: tuple[Member, ...]
+    groups: tuple[GroupMembers, ...]
+    annotations: tuple[AnnotationUsed, ...] = ()
+    read: tuple[ReadTo, ...] = ()
+    believed: Version | None = None
+
+
+class TakeRetried(RecordStruct, tag="take_retried/1"):
+    """The trainer computes a take again that an earlier term left in an unfinished step. If a new
+    term's start follows this record directly, the trainer ended within that take. None: all takes
+    left by earlier terms are computed.
+    """
+
+    step: int
+    update: int
+    micro_batch: int | None
+
+
+class TakeFailed(RecordStruct, tag="take_failed/1"):
+    """The learner raised `error` on these micro-batches of an update (several if they were computed
+    together and the failing one is unknown); the trainer ends.
+    """
+
+    step: int
+    update: int
+    micro_batches: tuple[int, ...]
+    error: str
+
+
+class Superseded(RecordStruct, tag="superseded/1"):
+    """The learner cannot compute these micro-batches: no term trains them.
+
+    The groups in `poisoned` end dead. The other groups with a first take among them stay open, and
+    later takes of the same update train their members.
+    """
+
+    step: int
+    update: int
+    micro_batches: tuple[int, ...]
+    poisoned: tuple[int, ...]
+    detail: str
+
+
+class StepDone(RecordStruct, tag="step_done/1"):
+    """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
+    those of this step.
+    """
+
+    step: int
+    version: Version
+    state_hash: str
+    takes: int
+    metrics: dict[str, float]
+    counts: dict[str, int]
+    time_s: float
+
+
+class GroupClosed(RecordStruct, tag="group_closed/1"):
+    """A group ends without being trained (trained groups are named by their takes)."""
+
+    group: int
+    reason: Literal["filtered", "expired", "dead"]
+    detail: str
+    step: int
