@@ -3,7 +3,9 @@ those for a reward and a task work in an empty folder.
 """
 
 import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,7 +19,14 @@ from rollstream.config.sources import file_layer
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
 from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
+SMALL = {
+    "TRAINER__STEPS": "2", "TRAINER__GROUPS_PER_STEP": "1", "TRAINER__SAMPLES_PER_GROUP": "2",
+    "TRAINER__WORKERS": "1", "SAMPLING__TOKENS_MAX": "8", "ROLLOUTS__COUNT": "1",
+    "ROLLOUTS__SLOTS": "8", "WARMUP__STEPS": "2", "WARMUP__DOCUMENTS": "10",
+    "EVALUATION__ENABLED": "false",
+}  # fmt: skip
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PARTS = dict(re.findall(r"^## (Add .*)\n((?:(?!^## ).*\n)*)", TEXT, re.MULTILINE))
 BLOCK = re.compile(r"^   ```(?:python|toml)\n((?:(?!   ```).*\n)*)   ```$", re.MULTILINE)
@@ -57,12 +66,16 @@ def _task(file: str) -> Task:
     return load_task(configuration.task)
 
 
-def test_the_steps_for_a_reward(folder: Path) -> None:
+def _write_prompts(folder: Path) -> None:
     rows = [{"question": f"Say {word}.", "answer": word} for word in ("one", "two", "three") * 20]
     lines = (
         json.dumps({**row, "question": f"{n} {row['question']}"}) for n, row in enumerate(rows)
     )
     (folder / "words.jsonl").write_text("\n".join(lines))
+
+
+def test_the_steps_for_a_reward(folder: Path) -> None:
+    _write_prompts(folder)
     task = _task("word_run.toml")
     prompt = task.prompt(0, 0)
     word = json.loads(prompt.reference)
@@ -80,3 +93,21 @@ def test_the_steps_for_a_task(folder: Path) -> None:
     right = task.tokenizer().encode(prompts[0].reference)
     assert task.judge(prompts[0].reference, [right]).reward == 1.0
     assert task.judge(prompts[0].reference, [task.tokenizer().encode("x")]).reward == 0.0
+
+
+@pytest.mark.slow
+def test_both_run(folder: Path) -> None:
+    """The task runs on the model that the warm-up of the first run made."""
+    _write_prompts(folder)
+    _run(folder, "word_run.toml", "--run", "runs/words")
+    _run(folder, "sums_run.toml", "--run", "runs/sums", "--set", "model.path=runs/words/model")
+
+
+def _run(folder: Path, *words: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {f"ROLLSTREAM_{key}": value for key, value in SMALL.items()}
+    command = [sys.executable, "-m", "rollstream", "run", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
