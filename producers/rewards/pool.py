@@ -1,9 +1,10 @@
-"""Computes rewards in separate processes: whatever a task's code does ends as a verdict, and no
-rollout stops for it.
+"""Computes rewards in separate processes. Every question gets a verdict, also when the task's code
+raises, hangs or ends its process, and no rollout stops for it.
 
-No call blocks: `submit` queues, `poll` moves bytes and returns verdicts. Each process answers in
-order, so a process that raised, hung or died did so at its oldest question. That question gets a
-dead verdict; the others go to the process's replacement.
+No call blocks: `submit` queues a question; `poll` exchanges bytes with the processes and returns
+verdicts. A process writes a greeting when its task is built, then answers its questions in order,
+so one that hangs or ends does so at its oldest unanswered question. That question gets a dead
+verdict; the others go to the process's replacement.
 """
 
 import time
@@ -74,18 +75,20 @@ class RewardPool:
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
-        """Have a complete answer judged."""
+        """Queue a complete answer; its outcome is a verdict with the task's reward."""
         self._queue(key, RewardQuestion("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
-        """Have the task's environment reply to the last of `turns`."""
+        """Queue a turn for the task's environment; its outcome is the reply to the last of `turns`,
+        or a dead verdict.
+        """
         self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
     def submit_finished(
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None:
-        """Have the scorer's function called. Its numbers are `scores` of the verdict, a lone one
-        under the name "".
+        """Queue a finished trajectory for the scorer's function. Its numbers are the `scores` of
+        the verdict; a single number has the name "".
         """
         self._queue(key, RewardQuestion("score", reference, "", _lists(turns), facts))
 
@@ -133,7 +136,7 @@ class RewardPool:
         for question, line in worker.read(now):
             decided.append((question.key, self._outcome(line)))
         self._check_greeting(worker)
-        if not ended:
+        if not ended:  # an equal share of the waiting questions, rounded up
             share = -(-len(self._waiting) // len(self._workers))
             while self._waiting and share and len(worker.held) < _IN_FLIGHT_MAX:
                 question = self._waiting.popleft()

@@ -1,5 +1,5 @@
-"""The parent's end of one reward process: pipes that never block, and the time since the process
-last made progress.
+"""Starts one reward process and exchanges lines with it over pipes that never block. It also keeps
+the time of the process's last progress, so that one that hangs is replaced.
 
 The process runs the task's code and any part of a model's answer that this code executes. It gets
 only the environment variables that `allowed_variables` names, so an answer that prints its
@@ -47,7 +47,9 @@ def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> d
 
 
 class RewardWorker(Generic[HeldQuestion]):
-    """`held` are the unanswered questions, oldest first; `greeting` is the process's first line."""
+    """One reward process. `held` are its unanswered questions, oldest first. `greeting` is its
+    first line, b"" until the process is ready for questions.
+    """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
         self.held: deque[HeldQuestion] = deque()
@@ -72,7 +74,9 @@ class RewardWorker(Generic[HeldQuestion]):
         self._outgoing += line
 
     def write(self, now: float) -> None:
-        """Write what the pipe takes. A pipe that was full and takes more counts as progress."""
+        """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts more,
+        the process has read from it, which counts as progress.
+        """
         if not self._outgoing:
             return
         count = 0

@@ -22,8 +22,8 @@ class AssignmentQueue:
     """`waiting` holds start and resume assignments, most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
-        """Read the partition from its oldest record, although that holds no assignment of this term
-        yet: only a reader that has seen the `Opened` records can void assignments of a fenced
+        """Read the partition from its oldest record, although the old records hold no assignment of
+        this term: only a reader that has read the `Opened` records can void assignments of a fenced
         dispatcher (invariant 7).
         """
         self._rollout, self._term = rollout, term
@@ -72,8 +72,8 @@ class AssignmentQueue:
         return None
 
     def _poll(self) -> list[Received]:
-        """Read on. Assignments that were truncated unread belong to trajectories that have ended:
-        dispatch keeps those of open ones (invariant 11).
+        """Read the new records. Assignments that were truncated unread belong to trajectories that
+        have ended, because dispatch keeps those of open trajectories (invariant 11).
         """
         try:
             return self._reader.follow()
@@ -88,9 +88,9 @@ class AssignmentQueue:
 
 
 def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
-    """Resumes first, because their version drains. Then the oldest wave; in it one probe of each
-    group of unknown length (Seer), then the longest expected answer first. An unknown length counts
-    as the largest.
+    """The sort key: resumes first, because under `keep_version` the rollout takes new weights only
+    after they end. Then the oldest wave. Within a wave first one probe of each group of unknown
+    length (Seer), then the longest expected answers. An unknown length counts as the largest.
     """
     is_probe = not assignment.predicted and assignment.index == 0
     length = assignment.predicted or assignment.sampling.tokens_max

@@ -1,7 +1,8 @@
-"""Publishes everything that a rollout writes: trajectories, partials, status, applied versions.
+"""Publishes all records of a rollout: trajectories, partials, status, applied versions.
 
-Delivery is at least once. First completions and chains decide (invariant 2), so a rollout does not
-need to know whether its dead predecessor managed to publish.
+Delivery is at least once. Readers count only the first completion of a trajectory and follow only
+the chain of partials that an assignment names (invariant 2), so it does no harm if a dead
+predecessor of this rollout has published the same records.
 """
 
 import time
@@ -71,10 +72,10 @@ class RolloutPublisher:
         `partial_s` seconds.
         """
         now = self.clock()
-        due = [g for g in running if g.has_unpublished() and self._is_due(g, now)]
+        due = [one for one in running if one.has_unpublished() and self._is_due(one, now)]
         if not due:
             return
-        self._send(due, [g.take_partial(self.name, self.term, now) for g in due])
+        self._send(due, [one.take_partial(self.name, self.term, now) for one in due])
 
     def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
@@ -94,17 +95,18 @@ class RolloutPublisher:
         self._given_up = [one for one in self._given_up if one.flushing]
         if due:
             now = self.clock()
-            self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
+            last = [one.take_partial(self.name, self.term, now, last=True) for one in due]
+            self._send(due, last)
 
     def flush_given_up(self) -> None:
-        """Return when everything that was given up is durable."""
+        """Return when the last partials of all trajectories that were given up are durable."""
         self.sender.flush()
         self.give_up(())
         self.sender.flush()
 
     def applied(self, verdict: ReadBackResult) -> None:
-        """Record that the engine serves a version. The manifest's hash stands for the hashes of all
-        tensors that were handed over; each tensor was compared with its own.
+        """Publish that the engine serves a version. The record holds the manifest's hash in place
+        of one hash per tensor; the fetch has checked each tensor against its own hash.
         """
         announced, count = verdict.fetched.announced, verdict.compared.count
         record = Applied(

@@ -42,7 +42,7 @@ class RunningTrajectory:
     logprobs: list[Floats] = field(default_factory=list[Floats])
     spans: list[Span] = field(default_factory=list[Span])
     parts: list[tuple[int, Drafts | None]] = field(default_factory=list[tuple[int, Drafts | None]])
-    """Per emission: number of generated tokens, and how they were drafted."""
+    """Per emission: the number of generated tokens, and their draft statistics."""
     length: int = 0
     generated: int = 0
     flushed: int = 0
@@ -50,32 +50,33 @@ class RunningTrajectory:
     flushed_parts: int = 0
     partial: Address | None = None
     flushing: bool = False
-    """Its last partial is not durable yet. The next partial must wait, because it names that one's
-    address.
+    """The newest partial is not durable yet. The next one must wait, because it names the address
+    of the newest.
     """
     environment: str = ""
     leaving: bool = False
-    """Another rollout shall resume it, as soon as the reward process has answered its ended turn.
+    """Another rollout will resume the trajectory, as soon as the reward process has answered its
+    ended turn.
     """
 
     @classmethod
     def start(
-        cls, assignment: Assignment, gained: ChainContent | None, now_s: float
+        cls, assignment: Assignment, resumed: ChainContent | None, now_s: float
     ) -> "RunningTrajectory":
         """Start from the prompt, or from the content of its chain of partials."""
         prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
         running = cls(
             assignment, now_s, now_s, [assignment.tokens], [prompt], length=len(assignment.tokens)
         )
-        if gained is not None:
-            running.tokens.append(gained.tokens)
-            running.sources.append(gained.sources)
-            running.logprobs.append(gained.logprobs)
-            running.spans = list(gained.spans)
-            running.parts = [(len(gained.logprobs), gained.drafts)]
-            running.length += len(gained.tokens)
-            running.generated = len(gained.logprobs)
-            running.environment = gained.environment
+        if resumed is not None:
+            running.tokens.append(resumed.tokens)
+            running.sources.append(resumed.sources)
+            running.logprobs.append(resumed.logprobs)
+            running.spans = list(resumed.spans)
+            running.parts = [(len(resumed.logprobs), resumed.drafts)]
+            running.length += len(resumed.tokens)
+            running.generated = len(resumed.logprobs)
+            running.environment = resumed.environment
             running.partial = assignment.partial
         running.flushed, running.flushed_generated = running.length, running.generated
         running.flushed_parts = len(running.parts)
@@ -129,7 +130,7 @@ class RunningTrajectory:
         """Return the record of all tokens since the previous partial; with `last` also an empty
         one. `partial_published` must be called with its address before the next one.
         """
-        assert not self.flushing, "a partial continues the address of the one before"
+        assert not self.flushing, "the previous partial is not durable yet"
         first, gained = self.flushed_generated, self.length - self.flushed
         sources = _tail(self.sources, gained, np.uint8)
         record = Partial(

@@ -27,34 +27,34 @@ class UpdateInputs:
     needed: int
 
 
-def may_draw(mode: UpdateMode, load: UpdateInputs) -> bool:
+def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
     """Whether the next waiting assignment may start under the held version."""
-    if load.needed > load.held:
+    if inputs.needed > inputs.held:
         return False
-    return mode != "keep_version" or load.newest <= load.held or load.drawn < load.quota
+    return mode != "keep_version" or inputs.newest <= inputs.held or inputs.drawn < inputs.quota
 
 
-def wants_update(mode: UpdateMode, load: UpdateInputs) -> bool:
+def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
     """Whether to take the newest version now; under `keep_version` only an empty engine does."""
-    if load.newest <= load.held:
+    if inputs.newest <= inputs.held:
         return False
-    return mode != "keep_version" or load.busy == 0
+    return mode != "keep_version" or inputs.busy == 0
 
 
-def quota_left(mode: UpdateMode, load: UpdateInputs) -> int:
+def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
     """New trajectories that the rollout may start before it drains."""
-    return load.quota if mode != "keep_version" else max(0, load.quota - load.drawn)
+    return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
-def is_draining(mode: UpdateMode, load: UpdateInputs) -> bool:
+def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
     """Whether the rollout starts nothing new until it is empty and has pulled."""
-    stale = mode == "keep_version" and load.newest > load.held
-    return stale and (load.drawn >= load.quota or load.needed > load.held)
+    stale = mode == "keep_version" and inputs.newest > inputs.held
+    return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)
 
 
-def drawn_from_history(load: UpdateInputs, resumed: int) -> int:
-    """What counts as drawn under a version that was reloaded for `resumed` trajectories. The
-    rollout continues like the one that held the version; if the version is more than one behind, it
-    starts nothing new.
+def drawn_from_history(inputs: UpdateInputs, resumed: int) -> int:
+    """The number of trajectories that count as drawn under an old version that was loaded again to
+    resume `resumed` trajectories. If the version is more than one behind, the whole quota counts as
+    drawn, so the rollout starts no new trajectory under it.
     """
-    return resumed if load.newest <= load.held + 1 else max(resumed, load.quota)
+    return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)

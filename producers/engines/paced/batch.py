@@ -9,11 +9,12 @@ capacity, as in vLLM's scheduler.
 * The oldest sequence always fits (the context is at most the capacity), so there is always
   progress.
 
-A sequence has KV for all of its tokens but the newest, which is the input of the next step. It
-keeps counts only, because its tokens follow from their positions: a token is a function of (seed,
-trajectory, position) and of the vocabulary alone (invariant 10), uniform over all tokens that are
-no stop tokens, except for a stop token at the drawn length. Without stop tokens a turn continues to
-`tokens_max`.
+A sequence has KV for all of its tokens but the newest, which is the input of the next step.
+
+A sequence keeps counts only, because its tokens follow from their positions: a token is a function
+of (seed, trajectory, position) and of the vocabulary alone (invariant 10). Each turn has a drawn
+length. Its last token is a stop token, all others are uniform over the tokens that are no stop
+tokens. If the request names no stop tokens, a turn continues to `tokens_max`.
 """
 
 from collections import deque
@@ -33,7 +34,8 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 class PacedSequence:
     """`length` counts all tokens so far, `cached` those with KV, `emitted` those that were emitted
-    or were part of the request; `end` is the length at which the turn is over.
+    or were part of the request. `end` is the length at which the turn is over, `stop_at` the length
+    at which its stop token is drawn (−1: never).
     """
 
     __slots__ = (

@@ -49,7 +49,7 @@ class RooflineSettings(Settings):
     flops: float = Field(default=6e14, gt=0)
     """Floating-point operations per second."""
     overhead_s: float = Field(default=2e-3, ge=0)
-    """Seconds of a step beside memory reads and arithmetic."""
+    """Seconds of a step in addition to memory reads and arithmetic."""
     profile: str | None = None
     """A file written by `rollstream profile`: its constants replace all of these."""
 
@@ -74,6 +74,6 @@ class PacedSettings(Settings):
     changed_share: float = Field(default=0.01, gt=0, le=1)
     """Elements of the weights that a step changes."""
     train_step_s: float = Field(default=5.0, ge=0)
-    """Seconds of a training step, beside those of its tokens."""
+    """Seconds of a training step, in addition to those of its tokens."""
     train_token_s: float = Field(default=2e-5, ge=0)
     """Seconds of each trained token."""

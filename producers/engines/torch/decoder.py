@@ -47,6 +47,10 @@ class DraftedTokens:
 
 
 class Decoder(Protocol):
+    """One model on one device. `used` names the cache columns that each segment of rows attends to;
+    columns before them hold nothing of these rows.
+    """
+
     vocabulary: int
     kv: KVShape
     dtype: torch.dtype
@@ -75,8 +79,8 @@ class Decoder(Protocol):
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
         """Logits (n, vocabulary) after each of these tokens. Their KV is written from
-        `cache.column` on, which is not advanced. Columns beyond a row's own tokens hold finite
-        values.
+        `cache.column` on, which is not advanced. A row with fewer than `ahead` tokens leaves finite
+        values in its remaining columns.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""Any other decoder-only model, through transformers' own forward over the engine's cache.
+"""Runs decoder-only models that the fused path (`llama.py`) does not serve, through transformers'
+own forward over the engine's cache.
 
 transformers is given a cache whose layers write into the columns of `KVCache` and return the window
 in use, with a mask and positions made here. A model for which this does not work is refused by
@@ -103,7 +104,7 @@ class _PrefillLayer(_WindowLayer):
 class TransformersDecoder:
     """Implements `Decoder` through transformers' forward."""
 
-    # A split would run the whole forward once per part.
+    # None: a batch that is split into segments would run the whole forward once per segment.
     segment_overhead_tokens: int | None = None
 
     def __init__(
@@ -126,7 +127,7 @@ class TransformersDecoder:
                 f"{self.name}: its forward does not take past_key_values, attention_mask and "
                 "position_ids"
             )
-        self.last_only: dict[str, int] = (
+        self._last_logits_only: dict[str, int] = (
             {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
         )
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
@@ -143,7 +144,9 @@ class TransformersDecoder:
     ) -> torch.Tensor:
         rows, (segment,) = ids.shape[0], used
         mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
-        return self._forward(ids[:, None], positions[:, None], mask, self._over(cache, segment))
+        return self._forward(
+            ids[:, None], positions[:, None], mask, self._cache_view(cache, segment)
+        )
 
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
@@ -159,12 +162,12 @@ class TransformersDecoder:
             input_ids=ids.view(drafted.rows, -1),
             attention_mask=mask,
             position_ids=positions.view(drafted.rows, -1),
-            past_key_values=self._over(cache, segment),
+            past_key_values=self._cache_view(cache, segment),
             use_cache=True,
         ).logits.flatten(0, 1)
         return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
 
-    def _over(self, cache: KVCache, segment: RowSegment) -> Cache:
+    def _cache_view(self, cache: KVCache, segment: RowSegment) -> Cache:
         """The engine's cache from this segment's first column on, as a transformers cache."""
         if not self._layers or self._layers[0].cache is not cache:
             self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
@@ -191,7 +194,7 @@ class TransformersDecoder:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **self.last_only,
+            **self._last_logits_only,
         ).logits[:, -1]
 
     @torch.inference_mode()
@@ -270,9 +273,9 @@ class TransformersDecoder:
         if not torch.equal(self._plain(tokens, -2), self._plain(other, -2)):
             raise EngineRefused(f"{self.name}: attends to later tokens, so it is no decoder")
 
-    def _plain(self, tokens: Tokens, place: int = -1) -> torch.Tensor:
+    def _plain(self, tokens: Tokens, position: int = -1) -> torch.Tensor:
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
-        return self.model(input_ids=ids, use_cache=False).logits[:, place]
+        return self.model(input_ids=ids, use_cache=False).logits[:, position]
 
 
 def _served_weights(model: PreTrainedModel) -> ServedWeights:

@@ -49,7 +49,7 @@ class FusedDecoder:
         # as much as far more row-tokens.
         self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
-        self.served = ServedWeights(self.weights.places, expected_shapes(shape))
+        self.served = ServedWeights(self.weights.views, expected_shapes(shape))
         self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
         self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)

@@ -1,8 +1,8 @@
-"""The weights of the fused decode path of the Llama and Qwen families, and the configurations that
-it serves.
+"""The weights of the fused decode path for the Llama and Qwen families, in the layout that decodes
+fastest, and the check whether a configuration is served.
 
-For any other configuration `fused_shape` returns the reason as text, and the model runs through
-transformers' forward.
+For a configuration that is not served `fused_shape` returns the reason as text, and the model runs
+through transformers' forward (`hf_decoder.py`).
 
 Query, key and value projections are one matrix, gate and up another, all stored (in, out): with few
 rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
@@ -52,7 +52,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Sizes of a model that the fused path serves, or why it does not."""
+    """Sizes of a model, or the reason why the fused path does not serve it."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -110,7 +110,9 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """All weights of one model; `places` maps each checkpoint tensor to its places in them."""
+    """All weights of one model; `views` maps each checkpoint tensor to the served memory that it
+    fills.
+    """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
         def empty(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:
@@ -134,11 +136,11 @@ class FusedWeights:
             for _ in range(s.layers)
         ]
 
-        self.places: dict[str, tuple[WeightView, ...]] = self._outside()
+        self.views: dict[str, tuple[WeightView, ...]] = self._embedding_views()
         for index, layer in enumerate(self.layers):
-            self.places.update(_of_layer(layer, s, f"model.layers.{index}."))
+            self.views.update(_layer_views(layer, s, f"model.layers.{index}."))
 
-    def _outside(self) -> dict[str, tuple[WeightView, ...]]:
+    def _embedding_views(self) -> dict[str, tuple[WeightView, ...]]:
         embedding = WeightView(self.embedding)
         head = WeightView(self.head, norm="model.norm.weight")
         if self.shape.tied:
@@ -146,7 +148,7 @@ class FusedWeights:
         return {"model.embed_tokens.weight": (embedding,), "lm_head.weight": (head,)}
 
 
-def _of_layer(
+def _layer_views(
     layer: FusedLayer, shape: FusedShape, prefix: str
 ) -> dict[str, tuple[WeightView, ...]]:
     attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
@@ -175,7 +177,8 @@ def _of_layer(
     if layer.head_norm is not None:
         *queries, key = (_interleaved(row) for row in layer.head_norm)
         found[f"{attention}q_norm.weight"] = tuple(WeightView(query) for query in queries)
-        # The root of the width that the norm leaves out and the scale of attention cancel.
+        # The unweighted norms leave out the root of the width. In the queries it cancels against
+        # the scale of attention; in the keys it is multiplied in here.
         found[f"{attention}k_norm.weight"] = (WeightView(key, shape.width**0.5),)
     return found
 
@@ -196,6 +199,7 @@ def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
 
 
 def expected_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
+    """The shape of every checkpoint tensor that the model needs, by its name."""
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     outputs = {"q": query, "k": key, "v": key}
     expected: dict[str, tuple[int, ...]] = {

@@ -273,8 +273,8 @@ class VllmEngine:
             self._stays += 1
             sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
             if self._drafting is not None:
-                others = (other.marks for other in self._inside.values())
-                sequence.marks = self._drafting.marks(self._stays, others)
+                others = (other.stay_drafts for other in self._inside.values())
+                sequence.stay_drafts = self._drafting.marks(self._stays, others)
             self._inside[sequence.key] = sequence
             self._core.add(
                 CoreRequest(
@@ -286,7 +286,7 @@ class VllmEngine:
                     salt=f"{self.version}/{self._core.loads}",
                     prompt=sequence.prompt,
                     group=sequence.request.group,
-                    place=0 if sequence.marks is None else sequence.marks.place,
+                    place=0 if sequence.stay_drafts is None else sequence.stay_drafts.place,
                     stay=self._stays,
                 )
             )
@@ -338,7 +338,9 @@ class VllmEngine:
         not be taken from a cache of other weights.
         """
         inside = self._inside.values()
-        idle = [sequence for sequence in inside if not sequence.stay or sequence.key in dropped]
+        idle = [
+            sequence for sequence in inside if not sequence.stay_tokens or sequence.key in dropped
+        ]
         for sequence in reversed(idle):
             self._leave(sequence)
             self._waiting.appendleft(sequence)

@@ -1,4 +1,9 @@
-"""One trajectory inside the engine: its tokens so far, and those that were not emitted yet."""
+"""One trajectory in the vLLM engine: its tokens so far, and those that were not emitted yet.
+
+A stay is one request to vLLM: it starts when the trajectory is submitted and ends when vLLM
+finishes or drops the request. A trajectory that is resumed, or that continues after an
+environment's reply, has several stays.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,22 +22,25 @@ Finish = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class VllmSequence:
-    """`key` is its request id in vLLM, a new one for each stay; empty before its first stay."""
+    """`key` is the request id of the present stay in vLLM; "" before the first stay."""
 
     request: GenerationRequest
     context_max: int
     key: str = ""
-    stay: int = 0
-    """Tokens generated in this stay."""
+    stay_tokens: int = 0
+    """Tokens generated in the present stay."""
     emitted_versions: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Versions of these, each with the index of its first token."""
+    """Versions that generated the stay's tokens, each with the index of its first token."""
     finish: Finish | None = None
-    marks: StayDrafts | None = None
-    """Draft statistics of this stay; None without drafts."""
+    stay_drafts: StayDrafts | None = None
+    """Draft statistics of the present stay; None without drafts."""
     generated: int = field(init=False)
+    """Tokens generated in all stays."""
     tokens: list[int] = field(init=False)
     pending: list[int] = field(default_factory=list[int])
+    """Generated tokens that were not emitted yet."""
     logprobs: list[float] = field(default_factory=list[float])
+    """Log-probabilities of the pending tokens."""
 
     def __post_init__(self) -> None:
         self.tokens = self.request.tokens.tolist()
@@ -55,8 +63,8 @@ class VllmSequence:
 
     @property
     def seed(self) -> int:
-        """The seed of this stay: vLLM's random sequence restarts with every stay, and must not
-        repeat the numbers of the stay before.
+        """The seed of the next stay. It depends on all tokens so far: vLLM's random sequence
+        restarts with every stay and must not repeat the numbers of an earlier one.
         """
         key = trajectory_key(self.request.seed, self.request.trajectory)
         so_far = self.all_tokens.tobytes()
@@ -64,23 +72,23 @@ class VllmSequence:
 
     def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
         """Add the tokens of one step; `ended` marks the last step of the stay."""
-        if self.marks is not None and tokens:
-            self.marks.gained(len(tokens), ended)
+        if self.stay_drafts is not None and tokens:
+            self.stay_drafts.gained(len(tokens), ended)
         self.tokens += tokens
         self.pending += tokens
         self.logprobs += logprobs
         self.generated += len(tokens)
-        self.stay += len(tokens)
+        self.stay_tokens += len(tokens)
 
     def enter(self, key: str) -> None:
         """Start a new stay in vLLM."""
-        self.key, self.stay, self.emitted_versions = key, 0, []
+        self.key, self.stay_tokens, self.emitted_versions = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
-        """The versions of this stay's tokens; those not emitted yet are of `version`."""
+        """Return `emitted_versions` after the pending tokens were added under `version`."""
         stamp = str(version)
         if self.pending and (not self.emitted_versions or self.emitted_versions[-1][0] != stamp):
-            self.emitted_versions.append((stamp, self.stay - len(self.pending)))
+            self.emitted_versions.append((stamp, self.stay_tokens - len(self.pending)))
         return tuple(self.emitted_versions)
 
     def append(self, tokens: Tokens) -> None:
@@ -92,7 +100,7 @@ class VllmSequence:
     def emit(self, version: Version) -> Emission:
         """The emission of all tokens that were not emitted yet."""
         self.stamps(version)
-        drafts = self.marks.take() if self.marks is not None and self.pending else None
+        drafts = self.stay_drafts.take() if self.stay_drafts is not None and self.pending else None
         emission = Emission(
             self.request.trajectory,
             np.array(self.pending, np.uint32),

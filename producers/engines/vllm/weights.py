@@ -1,9 +1,9 @@
-"""The version that vLLM serves: loading another one, and comparing the served weights with the
-tensors that they came from.
+"""Loads weight versions into vLLM, and compares the served weights with the tensors that they came
+from.
 
-An update is checked and cut into chunks before anything is written. Patches are used where they are
-exact: the served version is their base, and vLLM stores its matrices unpacked. On the CPU vLLM
-packs them, so there a version is always loaded whole.
+An update is checked and cut into chunks before anything is written. Patches are used only where the
+served version is their base and vLLM stores its matrices unpacked. On the CPU vLLM packs its
+matrices, so there a version is always loaded whole.
 
 From the start of a load until one succeeds, no version is held. All work that can run beside
 decoding (checks, and for a core in another process the copy to shared memory) is done in `prepare`.
@@ -34,13 +34,13 @@ from rollstream.streams.values import Version
 Item = TypeVar("Item")
 
 CHUNK_BYTES = 256 << 20
-WHOLE_SHARE_MAX = 0.25  # of all elements; a patch of a whole tensor takes three times its bytes
+WHOLE_SHARE_MAX = 0.25  # of all elements; a whole tensor as a patch takes three times its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
-    """A checked update; `patches` turn the weights of `base` into it. None: load all tensors.
-    `messages` are its chunks as staged files, if the workers are in another process.
+    """A checked update. `patches` turn the weights of `base` into the new version; None: load all
+    tensors. `messages` are its chunks as staged files, if the workers are in another process.
     """
 
     base: Version | None
@@ -51,7 +51,9 @@ class PreparedUpdate:
 def check_update(
     update: WeightUpdate, needed: ExpectedTensors, held: Version | None, in_place: bool
 ) -> PreparedUpdate:
-    """Check an update. Raises `EngineRefused`, which names the wrong tensor."""
+    """Check an update and choose between patches and whole tensors. `held` is the served version;
+    `in_place` permits patches. Raises `EngineRefused`, which names the wrong tensor.
+    """
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
     if not usable or update.patches is None or _is_mostly_whole(update, own):
@@ -120,13 +122,14 @@ def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
 
 
 def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> bool:
-    anew = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
-    return anew > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())
+    """Whether the tensors that the update holds whole are most of the weights."""
+    elements = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
+    return elements > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())
 
 
 class VllmWeights:
-    """With `in_place` vLLM stores its matrices as a checkpoint does, so that they can be
-    patched.
+    """The weights of one vLLM engine. With `in_place` vLLM stores its matrices as a checkpoint
+    does, so that they can be patched.
     """
 
     def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
@@ -144,7 +147,7 @@ class VllmWeights:
     def load(self, update: WeightUpdate) -> None:
         """Serve these weights. After `EngineRefused` no version is held."""
         prepared = update.prepared
-        if not isinstance(prepared, PreparedUpdate) or not self._joins(prepared):
+        if not isinstance(prepared, PreparedUpdate) or not self._is_applicable(prepared):
             prepared = self.prepare(update).prepared
             assert isinstance(prepared, PreparedUpdate), "prepare sets it"
         self.held = None
@@ -156,8 +159,8 @@ class VllmWeights:
         except Exception as error:
             self._core.call("give_up_update")
             raise EngineRefused(
-                f"weights: version {update.version} was not loaded whole, nothing is served until "
-                f"one is: {error}"
+                f"weights: version {update.version} was not loaded completely; nothing is served "
+                f"until a version is: {error}"
             ) from error
         self._core.stamp(str(update.version))
         self.held = update.version
@@ -177,8 +180,8 @@ class VllmWeights:
         ]
         return WeightComparison(len(asked), tuple(differing))
 
-    def _joins(self, prepared: PreparedUpdate) -> bool:
-        """Whether it can be applied to the weights that are served now."""
+    def _is_applicable(self, prepared: PreparedUpdate) -> bool:
+        """Whether the prepared update can be applied to the weights that are served now."""
         return prepared.patches is None or prepared.base == self.held
 
     def _messages(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[ChunkMessage]:
