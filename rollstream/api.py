@@ -1,6 +1,6 @@
 """The names that user code imports; they keep their meaning from release to release.
 
-`Task`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several turns.
+`Task`, `TaskPrompt`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several turns.
 `Finished`: a finished trajectory, as a scoring function gets it. `open_run`: a run as Arrow tables.
 `open_bus`, `publish`, `Annotation`: append a late reward to a run's log from any program.
 
@@ -9,7 +9,7 @@ Importing this module is light: torch, Kafka and DuckDB are imported only where 
 
 from rollstream import open_run
 from rollstream.producers.scoring.functions import Finished
-from rollstream.producers.tasks.base import Reply, Score, Task
+from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.writer import publish
@@ -20,6 +20,7 @@ __all__ = [
     "Reply",
     "Score",
     "Task",
+    "TaskPrompt",
     "open_bus",
     "open_run",
     "publish",

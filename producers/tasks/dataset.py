@@ -93,6 +93,8 @@ class Dataset:
 
     def judge(self, reference: str, turns: Turns) -> Score:
         given = self._verify(self._text.answer(turns), json.loads(reference))
+        if isinstance(given, Score):
+            return given
         if not isinstance(given, tuple):
             return Score(cast(float, given))  # the caller reports a result that is not a number
         pair = cast(tuple[object, ...], given)

@@ -20,6 +20,10 @@ VERIFIERS = """
 def equal(answer, reference):
     return answer == reference["answer"]
 
+def whole(answer, reference):
+    from rollstream.api import Score
+    return Score(0.5, {"length": len(answer)})
+
 def scored(answer, reference):
     return 0.5, {"length": len(answer)}
 
@@ -100,8 +104,9 @@ def test_a_verifier_gives_a_reward_or_a_reward_and_scores(folder: Path):
     reference = json.dumps({"answer": "7"})
     assert dataset().judge(reference, [[*b"7", 258]]).reward == 1
     assert dataset().judge(reference, [[*b"8", 258]]).reward == 0
-    scored = dataset(verifier="checks:scored").judge(reference, [[*b"abc", 258]])
-    assert (scored.reward, dict(scored.scores)) == (0.5, {"length": 3})
+    for verifier in ("checks:scored", "checks:whole"):
+        scored = dataset(verifier=verifier).judge(reference, [[*b"abc", 258]])
+        assert (scored.reward, dict(scored.scores)) == (0.5, {"length": 3})
     with pytest.raises(TypeError, match=r"not a reward or \(reward, scores\)"):
         dataset(verifier="checks:odd").judge(reference, [[258]])
 
