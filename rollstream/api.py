@@ -1,6 +1,7 @@
 """The names that user code imports; they keep their meaning from release to release.
 
-`Task`, `TaskPrompt`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several turns.
+`Task`, `TaskPrompt`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several
+turns.
 `Finished`: a finished trajectory, as a scoring function gets it. `open_run`: a run as Arrow tables.
 `open_bus`, `publish`, `Annotation`: append a late reward to a run's log from any program.
 
