@@ -2,10 +2,14 @@
 what they bring on the passes of `examples/epochs.toml`.
 
 The structure is measured on the recorded answers of one pass, generation on passes from the second
-on, with drafts and without, one right after the other in an order that changes from pair to pair.
-Seconds are processor time of one thread. `SUFFIX_TREE` in the environment names the compiled suffix
-tree of arctic-inference (docs/explanation/drafts.md says how to build it); without it, look-ups
-are held against the 35 µs that were measured once. What is under way is said on the error output.
+on, with drafts and without. The two sides of a pair take turns of 20 ms, each in a thread of its
+own, so that a change of the machine's load meets both; the side that begins changes from pair to
+pair. Seconds are processor time of a side's thread. `histospec_control_64` compares two sides
+without drafts in the same way: its distance from 1 is the error of the measurement.
+
+`SUFFIX_TREE` in the environment names the compiled suffix tree of arctic-inference
+(docs/explanation/drafts.md says how to build it); without it, look-ups are held against the 35 µs
+that were measured once. Progress is printed on the error output.
 """
 
 import subprocess
@@ -27,13 +31,15 @@ from benchmarks.histospec.quickstart import quickstart
 from benchmarks.runs.epochs import (
     Generated,
     Pass,
+    Side,
     batched,
-    generate,
+    generate_in_turns,
     history_of,
     history_of_others,
     one_thread,
     recorded,
     requests,
+    side_thread,
 )
 from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import DraftGate
@@ -43,7 +49,8 @@ WINDOW = 8  # tokens asked for in a look-up
 DEPTH = 64  # of the tree, arctic-inference's default
 GOALS = {1: 2.5, 8: 1.86}
 OLD_ROWS = 16
-OTHERS_ROWS = 1, 16, 64
+OTHERS_ROWS = 1, 8, 16, 32, 64
+CONTROL_ROWS = 64
 BUSY_S = 1800  # of a busy process, should nobody end it
 
 
@@ -166,6 +173,9 @@ def generation(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
     """At each batch size, with one more busy process and without; then the worst of all."""
     worst, accepted = (float("inf"), ""), 0.0
     fitting = [(now, before) for before, now in pairwise(passes)]
+    count = min(sizes.answers * CONTROL_ROWS, sizes.answers_max)
+    one, other = _pairs(fitting, CONTROL_ROWS, count, sizes.pairs_goal, None)
+    yield _compared(f"histospec_control_{CONTROL_ROWS}", one, other, None)
     yield from (beside := list(_beside_another(fitting, sizes)))
     worst = min([worst, *((case.ratio or 0.0, case.case) for case in beside)])
     for batch in sizes.batches:
@@ -220,23 +230,29 @@ def _pairs(
     batch: int,
     count: int,
     pairs: int,
-    known: Callable[[Pass], AnswerHistory] = history_of,
+    known: Callable[[Pass], AnswerHistory] | None = history_of,
 ) -> tuple[list[Generated], list[Generated]]:
-    """With drafts and without, over passes and the histories that they draft from. One gate for
-    all, as a rollout has one for all of its passes.
+    """With drafts and without, in turns, over passes and the histories that they draft from. One
+    gate and one thread for all, as a rollout has for all of its passes. With `known` None neither
+    side drafts.
     """
     drafted: list[Generated] = []
     plain: list[Generated] = []
     gate = DraftGate()
-    for number in range(pairs):
-        now, history = fitting[number % len(fitting)]
-        say(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
-        asked = requests(now, count, skip=number // len(fitting) * count)
-        for with_drafts in (number % 2 == 0, number % 2 == 1):
-            if with_drafts:
-                drafted.append(generate(now, asked, batch, known(history), gate))
-            else:
-                plain.append(generate(now, asked, batch, None, DraftGate()))
+    with side_thread() as drafting, side_thread() as drawing:
+        for number in range(pairs):
+            now, before = fitting[number % len(fitting)]
+            say(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
+            asked = requests(now, count, skip=number // len(fitting) * count)
+            history = known(before) if known else None
+            sides = [
+                Side(drafting, now, asked, batch, history, gate),
+                Side(drawing, now, asked, batch, None, DraftGate()),
+            ]
+            order = -1 if number % 2 else 1
+            with_drafts, without = generate_in_turns(sides[::order])[::order]
+            drafted.append(with_drafts)
+            plain.append(without)
     return drafted, plain
 
 

@@ -1,12 +1,14 @@
 """A recorded run of `examples/epochs.toml`, and the generation of its passes anew: the same prompts
 under the weights that each pass had, drafts from what the log says of the pass before.
 
-Only the engine is timed: processor time of one thread, with and without drafts side by side, the
-same seeds and so the same tokens.
+Only the engine is timed. Two sides, for example with and without drafts, have the same seeds and so
+the same tokens. They take turns of `TURN_S`, each in a thread of its own, and a side's seconds are
+the processor time of its thread.
 """
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from rollstream.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.producers.drafts import AnswerHistory, HistoryAnswer
 from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.base import DraftStats, Emission, EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch import TorchEngine
 from rollstream.storage.models import model_from_version
 from rollstream.storage.stores.connect import open_store
@@ -31,6 +33,7 @@ from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"
 PROMPTS, PASS_STEPS, CONTEXT = 192, 8, 512
+TURN_S = 0.02
 SEED = 1  # not the run's: the answers are other samples than those in the log
 
 
@@ -45,7 +48,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Tokens per second of processor time, the tokens themselves, and what drafting came to."""
+    """Tokens per second of a side's processor time, the tokens, and the draft statistics."""
 
     tokens_per_s: float
     tokens: dict[str, list[int]]
@@ -126,32 +129,74 @@ def requests(of: Pass, count: int, skip: int = 0) -> list[GenerationRequest]:
     return found
 
 
-def generate(
+class Side:
+    """One of two generations that are compared: an engine, and a thread that lives as long as the
+    side's gate does, since the gate reads that thread's clock. Without a history the engine makes
+    no drafts.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        of: Pass,
+        asked: Sequence[GenerationRequest],
+        slots: int,
+        history: AnswerHistory | None,
+        gate: DraftGate,
+    ) -> None:
+        self._thread = thread
+        self._engine = thread.submit(_opened, of, asked, slots, history, gate).result()
+        self._tokens: dict[str, list[int]] = {}
+        self._seconds = 0.0
+        self.count = 0
+        """Tokens generated so far."""
+        self.ended = False
+
+    def take_turn(self) -> None:
+        """Generate for `TURN_S` seconds of this side's thread, or to the end."""
+        self._thread.submit(self._generate).result()
+
+    def result(self) -> Generated:
+        return Generated(self.count / self._seconds, self._tokens, self._engine.stats().drafts)
+
+    def _generate(self) -> None:
+        began = time.thread_time()
+        while not self.ended and time.thread_time() - began < TURN_S:
+            emissions = self._engine.poll(60.0)
+            self.ended = not emissions
+            for emission in emissions:
+                tokens = self._tokens.setdefault(emission.trajectory, [])
+                tokens.extend(emission.tokens.tolist())
+                self.count += len(emission.tokens)
+        self._seconds += time.thread_time() - began
+
+
+def side_thread() -> ThreadPoolExecutor:
+    """The thread of a side."""
+    return ThreadPoolExecutor(1, initializer=one_thread)
+
+
+def generate_in_turns(sides: Sequence[Side]) -> list[Generated]:
+    """Run all sides to their end. The next turn is always that of the side with the fewest tokens,
+    so all do the same work at about the same time, under the same load of the machine.
+    """
+    while running := [side for side in sides if not side.ended]:
+        min(running, key=lambda side: side.count).take_turn()
+    return [side.result() for side in sides]
+
+
+def _opened(
     of: Pass,
     asked: Sequence[GenerationRequest],
     slots: int,
     history: AnswerHistory | None,
     gate: DraftGate,
-) -> Generated:
-    """All of it through one engine; without a history the engine knows nothing of drafts."""
-    weights = of.model.state_dict()
-    engine = TorchEngine(
-        of.model.config,
-        weights,
-        Version(0, 1),
-        EngineOptions(slots, CONTEXT, drafts=history, gate=gate),
-    )
+) -> TorchEngine:
+    options = EngineOptions(slots, CONTEXT, drafts=history, gate=gate)
+    engine = TorchEngine(of.model.config, of.model.state_dict(), Version(0, 1), options)
     for request in asked:
         engine.submit(request)
-    emissions: list[Emission] = []
-    began = time.process_time()
-    while news := engine.poll(60.0):
-        emissions += news
-    seconds = time.process_time() - began
-    tokens: dict[str, list[int]] = {}
-    for emission in emissions:
-        tokens.setdefault(emission.trajectory, []).extend(emission.tokens.tolist())
-    return Generated(sum(map(len, tokens.values())) / seconds, tokens, engine.stats().drafts)
+    return engine
 
 
 def one_thread() -> int:
