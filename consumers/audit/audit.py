@@ -55,7 +55,7 @@ class AuditFolds:
     takes archived rows.
     """
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     reads: TrainerReads
     versions: VersionAudit
     fences: FenceAudit
@@ -105,13 +105,13 @@ class Audit:
 
     def _folds(self) -> AuditFolds:
         topics = {topic.name: topic for topic in catalogue()}
-        taken = LedgerIndex()
+        ledger = LedgerIndex()
         groups, once, versions = (
-            GroupAudit(taken),
-            ExactlyOnceAudit(taken),
-            VersionAudit(taken, KnownRollouts(self.store)),
+            GroupAudit(ledger),
+            ExactlyOnceAudit(ledger),
+            VersionAudit(ledger, KnownRollouts(self.store)),
         )
-        foreign = ForeignCompletions(groups.admitted, self._coverage, taken)
+        foreign = ForeignCompletions(groups.admitted, self._coverage, ledger)
         spans = SpanAudit(foreign)
         reads = TrainerReads(groups.admitted)
         damage = UnreadableRecords(self.bus, self.reading, reads.was_read)
@@ -121,12 +121,12 @@ class Audit:
             once,
             spans,
             OneVersionAudit(keep_version, foreign),
-            LagAudit(taken, self.policy),
-            OriginAudit(taken, groups.admitted, spans.tally, self._coverage),
-            DecisionAudit(groups, taken, reads, self.policy, once.tally),
+            LagAudit(ledger, self.policy),
+            OriginAudit(ledger, groups.admitted, spans.tally, self._coverage),
+            DecisionAudit(groups, ledger, reads, self.policy, once.tally),
         )
-        every = (groups, *rows, AnnotationAudit(taken, once.tally), versions, fences)
-        return AuditFolds(taken, reads, versions, fences, rows, every)
+        every = (groups, *rows, AnnotationAudit(ledger, once.tally), versions, fences)
+        return AuditFolds(ledger, reads, versions, fences, rows, every)
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:
@@ -158,7 +158,7 @@ class Audit:
             if partitions and _is_misplaced(seen, partitions):
                 self.reading.counts["misplaced"] += 1
                 continue
-            folds.taken.apply(seen)
+            folds.ledger.apply(seen)
             folds.reads.apply(seen)
             for fold in folds.all:
                 fold.apply(seen)

@@ -61,7 +61,7 @@ class DecisionAudit:
     """Needs the ledger before `annotations`, and `annotations` before `trajectories`."""
 
     groups: GroupAudit
-    taken: LedgerIndex
+    ledger: LedgerIndex
     reads: TrainerReads
     policy: AuditPolicy
     once: InvariantResult
@@ -111,7 +111,7 @@ class DecisionAudit:
 
     def _begin(self) -> None:
         """Once the ledger is read: select the groups whose completions are needed."""
-        self._is_begun, self._known = True, self.taken.believed
+        self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
             return
         for group, admission in self.groups.admitted.items():
@@ -119,8 +119,8 @@ class DecisionAudit:
                 continue
             if group not in self.groups.ended or group in self._closings:
                 self._held[group] = GroupRecords(admission.names)
-        odd: dict[int, list[str]] = {u.group: [] for u in self.taken.uses.values() if not u.step}
-        for name, use in self.taken.uses.items() if odd else ():
+        odd: dict[int, list[str]] = {u.group: [] for u in self.ledger.uses.values() if not u.step}
+        for name, use in self.ledger.uses.items() if odd else ():
             if use.group in odd:
                 odd[use.group].append(name)
         for group, names in odd.items():
@@ -155,7 +155,7 @@ class DecisionAudit:
             self.tally.add_unchecked(what)
         if starts_complete(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
-            OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.taken).check(
+            OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.ledger).check(
                 held
             )
 
@@ -182,9 +182,9 @@ class DecisionAudit:
         if held is not None and note.trajectory in held.names and key not in held.noted:
             held.noted[key] = (note, seen.address)
         begun = self.reads.of_group(note.group)
-        if begun is None or key in self.taken.notes:
+        if begun is None or key in self.ledger.notes:
             return
-        use = self.taken.uses.get(note.trajectory)
+        use = self.ledger.uses.get(note.trajectory)
         at = seen.address
         if use is not None and is_within(begun.annotations, at.partition, at.offset):
             what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
@@ -194,7 +194,7 @@ class DecisionAudit:
     # ---- trajectories ----------------------------------------------------------------------------
 
     def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
-        uses, held, begun = self.taken.uses, self._held, self.reads.begun
+        uses, held, begun = self.ledger.uses, self._held, self.reads.begun
         oldest = self._oldest
         found = {row for row, group in enumerate(rows.groups) if group in held}
         for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
@@ -223,7 +223,7 @@ class DecisionAudit:
             )
             if len(held.arrived) == len(held.names):
                 self._decide(group, held)
-        use = self.taken.uses.get(name)
+        use = self.ledger.uses.get(name)
         if use is not None:
             if use.at == at and use.step:
                 self._check_trained(record, seen, self.rule)
@@ -244,10 +244,10 @@ class DecisionAudit:
         rewards was trained although the filter is on.
         """
         group = record.group
-        if not is_annotated(record, rule.names, self.taken.notes):
+        if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.tally.add_violation(what, seen.topic, seen.address)
-        is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
+        is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.ledger.notes
         if not rule.filter_equal_rewards or group in self._held or not is_plain:
             return
         count, before = self._equal.get(group, (0, record.reward))
@@ -255,7 +255,7 @@ class DecisionAudit:
             self._equal[group] = (-1 << 40, float("nan"))
             return
         self._equal[group] = (count + 1, record.reward)
-        if count + 1 == self.taken.trained_of[group] >= EQUAL_REWARDS_MIN:
+        if count + 1 == self.ledger.trained_of[group] >= EQUAL_REWARDS_MIN:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.tally.add_violation(what, seen.topic, seen.address)
 
@@ -268,7 +268,7 @@ class DecisionAudit:
             return
         if closing is not None:
             self._check_closing(group, closing, held)
-        elif end is not None and end.step in self.taken.versions:
+        elif end is not None and end.step in self.ledger.versions:
             self._check_members(group, end.step, held)
         else:
             return
@@ -292,12 +292,12 @@ class DecisionAudit:
         self.tally.add_violation(what, "ledger", closing.at)
 
     def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
-        notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
+        notes = {key: note for key, (note, _) in held.noted.items() if key in self.ledger.notes}
         begun = self.reads.of_group(group)
         believed = self._known.up_to(None if begun is None else begun.believed)
         prepared = self._prepared(group, held, notes, step - 1, believed)
         wanted = {sample.trajectory for sample in prepared.samples}
-        trained = {name for name in held.names if self.taken.uses[name].step}
+        trained = {name for name in held.names if self.ledger.uses[name].step}
         take = self.groups.ended[group].at
         if not trained:  # `GroupAudit` records this violation
             return

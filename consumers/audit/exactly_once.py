@@ -32,7 +32,7 @@ class ExactlyOnceAudit:
     first.
     """
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     tally: InvariantResult = field(
         default_factory=lambda: InvariantResult(
             2, "a trajectory is trained once, on its first completion"
@@ -55,7 +55,7 @@ class ExactlyOnceAudit:
         """A new row that matches its take, or that no take names, is only added to the completed
         names; every other row is checked as a record.
         """
-        uses, partition = self.taken.uses.get, rows.partition
+        uses, partition = self.ledger.uses.get, rows.partition
         columns = zip(rows.names, rows.groups, rows.hashes, rows.finishes, strict=True)
         for row, (name, group, hash_, finish) in enumerate(columns):
             use = uses(name)
@@ -77,10 +77,10 @@ class ExactlyOnceAudit:
 
     def finish(self, coverage: Coverage) -> None:
         counts, kept = self.tally.counts, coverage["trajectories"]
-        counts["trained"] = sum(self.taken.trained.values())
+        counts["trained"] = sum(self.ledger.trained.values())
         counts["completed"] = len(self._firsts)
         gone = 0
-        for name, use in self.taken.uses.items():
+        for name, use in self.ledger.uses.items():
             if name in self._firsts:
                 continue
             within = use.at.offset < self._ends.get(use.at.partition, 0)
@@ -108,7 +108,7 @@ class ExactlyOnceAudit:
             for name in (name for name, count in names.items() if count > 1):
                 self.tally.add_violation(f"{name} appears twice in one take", "ledger", at)
         for member in take.members:
-            use = self.taken.uses.get(member.trajectory)
+            use = self.ledger.uses.get(member.trajectory)
             if use is None:
                 self._strangers.append((member.trajectory, at))
                 continue
@@ -126,7 +126,7 @@ class ExactlyOnceAudit:
             self.tally.counts["duplicates"] += 1
             return
         self._firsts.add(name)
-        use = self.taken.uses.get(name)
+        use = self.ledger.uses.get(name)
         if use is None:
             return
         if use.at != seen.address:
@@ -161,7 +161,7 @@ class AnnotationAudit:
     `ExactlyOnceAudit`.
     """
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     tally: InvariantResult
     _firsts: set[AnnotationKey] = field(default_factory=set[AnnotationKey])
 
@@ -170,7 +170,7 @@ class AnnotationAudit:
         if seen.topic != "annotations" or not isinstance(record, Annotation):
             return
         key = (record.trajectory, record.name)
-        used = self.taken.notes.get(key)
+        used = self.ledger.notes.get(key)
         if used is None or key in self._firsts or not is_counted_at_intake(record):
             return
         self._firsts.add(key)
@@ -182,11 +182,11 @@ class AnnotationAudit:
             self.tally.add_violation(what, seen.topic, seen.address)
 
     def finish(self, coverage: Coverage) -> None:
-        self.tally.counts["annotations used"] = len(self.taken.notes)
-        missing = self.taken.notes.keys() - self._firsts
+        self.tally.counts["annotations used"] = len(self.ledger.notes)
+        missing = self.ledger.notes.keys() - self._firsts
         if missing and coverage["annotations"] == "whole":
             for key in sorted(missing):
-                used = self.taken.notes[key]
+                used = self.ledger.notes[key]
                 self.tally.add_violation(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
         elif missing:
             self.tally.add_unchecked(f"{len(missing)} annotations that takes name are missing")

@@ -46,7 +46,7 @@ class GroupEnding(msgspec.Struct, frozen=True, gc=False):
 class GroupAudit:
     """Needs `admissions` before the ledger."""
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     tally: InvariantResult = field(
         default_factory=lambda: InvariantResult(1, "every admitted group ends once")
     )
@@ -103,7 +103,7 @@ class GroupAudit:
                 self.tally.add_violation(what, "ledger", at)
         self._check_trained()
         for done, at in self._done:
-            if self.taken.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
+            if self.ledger.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
                 self._check_counts(done, at)
 
     def _admit(self, record: Admitted, at: Address) -> None:
@@ -178,7 +178,7 @@ class GroupAudit:
         finished = {done.step for done, _ in self._done}
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished
-            if is_done and not self.taken.trained_of[group]:
+            if is_done and not self.ledger.trained_of[group]:
                 what = f"group {group} was begun in step {end.step}, but none of it was trained"
                 self.tally.add_violation(what, "ledger", end.at)
 

@@ -68,7 +68,7 @@ class OpenGroupCheck:
     reads: TrainerReads
     policy: AuditPolicy
     oldest: Mapping[int, int]
-    taken: LedgerIndex
+    ledger: LedgerIndex
 
     def check(self, held: Mapping[int, GroupRecords]) -> None:
         """Check these groups, which the ledger does not end."""
@@ -117,7 +117,7 @@ class OpenGroupCheck:
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
         group = admission.prompt.offset  # any number: only the decision is used
-        believed = self.taken.believed.up_to(take.believed)
+        believed = self.ledger.believed.up_to(take.believed)
         return prepare_group(group, had.records(), had.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:

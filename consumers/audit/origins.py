@@ -45,7 +45,7 @@ class OriginAudit:
     shares its result with `SpanAudit`.
     """
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     admitted: Mapping[int, Admission]
     tally: InvariantResult
     coverage: Coverage
@@ -91,7 +91,7 @@ class OriginAudit:
             case Partial() as partial if seen.topic == "partials":
                 self.chains.keep(partial, seen.address)
             case Trajectory() as record if seen.topic == "trajectories":
-                use = self.taken.uses.get(record.trajectory)
+                use = self.ledger.uses.get(record.trajectory)
                 if use is not None and use.step and use.at == seen.address:
                     self._check(record, seen)
             case _:
@@ -101,7 +101,7 @@ class OriginAudit:
         """A row is correct if its rollout applied its versions, and if no prompt, assignment or
         chain of it is kept; every other row is checked as a record.
         """
-        uses, applied, spans = self.taken.uses, self._applied, rows.spans
+        uses, applied, spans = self.ledger.uses, self._applied, rows.spans
         firsts = np.searchsorted(spans.row, np.arange(len(rows))).tolist()
         counts, are_ordered = spans.count.tolist(), bool(self._ordered)
         who = zip(rows.plain("rollout"), rows.plain("rollout_term"), strict=True)

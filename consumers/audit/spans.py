@@ -56,7 +56,7 @@ class LagAudit:
     per step.
     """
 
-    taken: LedgerIndex
+    ledger: LedgerIndex
     policy: AuditPolicy
     tally: InvariantResult = field(
         default_factory=lambda: InvariantResult(5, "no token is trained above max_lag")
@@ -71,9 +71,9 @@ class LagAudit:
         if isinstance(record, StepDone) and seen.topic == "ledger":
             self._done.append((record, seen.address))
         elif isinstance(record, Trajectory) and seen.topic == "trajectories":
-            use = self.taken.uses.get(record.trajectory)
+            use = self.ledger.uses.get(record.trajectory)
             if use is not None and use.step and use.at == seen.address:
-                self._weigh(record, use.step, seen)
+                self._add_lags(record, use.step, seen)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         steps = self._steps(rows)
@@ -87,12 +87,12 @@ class LagAudit:
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
         ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
-        odd = (spans.sums(ahead) > 0) | (trained == 0)
+        suspicious = (spans.sums(ahead) > 0) | (trained == 0)
         if self.policy.keep_version:
-            odd |= masked > 0
-        for row in np.flatnonzero(odd & (steps > 0)).tolist():
+            suspicious |= masked > 0
+        for row in np.flatnonzero(suspicious & (steps > 0)).tolist():
             self.apply(rows.seen(row))
-        plain = np.where(odd, 0, steps)
+        plain = np.where(suspicious, 0, steps)
         self._add(plain, {"trained": trained, "masked": masked})
         counted = lags[~is_masked & (plain[spans.row] > 0)]
         if len(counted):
@@ -106,15 +106,15 @@ class LagAudit:
         bound = self.policy.max_lag
         if bound is None:
             self.tally.notes.append("max_lag = null: ready_groups_max bounds it")
-        gone, ledger_whole = 0, starts_complete(coverage["ledger"])
+        incomplete, ledger_whole = 0, starts_complete(coverage["ledger"])
         for done, at in self._done:
-            whole = self.taken.is_whole(done.step, ledger_whole=ledger_whole)
-            if whole and self._sums[done.step, "trajectories"] == self.taken.trained[done.step]:
+            whole = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
+            if whole and self._sums[done.step, "trajectories"] == self.ledger.trained[done.step]:
                 self._compare(done, at)
             else:
-                gone += 1
-        if gone:
-            self.tally.add_unchecked(f"{gone} steps whose takes or completions are missing")
+                incomplete += 1
+        if incomplete:
+            self.tally.add_unchecked(f"{incomplete} steps whose takes or completions are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
                 self.tally.add_unchecked(f"{topic} is missing")
@@ -122,38 +122,39 @@ class LagAudit:
     def _steps(self, rows: TrajectoryRows) -> Integers:
         """The step that trained each row, 0 for none."""
         found: list[int] = []
-        for at, use in enumerate(map(self.taken.uses.get, rows.names), rows.first):
+        for at, use in enumerate(map(self.ledger.uses.get, rows.names), rows.first):
             is_used = use is not None and use.at.offset == at and use.at.partition == rows.partition
             found.append(use.step if use is not None and is_used else 0)
         return np.array(found, np.int64)
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether its version is believed (as `LedgerIndex.is_believed`)."""
-        numbers, of = np.unique(rows.spans.number, return_inverse=True)
-        made = [self.taken.versions.get(number) for number in numbers.tolist()]
+        numbers, index = np.unique(rows.spans.number, return_inverse=True)
+        made = [self.ledger.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in made], np.bool_)
         terms = np.array([0 if version is None else version.term for version in made], np.int64)
-        return ~is_known[of] | (terms[of] == rows.spans.term)
+        return ~is_known[index] | (terms[index] == rows.spans.term)
 
     def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
         """Add to the sums of each step; rows of step 0 are not counted."""
-        found, of = np.unique(steps, return_inverse=True)
-        sums = {name: np.bincount(of, counts).tolist() for name, counts in tokens.items()}
-        sums["trajectories"] = np.bincount(of).tolist()
+        found, index = np.unique(steps, return_inverse=True)
+        sums = {name: np.bincount(index, counts).tolist() for name, counts in tokens.items()}
+        sums["trajectories"] = np.bincount(index).tolist()
         for at, step in enumerate(found.tolist()):
             for name, values in sums.items():
                 self._sums[step, name] += int(values[at]) if step else 0
 
-    def _weigh(self, record: Trajectory, step: int, seen: AuditMessage) -> None:
+    def _add_lags(self, record: Trajectory, step: int, seen: AuditMessage) -> None:
+        """Add a trained trajectory's tokens to its step's sums, and report its lag violations."""
         trained = masked = 0
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
-            if span.version.number > max(step - 1, self.taken.highest[step]):
+            if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.tally.add_violation(what, seen.topic, seen.address)
             bound = self.policy.max_lag
             is_above = bound is not None and lag > bound
-            if is_above or not self.taken.is_believed(span.version):
+            if is_above or not self.ledger.is_believed(span.version):
                 masked += tokens
             else:
                 trained += tokens
@@ -197,7 +198,7 @@ class ForeignCompletions:
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
-    taken: LedgerIndex
+    ledger: LedgerIndex
 
     def has(self, record: Trajectory) -> bool:
         """Whether the completion is foreign; False if the first admissions are not available."""
@@ -209,7 +210,7 @@ class ForeignCompletions:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """Checks `trajectories`; needs the ledger before them."""
+    """Checks invariant 3 over `trajectories`; needs the ledger before them."""
 
     foreign: ForeignCompletions
     tally: InvariantResult = field(
@@ -228,7 +229,7 @@ class SpanAudit:
         generated = int(np.count_nonzero(record.sources == GENERATED))
         self.tally.counts["tokens"] += generated
         wrong = _span_problem(record, generated)
-        if wrong and not self.foreign.taken.is_trained(record.trajectory, seen.address):
+        if wrong and not self.foreign.ledger.is_trained(record.trajectory, seen.address):
             self.tally.counts["malformed and not trained"] += 1
         elif wrong:
             self.tally.add_violation(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
@@ -258,25 +259,25 @@ class OneVersionAudit:
     def apply(self, seen: AuditMessage) -> None:
         record = seen.record
         if isinstance(record, Assignment) and self.keep_version and not seen.void:
-            self._ordered(record)
+            self._count_outcome(record)
         if seen.topic != "trajectories" or not isinstance(record, Trajectory):
             return
         several = len(record.spans) > 1
         self.tally.counts["trajectories of one span"] += not several
         self.tally.counts["of several"] += several
-        is_trained = self.foreign.taken.is_trained(record.trajectory, seen.address)
+        is_trained = self.foreign.ledger.is_trained(record.trajectory, seen.address)
         if several and self.keep_version and is_trained:
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
             self.tally.add_violation(what, seen.topic, seen.address)
 
-    def _ordered(self, order: Assignment) -> None:
+    def _count_outcome(self, assignment: Assignment) -> None:
         """Count the outcomes of trajectories whose version no rollout held, as far as assignments
         are kept.
         """
-        if order.from_history:
+        if assignment.from_history:
             self.tally.counts["loaded from history"] += 1
-        elif order.kind == "start" and order.attempt > 1:
+        elif assignment.kind == "start" and assignment.attempt > 1:
             self.tally.counts["started again"] += 1
 
     def apply_rows(self, rows: TrajectoryRows) -> None:

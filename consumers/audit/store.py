@@ -156,7 +156,7 @@ class StoreAudit:
         believed if the pointer, the log or a child names it.
         """
         if version.number or version == pointer.version:
-            return self.versions.taken.is_believed(version)
+            return self.versions.ledger.is_believed(version)
         named = version in self.versions.hashes
         return named or any(m.parent == version for m in self._manifests.values())
 

@@ -3,8 +3,8 @@ believed above the fence.
 
 A trainer that dies between believing a version and writing its `StepDone` leaves one version to its
 successor, which finds it and continues: the first new step of a term may carry a lower term, no
-later step may. A step that is repeated with another state hash is a fork; it is noted, and no
-violation.
+later step may. A step that is repeated with another state hash is a fork: it becomes a note of the
+result, not a violation.
 
 Grows with the run: a hash and a few bytes per version.
 """
@@ -26,8 +26,8 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """The rollouts and the terms that their names have taken in the store; each name is read
-    once.
+    """The rollouts that have registered in the store, and the highest term of each; each name is
+    read once.
     """
 
     store: ObjectStore | None
@@ -51,16 +51,19 @@ class KnownRollouts:
 
 @dataclass(slots=True)
 class VersionAudit:
-    """The check of the store adds to the same result."""
+    """Checks invariant 6 over `ledger`, `weights` and `applied`. The check of the stored versions
+    (`store.py`) adds its violations to the same result, `tally`.
+    """
 
-    taken: LedgerIndex
-    participants: KnownRollouts
+    ledger: LedgerIndex
+    rollouts: KnownRollouts
     tally: InvariantResult = field(
         default_factory=lambda: InvariantResult(6, "versions are whole, in order, unchanged")
     )
     hashes: dict[Version, str] = field(default_factory=dict[Version, str])
     """Hash of the manifest of each version that was announced or served."""
     states: dict[int, str] = field(default_factory=dict[int, str])
+    """State hash of each step, as first recorded."""
     last: StepDone | None = None
     """The newest step that was new when its record was written."""
     term: int = 0
@@ -80,12 +83,12 @@ class VersionAudit:
             case StepDone() as done if seen.topic == "ledger":
                 self._done(done, seen)
             case WeightsAnnounced() as announced:
-                self._named(announced.version, announced.manifest_hash, seen)
-            case Applied() as applied if self.participants.is_foreign(applied):
+                self._check_hash(announced.version, announced.manifest_hash, seen)
+            case Applied() as applied if self.rollouts.is_foreign(applied):
                 self.tally.counts["foreign applied"] += 1
             case Applied() as applied:
                 self.tally.counts["applied"] += 1
-                self._named(applied.version, applied.hash, seen)
+                self._check_hash(applied.version, applied.hash, seen)
             case _:
                 pass
 
@@ -105,14 +108,15 @@ class VersionAudit:
             return
         self.states[done.step] = done.state_hash
         self.tally.counts["steps"] += 1
-        wrong = self._wrong(done, seen)
-        if wrong:
+        problem = self._problem(done, seen)
+        if problem:
             self.tally.add_violation(
-                f"step {done.step} as {done.version}: {wrong}", "ledger", seen.address
+                f"step {done.step} as {done.version}: {problem}", "ledger", seen.address
             )
         self.last, self._is_first = done, False
 
-    def _wrong(self, done: StepDone, seen: AuditMessage) -> str:
+    def _problem(self, done: StepDone, seen: AuditMessage) -> str:
+        """Why a new step's version is out of order; "" if it is in order."""
         if done.version.number != done.step:
             return "the numbers differ"
         term = self.term if seen.envelope is None else seen.envelope.term
@@ -127,7 +131,7 @@ class VersionAudit:
             return f"it follows step {last.step}"
         return "" if done.version.term >= last.version.term else f"it follows {last.version}"
 
-    def _named(self, version: Version, manifest_hash: str, seen: AuditMessage) -> None:
+    def _check_hash(self, version: Version, manifest_hash: str, seen: AuditMessage) -> None:
         known = self.hashes.setdefault(version, manifest_hash)
         if known != manifest_hash:
             what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"

@@ -25,8 +25,8 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a trajectory continues under its next attempt. `again`: generated tokens are
-    discarded.
+    """How a trajectory continues under its next attempt. `discards_tokens` is True where it restarts
+    although tokens were generated.
     """
 
     kind: Literal["start", "resume"]
@@ -34,22 +34,22 @@ class Continuation:
     partial: Address | None
     version: Version | None
     moves: int
-    again: bool
+    discards_tokens: bool
 
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     """Open trajectories that no living rollout holds, by group, oldest wave first."""
-    held = {t for t, o in state.orders.items() if not o.given_up and state.is_held(o)}
+    held = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     found = [
-        (group.admitted.wave, number, lost)
+        (group.admitted.wave, number, unheld)
         for number, group in state.groups.items()
-        if (lost := [t for t in group.admitted.trajectories if t in group.open and t not in held])
+        if (unheld := [t for t in group.admitted.trajectories if t in group.open and t not in held])
     ]
-    return [lost for _, _, lost in sorted(found)]
+    return [unheld for _, _, unheld in sorted(found)]
 
 
 def continuation(
-    order: CurrentAssignment | None,
+    assignment: CurrentAssignment | None,
     chain: PartialChain | None,
     keep_version: bool,
     held: Collection[Version],
@@ -60,15 +60,15 @@ def continuation(
     If none does, the trajectory restarts on the newest version, unless it is cheaper that an idle
     rollout loads the old version from history (decided by the caller).
     """
-    attempt = 1 if order is None else order.attempt + 1
-    moves = 0 if order is None else order.moves + 1
+    attempt = 1 if assignment is None else assignment.attempt + 1
+    moves = 0 if assignment is None else assignment.moves + 1
     if chain is None:  # without a first token a released trajectory discards nothing
-        again = order is not None and not order.given_up
-        return Continuation("start", attempt, None, None, moves, again)
+        discards_tokens = assignment is not None and not assignment.given_up
+        return Continuation("start", attempt, None, None, moves, discards_tokens)
     if keep_version and chain.version not in held:
-        return Continuation("start", attempt, None, None, moves, again=True)
+        return Continuation("start", attempt, None, None, moves, discards_tokens=True)
     exact = chain.version if keep_version else None
-    return Continuation("resume", attempt, chain.at, exact, moves, again=False)
+    return Continuation("resume", attempt, chain.at, exact, moves, discards_tokens=False)
 
 
 def rollouts_holding(versions: Mapping[str, Version], needed: Version | None) -> set[str]:
@@ -97,16 +97,17 @@ def held_versions(state: DispatchState) -> set[Version]:
 
 def continuations(
     state: DispatchState,
-    lost: Iterable[str],
+    trajectories: Iterable[str],
     keep_version: bool,
     held: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """How each lost trajectory continues; `held` are the `held_versions`, computed here if not
+    """How each of these trajectories continues; `held` are the `held_versions`, computed here if not
     given.
     """
     held = held_versions(state) if held is None else held
     return {
-        t: continuation(state.orders.get(t), state.chains.get(t), keep_version, held) for t in lost
+        t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, held)
+        for t in trajectories
     }
 
 
@@ -159,7 +160,7 @@ def assignment_record(
 
 
 def release_record(
-    prompt: Prompt, trajectory: str, order: CurrentAssignment, onward: str = ""
+    prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
     """Asks a rollout to drop a trajectory, or, with `onward`, to give it up for that rollout."""
     return Assignment(
@@ -167,10 +168,10 @@ def release_record(
         trajectory=trajectory,
         group=prompt.group,
         index=int(trajectory.rsplit(".", 1)[1]),
-        attempt=order.attempt,
-        rollout=order.rollout,
-        rollout_term=order.rollout_term,
-        version=order.version,
+        attempt=assignment.attempt,
+        rollout=assignment.rollout,
+        rollout_term=assignment.rollout_term,
+        version=assignment.version,
         task=prompt.task,
         tokens=prompt.tokens[:0],
         sampling=prompt.sampling,

@@ -40,6 +40,25 @@ from rollstream.streams.topics import is_in_key_partition
 from rollstream.streams.truncation import move_back_to_oldest
 from rollstream.streams.values import Address
 
+log = logging.getLogger(__name__)
+
+FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
+"""Topics of other roles that dispatch folds from stored positions (of `applied` only the unreadable
+records matter). Compacted topics are read from their beginning.
+"""
+DEAD_LETTERED_TOPICS = (
+    "prompts",
+    "assignments",
+    "partials",
+    "status",
+    "weights",
+    "applied",
+    "ledger",
+)
+"""Topics whose unreadable bytes dispatch appends to `<topic>.dead`."""
+CHECKED_TOPICS = ("partials", "status", "applied")
+"""Topics whose readable records dispatch may refuse to act on."""
+PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
 LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
@@ -65,14 +84,14 @@ def refused_applied(applied: Applied) -> str:
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
-def refused_partial(partial: Partial, order: CurrentAssignment | None) -> str:
+def refused_partial(partial: Partial, assignment: CurrentAssignment | None) -> str:
     """The reason why no resume may start from the partial; "" if one may. Its attempt must have
     been assigned, the newest one to this rollout and term.
     """
-    if order is None or not 0 < partial.attempt <= order.attempt:
+    if assignment is None or not 0 < partial.attempt <= assignment.attempt:
         return f"attempt {partial.attempt} was never assigned"
-    holder = (order.rollout, order.rollout_term)
-    if partial.attempt == order.attempt and (partial.rollout, partial.rollout_term) != holder:
+    holder = (assignment.rollout, assignment.rollout_term)
+    if partial.attempt == assignment.attempt and (partial.rollout, partial.rollout_term) != holder:
         return f"attempt {partial.attempt} was not assigned to {partial.rollout}"
     return malformed_partial(partial)
 
@@ -151,27 +170,6 @@ class SilenceClock:
         """A read that started `at_s`, on dispatch's monotonic clock, returned a status."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
-
-
-log = logging.getLogger(__name__)
-
-FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
-"""Topics of other roles that dispatch folds from stored positions (of `applied` only the unreadable
-records matter). Compacted topics are read from their beginning.
-"""
-DEAD_LETTERED_TOPICS = (
-    "prompts",
-    "assignments",
-    "partials",
-    "status",
-    "weights",
-    "applied",
-    "ledger",
-)
-"""Topics whose unreadable bytes dispatch appends to `<topic>.dead`."""
-CHECKED_TOPICS = ("partials", "status", "applied")
-"""Topics whose readable records dispatch may refuse to act on."""
-PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 
 class DispatchInbox:
@@ -302,7 +300,7 @@ class DispatchInbox:
         """
         match record:
             case Partial():
-                return refused_partial(record, self._state.orders.get(record.trajectory))
+                return refused_partial(record, self._state.assignments.get(record.trajectory))
             case RolloutStatus():
                 who, reason = (ROLLOUTS, record.rollout, record.term), refused_status(record)
             case RelayStatus():  # all relays count their terms under one name
@@ -346,7 +344,7 @@ class DispatchInbox:
                 pass  # records of other roles in the ledger and relays' status
 
     def _complete(self, record: Trajectory, partition: int) -> None:
-        """Record a completion, and the length of a living one for later predictions. A completion
+        """Apply a completion, and record the length of one that is not dead for later predictions. A completion
         outside its group's partition is late, as for the trainer.
         """
         group = self._state.groups.get(record.group)
@@ -354,10 +352,10 @@ class DispatchInbox:
         if not is_in_key_partition(record.group, partition, partitions):
             self._state.late += 1
             return
-        lived = len(record.logprobs) if record.finish != "dead" else None
-        counts = self._state.apply_completion(record.group, record.trajectory, lived)
-        if counts and lived is not None and group is not None and group.prompt is not None:
-            self.lengths.note(group.prompt, lived)
+        generated = len(record.logprobs) if record.finish != "dead" else None
+        counts = self._state.apply_completion(record.group, record.trajectory, generated)
+        if counts and generated is not None and group is not None and group.prompt is not None:
+            self.lengths.note(group.prompt, generated)
 
     def _prompt(self, prompt: Prompt, at: Address) -> None:
         """Keep the prompt for admission, or attach it to an open group that a rebuild found."""

@@ -82,9 +82,9 @@ class RepackPlanner:
         apart = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
         gathered = self._gather(state, lengths, apart)
         onward = dict(gathered.moves)
-        for trajectory, order in state.orders.items():
-            if order.rollout in giving and is_generating(state, trajectory, order):
-                onward[trajectory] = giving[order.rollout]
+        for trajectory, assignment in state.assignments.items():
+            if assignment.rollout in giving and is_generating(state, trajectory, assignment):
+                onward[trajectory] = giving[assignment.rollout]
         self._asked_s |= dict.fromkeys(onward, now_s)
         return RepackPlan(tuple(_move_releases(state, onward)), gathered.deferred, moves)
 
@@ -92,21 +92,21 @@ class RepackPlanner:
         """The load of every rollout; one in the middle of a move is not ready until the move is
         done or `MOVE_TIMEOUT_S` is over.
         """
-        for trajectory, order in state.orders.items():
-            if order.onward:
+        for trajectory, assignment in state.assignments.items():
+            if assignment.onward:
                 self._asked_s.setdefault(trajectory, now_s)  # released by an earlier holder
-        self._asked_s = {t: at_s for t, at_s in self._asked_s.items() if t in state.orders}
+        self._asked_s = {t: at_s for t, at_s in self._asked_s.items() if t in state.assignments}
         moving: set[str] = set()
         silent: dict[str, int] = {}
-        for trajectory, order in state.orders.items():
-            if not state.is_held(order):
+        for trajectory, assignment in state.assignments.items():
+            if not state.is_held(assignment):
                 continue
-            if order.onward and now_s - self._asked_s[trajectory] < MOVE_TIMEOUT_S:
-                moving |= {order.rollout, order.onward}
-            if not order.onward and not is_generating(state, trajectory, order):
-                silent[order.rollout] = silent.get(order.rollout, 0) + 1
-                if _is_resume_pending(state, trajectory, order):
-                    moving.add(order.rollout)
+            if assignment.onward and now_s - self._asked_s[trajectory] < MOVE_TIMEOUT_S:
+                moving |= {assignment.rollout, assignment.onward}
+            if not assignment.onward and not is_generating(state, trajectory, assignment):
+                silent[assignment.rollout] = silent.get(assignment.rollout, 0) + 1
+                if _is_resume_pending(state, trajectory, assignment):
+                    moving.add(assignment.rollout)
         return [
             rollout_load(seen, silent.get(name, 0), name not in moving, state.version)
             for name, seen in sorted(state.rollouts.items())
@@ -123,10 +123,10 @@ class RepackPlanner:
         growing = (state.admitted - state.closed) // self.groups_per_wave  # not fully admitted yet
         running = [
             found
-            for trajectory, order in state.orders.items()
-            if is_generating(state, trajectory, order)
+            for trajectory, assignment in state.assignments.items()
+            if is_generating(state, trajectory, assignment)
             and state.group_of(trajectory).admitted.wave < growing
-            and (found := self._running(state, lengths, trajectory, order, shares)) is not None
+            and (found := self._running(state, lengths, trajectory, assignment, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
         budget = lag_budget(self.max_lag, self._steps.lasts_s, [seen.speed for seen in newest])
@@ -137,7 +137,7 @@ class RepackPlanner:
         state: DispatchState,
         lengths: LengthHistory,
         trajectory: str,
-        order: CurrentAssignment,
+        assignment: CurrentAssignment,
         shares: Mapping[int, float],
     ) -> RunningRequest | None:
         chain, group = state.chains[trajectory], state.group_of(trajectory)
@@ -148,7 +148,7 @@ class RepackPlanner:
             left = chain.version.number + self.max_lag - state.version.number
         return RunningRequest(
             trajectory=trajectory,
-            rollout=order.rollout,
+            rollout=assignment.rollout,
             version=chain.version,
             generated=chain.generated,
             kv=len(group.prompt.tokens) + chain.generated,
@@ -160,22 +160,24 @@ class RepackPlanner:
         )
 
 
-def is_generating(state: DispatchState, trajectory: str, order: CurrentAssignment) -> bool:
+def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
     """Whether its rollout generates it under this assignment, as a partial shows, and was not asked
     to release it.
     """
     chain = state.chains.get(trajectory)
-    is_here = not order.onward and not order.given_up and state.is_held(order)
-    return is_here and chain is not None and chain.attempt == order.attempt
+    is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
+    return is_here and chain is not None and chain.attempt == assignment.attempt
 
 
-def _is_resume_pending(state: DispatchState, trajectory: str, order: CurrentAssignment) -> bool:
+def _is_resume_pending(
+    state: DispatchState, trajectory: str, assignment: CurrentAssignment
+) -> bool:
     """Whether it was assigned from a partial of the version that its rollout holds, and no new
     partial was published yet.
     """
     chain = state.chains.get(trajectory)
-    held = state.rollouts[order.rollout].status.version
-    return chain is not None and chain.attempt < order.attempt and chain.version == held
+    held = state.rollouts[assignment.rollout].status.version
+    return chain is not None and chain.attempt < assignment.attempt and chain.version == held
 
 
 def rollout_load(seen: TrackedRollout, silent: int, is_still: bool, newest: Version) -> RolloutLoad:
@@ -207,4 +209,4 @@ def _move_releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[
     for trajectory, destination in onward.items():
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:
-            yield release_record(prompt, trajectory, state.orders[trajectory], destination)
+            yield release_record(prompt, trajectory, state.assignments[trajectory], destination)

@@ -95,7 +95,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
         groups=tuple(
             PersistedGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()
         ),
-        orders=tuple(state.orders.items()),
+        orders=tuple(state.assignments.items()),
         chains=tuple(state.chains.items()),
         heard_s=tuple((name, seen.status.time_s) for name, seen in state.rollouts.items()),
     )
@@ -121,7 +121,7 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
         completed=kept.completed,
         late=kept.late,
         groups={g.admitted.group: UnfinishedGroup(g.admitted, set(g.open)) for g in kept.groups},
-        orders=dict(kept.orders),
+        assignments=dict(kept.orders),
         chains=dict(kept.chains),
     )
 
@@ -204,7 +204,7 @@ class DispatchPersistence:
         state: DispatchState,
         inbox: DispatchInbox,
         admissions: FencedWriter,
-        orders: FencedWriter,
+        assignments: FencedWriter,
     ) -> None:
         """Persist the state if it is due. Between two rounds the state is the fold of all records
         read.
@@ -214,7 +214,7 @@ class DispatchPersistence:
         positions = inbox.positions()
         positions["admissions"], positions["assignments"] = (
             admissions.positions(),
-            orders.positions(),
+            assignments.positions(),
         )
         self._keeper.keep(state_to_persist(state, self.term, positions))  # 1
         for topic in REBUILD_TOPICS:
@@ -246,11 +246,11 @@ class DispatchPersistence:
     def _truncate(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
     ) -> None:
-        orders = (order.at for order in state.orders.values() if order.at is not None)
+        assignments = (a.at for a in state.assignments.values() if a.at is not None)
         partials = (chain.first for chain in state.chains.values())
         needed: dict[str, Iterable[Address]] = {
             "prompts": (),
-            "assignments": orders,
+            "assignments": assignments,
             "partials": partials,
         }
         for topic, addresses in needed.items():

@@ -37,10 +37,11 @@ from rollstream.streams.records import Assignment, Prompt
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """An assignment, and whether it discards generated tokens."""
+    """An assignment that is not appended yet."""
 
     record: Assignment
-    again: bool
+    discards_tokens: bool
+    """Whether the trajectory restarts and tokens that it has generated are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +62,25 @@ class AssignmentPlanner:
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
         """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
-        lost = list(find_unassigned(state, lengths, self.keep_version))
-        if not lost:
+        unassigned = list(find_unassigned(state, lengths, self.keep_version))
+        if not unassigned:
             return []
         free = free_room(state, self.queue_per_slot)
-        recalled = self._recalled(state, lengths, lost, free, bool(ahead), now_s)
-        orders = list(self._moved(state, lost))
-        orders += self._loading(state, lost, recalled, free)
-        settled = {order.record.trajectory for order in orders} | recalled.waiting
-        rest = [part for one in lost if (part := one.without(settled)).trajectories]
+        reloads = self._plan_reloads(state, lengths, unassigned, free, bool(ahead), now_s)
+        planned = list(self._moved(state, unassigned))  # 1
+        planned += self._loading(state, unassigned, reloads, free)  # 2
+        settled = {one.record.trajectory for one in planned} | reloads.waiting
+        rest = [part for one in unassigned if (part := one.without(settled)).trajectories]
         resumes = [one for one in rest if one.kind == "resume"]
         for version in sorted({one.version for one in resumes}, key=str):
-            may = eligible_rollouts(state, version)
-            rooms = {name: room for name, room in free.resumes.items() if name in may}
+            eligible = eligible_rollouts(state, version)
+            rooms = {name: room for name, room in free.resumes.items() if name in eligible}
             alike = [one for one in resumes if one.version == version]
-            orders += self._placed(state, alike, rooms, free, {})
+            planned += self._placed(state, alike, rooms, free, {})  # 2
         starts = [one for one in rest if one.kind == "start"]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
         starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
-        return orders + self._placed(state, starts, dict(free.new), free, layouts)
+        return planned + self._placed(state, starts, dict(free.new), free, layouts)  # 3
 
     def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
@@ -88,8 +89,8 @@ class AssignmentPlanner:
         that hold it have room.
         """
         free = free_room(state, self.queue_per_slot)
-        may = eligible_rollouts(state, state.version)
-        lost = [
+        eligible = eligible_rollouts(state, state.version)
+        restarts = [
             UnassignedSamples(
                 group,
                 group.prompt,
@@ -100,16 +101,16 @@ class AssignmentPlanner:
             for t in trajectories
             if (group := state.group_of(t)).prompt is not None
         ]
-        rooms = {name: room for name, room in free.new.items() if name in may}
-        return self._placed(state, lost, rooms, free, {})
+        rooms = {name: room for name, room in free.new.items() if name in eligible}
+        return self._placed(state, restarts, rooms, free, {})
 
-    def _recalled(
+    def _plan_reloads(
         self,
         state: DispatchState,
         lengths: LengthHistory,
-        lost: Sequence[UnassignedSamples],
+        unassigned: Sequence[UnassignedSamples],
         free: FreeRoom,
-        is_more: bool,
+        has_more: bool,
         now_s: float,
     ) -> ReloadPlan:
         """Which versions to load from history. Slots are wanted while more groups may be admitted
@@ -117,55 +118,56 @@ class AssignmentPlanner:
         """
         if self.history is None:
             return ReloadPlan()
-        starts = sum(len(one.trajectories) for one in lost if one.kind == "start")
+        starts = sum(len(one.trajectories) for one in unassigned if one.kind == "start")
         allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
-        is_wanted = (is_more and allowed > 0) or starts > sum(free.new.values())
-        return self.history.plan(state, lengths, lost, is_wanted, now_s)
+        is_wanted = (has_more and allowed > 0) or starts > sum(free.new.values())
+        return self.history.plan(state, lengths, unassigned, is_wanted, now_s)
 
     def _loading(
         self,
         state: DispatchState,
-        lost: Iterable[UnassignedSamples],
-        recalled: ReloadPlan,
+        unassigned: Iterable[UnassignedSamples],
+        reloads: ReloadPlan,
         free: FreeRoom,
     ) -> Iterator[PlannedAssignment]:
         """Resumes at rollouts that load their version first; those rollouts get no other work
         meanwhile.
         """
-        for one in lost:
+        for one in unassigned:
             for trajectory in one.trajectories:
-                rollout = recalled.loads.get(trajectory)
+                rollout = reloads.loads.get(trajectory)
                 if rollout is None:
                     continue
                 for room in (free.new, free.resumes):
                     room.pop(rollout, None)
                 how = {trajectory: _resume_after_reload(state, trajectory)}
-                yield self._ordered(state, replace(one, how=how), trajectory, rollout)
+                yield self._assigned(state, replace(one, how=how), trajectory, rollout)
 
     def _moved(
-        self, state: DispatchState, lost: Iterable[UnassignedSamples]
+        self, state: DispatchState, unassigned: Iterable[UnassignedSamples]
     ) -> Iterator[PlannedAssignment]:
         """Resumes at the planned destinations; their room was reserved when the moves were
         requested.
         """
-        for one in lost:
-            may = eligible_rollouts(state, one.version) if one.kind == "resume" else set[str]()
+        for one in unassigned:
+            is_resume = one.kind == "resume"
+            eligible = eligible_rollouts(state, one.version) if is_resume else set[str]()
             for trajectory in one.trajectories:
-                order = state.orders.get(trajectory)
-                if order is not None and order.given_up and order.onward in may:
-                    yield self._ordered(state, one, trajectory, order.onward)
+                known = state.assignments.get(trajectory)
+                if known is not None and known.given_up and known.onward in eligible:
+                    yield self._assigned(state, one, trajectory, known.onward)
 
     def _placed(
         self,
         state: DispatchState,
-        lost: Sequence[UnassignedSamples],
+        unassigned: Sequence[UnassignedSamples],
         rooms: Mapping[str, int],
         free: FreeRoom,
         layouts: Mapping[int, WaveLayout],
     ) -> list[PlannedAssignment]:
-        if not lost:
+        if not unassigned:
             return []
         tokens = _expected_tokens(state)
         open_rooms = [
@@ -173,37 +175,37 @@ class AssignmentPlanner:
             for w in rollout_speeds(state)
             if w.rollout in rooms
         ]
-        means = sorted(one.mean for one in lost if one.mean)
-        half = means[len(means) // 2] if means else 0.0
+        means = sorted(one.mean for one in unassigned if one.mean)
+        median = means[len(means) // 2] if means else 0.0
         works: list[PlacementWork] = []
-        for one in lost:
+        for one in unassigned:
             layout = layouts.get(one.group.admitted.wave) if one.mean else None
-            works.append(PlacementWork(one.trajectories, one.mean, 0 < one.mean < half, layout))
-        of = {trajectory: one for one in lost for trajectory in one.trajectories}
-        orders: list[PlannedAssignment] = []
+            works.append(PlacementWork(one.trajectories, one.mean, 0 < one.mean < median, layout))
+        parts = {trajectory: one for one in unassigned for trajectory in one.trajectories}
+        planned: list[PlannedAssignment] = []
         for trajectory, rollout in place_samples(works, open_rooms).items():
             free.take(rollout)
-            orders.append(self._ordered(state, of[trajectory], trajectory, rollout))
-        return orders
+            planned.append(self._assigned(state, parts[trajectory], trajectory, rollout))
+        return planned
 
-    def _ordered(
+    def _assigned(
         self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str
     ) -> PlannedAssignment:
         how, predicted = one.how[trajectory], round(one.mean)
         record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
-        return PlannedAssignment(record, how.again)
+        return PlannedAssignment(record, how.discards_tokens)
 
 
 def _resume_after_reload(state: DispatchState, trajectory: str) -> Continuation:
-    chain, order = state.chains[trajectory], state.orders.get(trajectory)
-    attempt, moves = (1, 0) if order is None else (order.attempt + 1, order.moves + 1)
-    return Continuation("resume", attempt, chain.at, chain.version, moves, again=False)
+    chain, known = state.chains[trajectory], state.assignments.get(trajectory)
+    attempt, moves = (1, 0) if known is None else (known.attempt + 1, known.moves + 1)
+    return Continuation("resume", attempt, chain.at, chain.version, moves, discards_tokens=False)
 
 
 def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:
-    order = state.orders[trajectory]
-    attempt, moves = order.attempt + 1, order.moves + 1
-    return Continuation("start", attempt, None, state.version, moves, again=True)
+    known = state.assignments[trajectory]
+    attempt, moves = known.attempt + 1, known.moves + 1
+    return Continuation("start", attempt, None, state.version, moves, discards_tokens=True)
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
@@ -211,9 +213,9 @@ def _expected_tokens(state: DispatchState) -> dict[str, float]:
     count 0.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
-    for trajectory, order in state.orders.items():
-        if not order.given_up and state.is_held(order):
+    for trajectory, known in state.assignments.items():
+        if not known.given_up and state.is_held(known):
             chain = state.chains.get(trajectory)
             done = 0 if chain is None else chain.generated
-            tokens[order.rollout] += max(0, order.predicted - done)
+            tokens[known.rollout] += max(0, known.predicted - done)
     return tokens

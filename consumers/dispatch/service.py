@@ -115,7 +115,7 @@ class Dispatch:
             self._count_lost(gone)
             if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
-                self._append_and_apply(state, assignments, self._orders(state, inbox))
+                self._append_and_apply(state, assignments, self._plan(state, inbox))
             self._repack(state, inbox, assignments)
             if news:
                 memory.keep(state, inbox, admissions, assignments)
@@ -140,7 +140,7 @@ class Dispatch:
         if records:
             writer.append([(str(record.group), record) for record in records])
 
-    def _orders(self, state: DispatchState, inbox: DispatchInbox) -> list[PlannedAssignment]:
+    def _plan(self, state: DispatchState, inbox: DispatchInbox) -> list[PlannedAssignment]:
         """Assignments for open trajectories that no living rollout generates, as far as there is
         room.
         """
@@ -165,10 +165,12 @@ class Dispatch:
         if plan is None:
             return
         plan_s = self.monotonic() - began_s
-        late = {trajectory: state.orders[trajectory] for trajectory in plan.deferred}
-        again = self.ordering.restart_on_newest(state, plan.deferred, inbox.lengths)
-        void = [_release_for(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
-        self._append_and_apply(state, writer, again, [*plan.releases, *void])
+        late = {trajectory: state.assignments[trajectory] for trajectory in plan.deferred}
+        restarts = self.ordering.restart_on_newest(state, plan.deferred, inbox.lengths)
+        void = [
+            _release_for(state, o.record.trajectory, late[o.record.trajectory]) for o in restarts
+        ]
+        self._append_and_apply(state, writer, restarts, [*plan.releases, *void])
         self.counts["moved"] += len(plan.releases)
         for one in plan.summaries():
             log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
@@ -178,21 +180,21 @@ class Dispatch:
         self,
         state: DispatchState,
         writer: FencedWriter,
-        orders: Sequence[PlannedAssignment] = (),
+        planned: Sequence[PlannedAssignment] = (),
         releases: Sequence[Assignment] = (),
     ) -> None:
         """Append these assignments and releases as one batch, then apply them to the state."""
-        for order in orders:
-            record = order.record
+        for one in planned:
+            record = one.record
             if record.from_history:
                 self.counts["recalled"] += 1
                 log.info(
                     "%s resumes: %s loads %s", record.trajectory, record.rollout, record.version
                 )
-            if order.again:
+            if one.discards_tokens:
                 self.counts["again"] += 1
                 log.warning("%s restarts (attempt %d)", record.trajectory, record.attempt)
-        records = [*(order.record for order in orders), *releases]
+        records = [*(one.record for one in planned), *releases]
         for record, at in zip(records, self._append(writer, records), strict=True):
             state.apply_assignment(record, at)
 
@@ -235,7 +237,7 @@ class Dispatch:
             "dispatch_trajectories_late_total": state.late,
             "dispatch_trajectories_again_total": self.counts["again"],
             "dispatch_trajectories_recalled_total": self.counts["recalled"],
-            "dispatch_orders_in_force": len(state.orders),
+            "dispatch_orders_in_force": len(state.assignments),
             "dispatch_orders_total": {kind: self.counts[kind] for kind in kinds},
             "dispatch_moves_total": self.counts["moved"],
             "dispatch_rollouts": len(state.rollouts),
@@ -268,13 +270,15 @@ def drop_silent_rollouts(
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
     """Releases of assignments whose groups ended."""
     return [
-        release_record(one.group.prompt, one.trajectory, one.order)
+        release_record(one.group.prompt, one.trajectory, one.assignment)
         for one in released
         if one.group.prompt is not None
     ]
 
 
-def _release_for(state: DispatchState, trajectory: str, order: CurrentAssignment) -> Assignment:
+def _release_for(
+    state: DispatchState, trajectory: str, assignment: CurrentAssignment
+) -> Assignment:
     prompt = state.group_of(trajectory).prompt
     assert prompt is not None, "an assignment is planned only once its prompt was read"
-    return release_record(prompt, trajectory, order)
+    return release_record(prompt, trajectory, assignment)

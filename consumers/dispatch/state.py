@@ -69,7 +69,7 @@ class VoidAssignment:
 
     group: UnfinishedGroup
     trajectory: str
-    order: CurrentAssignment
+    assignment: CurrentAssignment
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class DispatchState:
     version: Version = field(default_factory=lambda: Version(0, 0))
     next_group: int = 0
     groups: dict[int, UnfinishedGroup] = field(default_factory=dict[int, UnfinishedGroup])
-    orders: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
+    assignments: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
     chains: dict[str, PartialChain] = field(default_factory=dict[str, PartialChain])
     rollouts: dict[str, TrackedRollout] = field(default_factory=dict[str, TrackedRollout])
     completed: int = 0
@@ -116,7 +116,7 @@ class DispatchState:
         """The highest attempt is the assignment in force; a release ends it only for its own
         attempt.
         """
-        known = self.orders.get(record.trajectory)
+        known = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
             return
@@ -125,7 +125,7 @@ class DispatchState:
         if record.kind == "release":
             self._release(record.trajectory, record.onward)
             return
-        self.orders[record.trajectory] = CurrentAssignment(
+        self.assignments[record.trajectory] = CurrentAssignment(
             record.attempt,
             record.rollout,
             record.rollout_term,
@@ -138,9 +138,9 @@ class DispatchState:
 
     def _release(self, trajectory: str, onward: str) -> None:
         """A moving trajectory keeps its assignment until its rollout has released it."""
-        known = self.orders.pop(trajectory, None)
+        known = self.assignments.pop(trajectory, None)
         if known is not None and onward:
-            self.orders[trajectory] = replace(known, onward=onward)
+            self.assignments[trajectory] = replace(known, onward=onward)
 
     def apply_partial(self, record: Partial, at: Address) -> None:
         """Keep the chain of the newest attempt only; chains never mix writers, because each partial
@@ -151,9 +151,9 @@ class DispatchState:
         opened = self.groups.get(record.group)
         if opened is None or trajectory not in opened.open:
             return
-        order = self.orders.get(trajectory)
-        if record.last and order is not None and order.attempt == record.attempt:
-            self.orders[trajectory] = replace(order, given_up=True)
+        assignment = self.assignments.get(trajectory)
+        if record.last and assignment is not None and assignment.attempt == record.attempt:
+            self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
         if known is None and newest is not None:
             self.chains[trajectory] = PartialChain(
@@ -179,7 +179,7 @@ class DispatchState:
             return False
         self.completed += 1
         opened.open.discard(trajectory)
-        self.orders.pop(trajectory, None)
+        self.assignments.pop(trajectory, None)
         self.chains.pop(trajectory, None)
         if generated is not None:
             opened.finished.append(generated)
@@ -211,8 +211,12 @@ class DispatchState:
             return []
         for trajectory in opened.open:
             self.chains.pop(trajectory, None)
-        ended = [(t, self.orders.pop(t, None)) for t in sorted(opened.open)]
-        return [VoidAssignment(opened, t, order) for t, order in ended if order is not None]
+        ended = [(t, self.assignments.pop(t, None)) for t in sorted(opened.open)]
+        return [
+            VoidAssignment(opened, t, assignment)
+            for t, assignment in ended
+            if assignment is not None
+        ]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
         """Record a rollout's status. A lower term belongs to a zombie and is ignored; a restarted
@@ -255,32 +259,32 @@ class DispatchState:
     def assigned_counts(self) -> dict[str, int]:
         """Assignments in force per live rollout, including those on their way to it."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
-        for order in self.orders.values():
-            if order.onward in counts:
-                counts[order.onward] += 1
-            if not order.given_up and self.is_held(order):
-                counts[order.rollout] += 1
+        for assignment in self.assignments.values():
+            if assignment.onward in counts:
+                counts[assignment.onward] += 1
+            if not assignment.given_up and self.is_held(assignment):
+                counts[assignment.rollout] += 1
         return counts
 
     def loading(self) -> dict[str, Version]:
         """Rollouts that were asked to load a version from history and do not serve it yet."""
         return {
-            order.rollout: order.version
-            for order in self.orders.values()
-            if order.from_history
-            and not order.given_up
-            and self.is_held(order)
-            and self.rollouts[order.rollout].status.version != order.version
+            assignment.rollout: assignment.version
+            for assignment in self.assignments.values()
+            if assignment.from_history
+            and not assignment.given_up
+            and self.is_held(assignment)
+            and self.rollouts[assignment.rollout].status.version != assignment.version
         }
 
     def group_of(self, trajectory: str) -> UnfinishedGroup:
         """The open group of a trajectory; the trajectory's name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
-    def is_held(self, order: CurrentAssignment) -> bool:
+    def is_held(self, assignment: CurrentAssignment) -> bool:
         """Whether a living rollout of the assigned term has it."""
-        seen = self.rollouts.get(order.rollout)
-        return seen is not None and seen.status.term == order.rollout_term
+        seen = self.rollouts.get(assignment.rollout)
+        return seen is not None and seen.status.term == assignment.rollout_term
 
 
 def has_left(status: RolloutStatus) -> bool:

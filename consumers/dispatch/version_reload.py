@@ -115,14 +115,14 @@ class VersionReload:
         self,
         state: DispatchState,
         lengths: LengthHistory,
-        lost: Sequence[UnassignedSamples],
+        unassigned: Sequence[UnassignedSamples],
         is_wanted: bool,
         now_s: float,
     ) -> ReloadPlan:
         """Loads for all unassigned trajectories under versions that no rollout holds, oldest
         version first.
         """
-        behind = self._behind(state, lengths, lost)
+        behind = self._behind(state, lengths, unassigned)
         trajectories = [one.trajectory for ones in behind.values() for one in ones]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
         if not state.rollouts:
@@ -146,15 +146,15 @@ class VersionReload:
         return ReloadPlan(loads, frozenset(waiting))
 
     def _behind(
-        self, state: DispatchState, lengths: LengthHistory, lost: Iterable[UnassignedSamples]
+        self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
         found: dict[Version, list[UnheldTrajectory]] = {}
-        for one in lost:
+        for one in unassigned:
             for trajectory in one.trajectories if one.kind == "start" else ():
-                chain, order = state.chains.get(trajectory), state.orders.get(trajectory)
+                chain, assignment = state.chains.get(trajectory), state.assignments.get(trajectory)
                 if chain is None or chain.version is None or self._is_hopeless(state, chain):
                     continue
-                if order is None or not order.from_history:
+                if assignment is None or not assignment.from_history:
                     left = _tokens_left(one, lengths, chain)
                     behind = UnheldTrajectory(trajectory, chain.generated, left)
                     found.setdefault(chain.version, []).append(behind)

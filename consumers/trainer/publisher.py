@@ -41,7 +41,6 @@ from rollstream.streams.records import StepDone
 
 log = logging.getLogger(__name__)
 
-
 QUEUE_MAX = 2
 ROOM_POLL_S = 0.005
 THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores

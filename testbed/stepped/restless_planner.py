@@ -21,7 +21,7 @@ class Restless(RepackPlanner):
     asked: Counter[str]
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan:
-        begun = [t for t, o in sorted(state.orders.items()) if is_generating(state, t, o)]
+        begun = [t for t, o in sorted(state.assignments.items()) if is_generating(state, t, o)]
         chosen = [t for t in begun if self.random.random() < 0.3]
         deferred = tuple(t for t in chosen if self.random.random() < 0.2)
         releases = [self._release(state, t) for t in chosen if t not in deferred]
@@ -30,7 +30,7 @@ class Restless(RepackPlanner):
 
     def _release(self, state: DispatchState, trajectory: str) -> Assignment | None:
         """To anyone who serves; one of another version must be found out later."""
-        order, group = state.orders[trajectory], state.groups[int(trajectory.split(".")[0])]
+        order, group = state.assignments[trajectory], state.groups[int(trajectory.split(".")[0])]
         others = [n for n, s in sorted(state.rollouts.items()) if is_serving(s)]
         if group.prompt is None or not others:
             return None

@@ -134,8 +134,8 @@ def test_dispatch_survives_whatever_decodes(records: list[Record], keep: bool):
     scene.append(partial("0.0", 1))
     scene.round()
     assert set(scene.state.rollouts) <= set(NAMES)
-    assert {o.rollout for o in scene.state.orders.values()} <= set(NAMES)
-    assert all(o.rollout_term == 1 for o in scene.state.orders.values())
+    assert {o.rollout for o in scene.state.assignments.values()} <= set(NAMES)
+    assert all(o.rollout_term == 1 for o in scene.state.assignments.values())
     assert set(scene.state.chains) <= {"0.0"}
 
 
@@ -174,14 +174,14 @@ def test_a_flood_of_names_costs_one_listing():
 def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
     scene = Scene()
     scene.round()
-    holder = scene.state.orders["0.0"].rollout
+    holder = scene.state.assignments["0.0"].rollout
     mine = replace(partial("0.0", 1), rollout=holder)
     scene.append(mine)
     for lie in (replace(mine, attempt=2), replace(mine, rollout="x"), replace(mine, attempt=0)):
         scene.append(replace(lie, last=True))
     scene.round()
     assert scene.state.chains["0.0"].attempt == 1
-    assert not scene.state.orders["0.0"].given_up
+    assert not scene.state.assignments["0.0"].given_up
     assert scene.inbox.refused["partials"] == 3
     assert scene.state.chains["0.0"].version == V3
 

@@ -126,7 +126,7 @@ def test_an_empty_rollout_is_asked_to_load_the_version_and_to_go_on():
         ("resume", "b", V3, Address(0, 7), True)
     }
     assert [o.attempt for o in orders] == [2, 2]
-    assert not any(o.given_up for o in state.orders.values())
+    assert not any(o.given_up for o in state.assignments.values())
 
 
 def test_who_loads_a_version_takes_nothing_new_until_it_serves_it():
@@ -145,9 +145,9 @@ def test_what_else_is_left_of_that_version_follows_to_who_loads_it():
     first = give(state, history())
     assert {o.rollout for o in first} == {"d"}, "d still holds it"
     del state.rollouts["d"]
-    state.orders.pop("0.1")
+    state.assignments.pop("0.1")
     (held,) = [o for o in give(state, history()) if o.trajectory == "0.0"]
-    (later,) = [o for o in state.orders.items() if o[0] == "0.1"]
+    (later,) = [o for o in state.assignments.items() if o[0] == "0.1"]
     assert later[1].rollout == held.rollout
 
 

@@ -49,7 +49,7 @@ def tails() -> DispatchState:
 
 def replace_order(state: DispatchState, trajectory: str, rollout: str) -> Assignment:
     """It was ordered to this rollout."""
-    known = state.orders[trajectory]
+    known = state.assignments[trajectory]
     record = Assignment(
         "start", trajectory, 0, int(trajectory[-1]), known.attempt, rollout, 1, known.version,
         "remainder", state.groups[0].prompt.tokens, state.groups[0].prompt.sampling, 0,  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def test_a_move_survives_the_death_of_dispatch_at_every_point():
     state = tails()
     release = asked_back(state)
     again = restore_state(state_to_persist(state, 1, {}))
-    assert again.orders["0.0"].onward == release.onward
+    assert again.assignments["0.0"].onward == release.onward
     state.apply_partial(partial("0.0", 1, last=True), Address(0, 7))
     again = restore_state(state_to_persist(state, 1, {}))
     again.groups[0].prompt = state.groups[0].prompt
@@ -197,6 +197,6 @@ def test_what_is_put_off_starts_again_on_the_newest_version():
     state = tails()
     state.apply_status(status("c", version=V4), now_s=1.0)
     (order,) = ordering().restart_on_newest(state, ["0.0"], LengthHistory())
-    assert order.again
+    assert order.discards_tokens
     record = order.record
     assert (record.kind, record.rollout, record.version, record.attempt) == ("start", "c", V4, 2)

@@ -64,7 +64,7 @@ def test_the_topic_is_truncated_up_to_the_oldest_partial_of_an_open_trajectory()
     inbox = DispatchInbox(bus, state, lambda: now[0])
     inbox.rebuild(own, {})
     state.apply_admitted(Admitted(0, 0, ("0.0", "0.1", "0.2"), 60.0, Address(0, 0)))
-    state.orders = {f"0.{n}": CurrentAssignment(1, "a", 1, 0, Version(3, 1)) for n in range(3)}
+    state.assignments = {f"0.{n}": CurrentAssignment(1, "a", 1, 0, Version(3, 1)) for n in range(3)}
     for name in ("0.0", "0.1", "0.0", "0.2"):
         publish(bus, "partials", name, partial(name, 1))
     for ended, begin in (((), 0), (("0.0",), 1), (("0.1",), 3), (("0.2",), 4)):

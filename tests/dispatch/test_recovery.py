@@ -109,7 +109,7 @@ def test_keep_version_starts_again_when_nobody_holds_the_version_and_says_so():
     state.apply_partial(partial("0.0", 1), Address(0, 1))
     del state.rollouts["a"]
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
-    assert (how.kind, how.partial, how.again) == ("start", None, True)
+    assert (how.kind, how.partial, how.discards_tokens) == ("start", None, True)
 
 
 def test_first_completion_ends_a_trajectory_and_the_second_is_late():
@@ -119,7 +119,7 @@ def test_first_completion_ends_a_trajectory_and_the_second_is_late():
     state.apply_completion(0, "0.0")
     state.apply_completion(0, "0.0")
     assert (state.completed, state.late) == (1, 1)
-    assert "0.0" not in state.orders
+    assert "0.0" not in state.assignments
 
 
 def test_a_closed_group_releases_what_still_runs():
@@ -127,7 +127,7 @@ def test_a_closed_group_releases_what_still_runs():
     order_all(state, "a")
     state.apply_completion(0, "0.0")
     released = state.apply_closed(0)
-    assert [(r.trajectory, r.order.rollout) for r in released] == [("0.1", "a")]
+    assert [(r.trajectory, r.assignment.rollout) for r in released] == [("0.1", "a")]
     assert unassigned_trajectories(state) == []
 
 
@@ -163,4 +163,4 @@ def test_under_keep_version_an_unverified_holder_is_no_holder():
     order_all(state, "b", keep_version=True)
     state.apply_partial(partial("0.0", 1), Address(2, 7))
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
-    assert (how.kind, how.again) == ("start", True)
+    assert (how.kind, how.discards_tokens) == ("start", True)

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from rollstream.errors import ConfigurationError
 
 CPU = torch.device("cpu")
-ALIGNMENT = (
-    16  # floats, one cache line: products on the views are as fast as on tensors of their own
-)
+ALIGNMENT = 16  # floats, one cache line: views are then as fast as tensors of their own
 
 
 @dataclass(frozen=True, slots=True)

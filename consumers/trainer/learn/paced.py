@@ -147,13 +147,13 @@ def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int
     tensor.
     """
     stride = max(1, round(1 / model.changed_share))
-    for place, tensor in enumerate(weights.values()):
+    for index, tensor in enumerate(weights.values()):
         flat = tensor.view(-1).view(torch.int16).numpy()
-        drawn = np.random.default_rng(_seed(model.seed, update, place))
+        drawn = np.random.default_rng(_seed(model.seed, update, index))
         begins = np.arange(0, len(flat), stride)
         at = begins + drawn.integers(0, stride, len(begins))
         flat[at[at < len(flat)]] ^= 1
 
 
-def _seed(seed: int, update: int, place: int) -> int:
-    return xxhash.xxh3_64_intdigest(f"{seed}/{update}/{place}".encode()) >> 1
+def _seed(seed: int, update: int, tensor: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{seed}/{update}/{tensor}".encode()) >> 1

@@ -94,7 +94,7 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
             tokens[row : row + lengths[index]] = samples[index].tokens[: lengths[index]]
     scored = [at + row - 1 for at, row in zip(trained, begin, strict=True)]
     targets = [sample.tokens[at] for sample, at in zip(samples, trained, strict=True)]
-    drawn_at = [np.float32(sample.temperature) for sample in samples]
+    temperatures = [np.float32(sample.temperature) for sample in samples]
     return TokenRows(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
@@ -102,7 +102,7 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
         tuple(lengths[i] for i in order),
         torch.from_numpy(np.concatenate(scored)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
-        torch.from_numpy(np.repeat(drawn_at, [len(at) for at in trained])),
+        torch.from_numpy(np.repeat(temperatures, [len(at) for at in trained])),
     )
 
 
@@ -151,8 +151,8 @@ GridCell = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
     """`tokens`, `positions` and `mask` are [R, W]; positions restart at 0 with each sequence,
-    `mask` is 1 where a cell has a token of a sequence. `scored` [G] are `Rows.scored` as indices
-    into R · W.
+    `mask` is 1 where a cell has a token of a sequence. `scored` [G] are `TokenRows.scored` as
+    indices into R · W.
     """
 
     tokens: Tensor
@@ -176,11 +176,11 @@ def token_grid(rows: TokenRows, packed: bool) -> TokenGrid:
     count = 1 + max(row for row, _ in places)
     source, mask = np.zeros(count * width, np.int64), np.zeros(count * width, np.int64)
     positions = np.tile(np.arange(width), count)
-    where = np.zeros(len(rows.tokens), np.int64)
+    cells = np.zeros(len(rows.tokens), np.int64)
     for (row, column), begin, length in zip(places, _first_rows(rows), rows.lengths, strict=True):
         at, end = row * width + column, (row + 1) * width
         source[at : at + length] = np.arange(begin, begin + length)
-        where[begin : begin + length] = np.arange(at, at + length)
+        cells[begin : begin + length] = np.arange(at, at + length)
         mask[at : at + length] = 1
         positions[at:end] = np.arange(end - at)
     device = rows.tokens.device
@@ -188,7 +188,7 @@ def token_grid(rows: TokenRows, packed: bool) -> TokenGrid:
         rows.tokens[torch.from_numpy(source).to(device)].view(count, width),
         torch.from_numpy(positions).to(device).view(count, width),
         torch.from_numpy(mask).to(device).view(count, width),
-        torch.from_numpy(where).to(device).index_select(0, rows.scored),
+        torch.from_numpy(cells).to(device).index_select(0, rows.scored),
     )
 
 

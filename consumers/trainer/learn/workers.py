@@ -144,9 +144,9 @@ class BufferPool:
     def release(self, copy: object) -> None:
         """Release a copy that is no longer read; a copy that is not of this pool is ignored."""
         with self._lock:
-            for place, mine in enumerate(self._used):
+            for index, mine in enumerate(self._used):
                 if mine is copy:
-                    del self._used[place]
+                    del self._used[index]
                     if len(self._idle) < self._idle_max:
                         self._idle.append(mine)
                     return

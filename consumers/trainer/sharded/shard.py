@@ -67,11 +67,11 @@ class ShardOptimiser:
             fused=True,
         )
         self._applied = [torch.zeros((), device=one.device) for one in slices]
-        for place, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters):
             self._adam.state[parameter] = {
-                "step": self._applied[place],
-                "exp_avg": self.mean[place],
-                "exp_avg_sq": self.square[place],
+                "step": self._applied[index],
+                "exp_avg": self.mean[index],
+                "exp_avg_sq": self.square[index],
             }
         self.updates = 0
         self.applied = 0
