@@ -189,7 +189,7 @@ class SimulatedRollout:
     tokens: float = 0.0
     """Predicted tokens of its trajectories."""
     kv_previous: int = 0
-    """KV use at the last check, or the maximum under its version (`Policy.peak`)."""
+    """KV use at the last check, or the maximum under its version (`SchedulingPolicy.peak`)."""
 
     def held(self) -> int:
         """Number of trajectories that it runs, queues or expects."""

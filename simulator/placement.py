@@ -98,7 +98,7 @@ class LengthForecast:
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
-        """Like `Lengths.note`: the least recently used history is evicted."""
+        """Like `LengthHistory.note`: the least recently used history is evicted."""
         known = self._known
         known[prompt] = with_sample(known.get(prompt), tokens)
         known.move_to_end(prompt)

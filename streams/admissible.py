@@ -77,7 +77,7 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """`Believed.terms` of these versions. From their numbers on they replace the pairs of
+    """`BelievedVersions.terms` of these versions. From their numbers on they replace the pairs of
     `before`.
     """
     terms = list(before)

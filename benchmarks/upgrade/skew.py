@@ -1,5 +1,5 @@
-"""Two releases in one run: `upgrade_skew` counts what is lost, trained twice or read otherwise
-where one of them lacks a record kind, a feature or a form (goal 0; docs/how-to/upgrade.md).
+"""Two releases in one run: `upgrade_skew` counts records that are lost, trained twice or misread
+where one release lacks a record kind, a feature or a form (goal 0; docs/how-to/upgrade.md).
 
 The older release is this code. What it lacks comes from a newer one: each record kind under its
 next schema name, an `Opened` that needs an unknown feature, and each object of the store in its

@@ -1,5 +1,5 @@
-"""From a trained step to a rollout that serves it: what the trainer's step pays, how long a version
-takes, what decoding notices.
+"""From a trained step to a rollout that serves it: the cost to the trainer's step, the time until a
+version is applied, and the pause in decoding.
 
 `publish_to_applied_*`: the trainer's own writer publishes 500 MB of bf16 weights to a file store; a
 rollout's own follower, in the same process, reads the announcement, moves its held tensors and

@@ -25,8 +25,8 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a trajectory continues under its next attempt. `discards_tokens` is True where it restarts
-    although tokens were generated.
+    """How a trajectory continues under its next attempt. `discards_tokens` is True where it
+    restarts although tokens were generated.
     """
 
     kind: Literal["start", "resume"]
@@ -101,8 +101,8 @@ def continuations(
     keep_version: bool,
     held: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """How each of these trajectories continues; `held` are the `held_versions`, computed here if not
-    given.
+    """How each of these trajectories continues; `held` are the `held_versions`, computed here if
+    not given.
     """
     held = held_versions(state) if held is None else held
     return {

@@ -344,7 +344,7 @@ class DispatchInbox:
                 pass  # records of other roles in the ledger and relays' status
 
     def _complete(self, record: Trajectory, partition: int) -> None:
-        """Apply a completion, and record the length of one that is not dead for later predictions. A completion
+        """Apply a completion, and record its length for predictions unless it is dead. A completion
         outside its group's partition is late, as for the trainer.
         """
         group = self._state.groups.get(record.group)

@@ -161,14 +161,14 @@ def _samples_of(
 ) -> Sequence[Sample]:
     version = planned.step - 1
     believed = BelievedVersions(0, planned.terms).up_to(take.believed)
-    noted = fetch_annotations(log, take.annotations)
+    annotations = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
     kept = [record for record in records if course.keep(record, version)]
     step_metrics.counts["filtered_out"] += len(records) - len(kept)
     if not kept:
         step_metrics.add_closed("filtered", {})
         return ()
-    prepared = prepare_group(group.group, kept, noted, course.rule, version, believed)
+    prepared = prepare_group(group.group, kept, annotations, course.rule, version, believed)
     if prepared.ending:
         step_metrics.add_closed(prepared.ending, prepared.counts, kept)
         return ()

@@ -120,7 +120,7 @@ class VersionWriter:
                 "%s was published with other bits: the next version is an anchor", self.highest
             )
 
-    def _is_anchor_due(self, number: int, is_spread: bool) -> bool:
+    def _is_anchor_due(self, number: int, is_distributed: bool) -> bool:
         """Whether the next version must be an anchor; where it need not, the base's tensors are in
         memory afterwards.
 
@@ -129,7 +129,7 @@ class VersionWriter:
         """
         if self._manifest is None or self._is_fork or not self.settings.deltas:
             return True
-        if is_spread and self._tensors is None:
+        if is_distributed and self._tensors is None:
             return True
         if not self._has_files(self._manifest):
             return True

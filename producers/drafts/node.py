@@ -76,7 +76,7 @@ class SharedHistory:
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Does nothing: running sequences are not part of the node's history (see
-        `WithRunning`).
+        `CombinedSource`).
         """
 
     def refresh(self) -> None:

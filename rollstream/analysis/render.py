@@ -21,7 +21,8 @@ from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Parti
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
     """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
-    `environment` or the version, e.g. `v3`. `guessed` is True for an accepted draft token.
+    `environment` or the version, e.g. `v3`. `is_accepted_draft` is True for an
+    accepted draft token.
     """
 
     number: int
@@ -29,7 +30,7 @@ class TrajectoryToken:
     label: str
     version: int | None
     logprob: float | None
-    guessed: bool = False
+    is_accepted_draft: bool = False
 
 
 def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
@@ -40,8 +41,8 @@ def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryTok
         versions[span.start : span.end] = [span.version.number] * (span.end - span.start)
     numbers: list[int] = record.tokens.tolist()
     pieces = text.pieces(numbers)
-    guessed: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
-    generated = iter(zip(versions, logprobs, guessed, strict=False))
+    accepted: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
+    generated = iter(zip(versions, logprobs, accepted, strict=False))
     found: list[TrajectoryToken] = []
     for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
         if source == GENERATED:
@@ -93,8 +94,8 @@ def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
         yield "annotations", [_annotation(row) for row in details.annotations]
     if details.spans:
         yield "versions", [_span(row) for row in details.spans]
-    if details.orders:
-        yield "assigned", _first_and_last([_order(one) for one in details.orders])
+    if details.assignments:
+        yield "assigned", _first_and_last([_assignment(one) for one in details.assignments])
     if details.partials:
         yield "partials", _first_and_last([_partial(one) for one in details.partials])
     if details.trained:
@@ -172,7 +173,7 @@ def _group(row: ViewRow) -> str:
     return f"{wave}{row['ended']}{detail} {when}"
 
 
-def _order(one: Assignment) -> str:
+def _assignment(one: Assignment) -> str:
     at = one.partial
     after = "" if at is None else f" from partial {at.partition}:{at.offset}"
     where = f"{one.rollout} term {one.rollout_term}"
@@ -194,7 +195,7 @@ def _first_and_last(lines: list[str]) -> list[str]:
 
 def _legend(text: TokenText, record: Trajectory) -> Styled:
     accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
-    known = "" if text.is_known else "; no tokenizer is there, so tokens are numbers"
+    known = "" if text.is_known else "; no tokenizer was found, so tokens are numbers"
     return Styled.assemble(
         ("prompt", "dim"), ", ", ("environment", "dim italic"), ", generated in the colour of its "
         "version, ", *accepted, ("underlined", "underline"), f" below 10 % probability{known}",
@@ -216,7 +217,7 @@ def _token_table(tokens: list[TrajectoryToken]) -> Table:
     for name in ("#", "token", "logprob", "probability"):
         table.add_column(name, justify="right")
     table.add_column("under")
-    drafted = any(token.guessed for token in tokens)
+    drafted = any(token.is_accepted_draft for token in tokens)
     if drafted:
         table.add_column("draft")
     table.add_column("text")
@@ -225,7 +226,7 @@ def _token_table(tokens: list[TrajectoryToken]) -> Table:
             f"{token.logprob:.4f}", f"{math.exp(token.logprob):.4f}"
         )  # fmt: skip
         piece = Styled(repr(token.piece)[1:-1], style=_style(token))
-        mark = ("✓" if token.guessed else "",) if drafted else ()
+        mark = ("✓" if token.is_accepted_draft else "",) if drafted else ()
         table.add_row(str(index), str(token.number), *scores, token.label, *mark, piece)
     return table
 
@@ -234,7 +235,7 @@ def _style(token: TrajectoryToken) -> str:
     if token.version is None:
         return "dim italic" if token.label == "environment" else "dim"
     unlikely = token.logprob is not None and token.logprob < UNLIKELY_LOGPROB
-    marked = (" bold" if token.guessed else "") + (" underline" if unlikely else "")
+    marked = (" bold" if token.is_accepted_draft else "") + (" underline" if unlikely else "")
     return VERSION_COLOURS[token.version % len(VERSION_COLOURS)] + marked
 
 

@@ -71,7 +71,7 @@ class TrajectoryDetails:
     spans: Sequence[ViewRow]
     trained: Sequence[ViewRow]
     group: ViewRow | None
-    orders: Sequence[Assignment]
+    assignments: Sequence[Assignment]
     partials: Sequence[Partial]
 
 
@@ -105,7 +105,7 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
     name = sql_literal(trajectory)
     completions = all_completions(session, trajectory)
     bus = session.bus()
-    orders = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
+    assignments = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
     partials = [] if bus is None else list(_keyed(bus, "partials", trajectory))
 
     def of(view: str, order: str) -> list[ViewRow]:
@@ -122,7 +122,7 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
         of("spans", "start"),
         of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
         next(iter(groups), None),
-        [one for one in orders if isinstance(one, Assignment)],
+        [one for one in assignments if isinstance(one, Assignment)],
         [one for one in partials if isinstance(one, Partial)],
     )
 
@@ -186,7 +186,7 @@ def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
         record = record_values(details.record, whole=True) | {"pieces": pieces}
-    orders = [record_values(one) for one in details.orders]
+    assignments = [record_values(one) for one in details.assignments]
     partials = [record_values(one) for one in details.partials]
     return json_value(
         {
@@ -198,7 +198,7 @@ def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
             "spans": details.spans,
             "trained": details.trained,
             "group": details.group,
-            "orders": orders,
+            "orders": assignments,
             "partials": partials,
         }
     )

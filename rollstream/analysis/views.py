@@ -30,14 +30,15 @@ class SqlView:
     query: str = ""
 
 
-def _stands(schema: str) -> str:
+def _is_valid(schema: str) -> str:
+    """Returns the condition that a row is a readable, not void record of this schema."""
     return f"schema = '{schema}' AND reason IS NULL AND NOT void"
 
 
-def _counting(columns: str) -> str:
+def _effective_takes(columns: str) -> str:
     """Returns a subquery over the takes that were not superseded."""
     return f"""(
-    SELECT {columns} FROM ledger t WHERE {_stands("take/1")} AND NOT EXISTS (
+    SELECT {columns} FROM ledger t WHERE {_is_valid("take/1")} AND NOT EXISTS (
         SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
         AND s.step = t.step AND s.update = t.update
         AND list_contains(s.micro_batches, t.micro_batch))
@@ -47,7 +48,7 @@ def _counting(columns: str) -> str:
 _COMPLETIONS = f"""
 SELECT trajectories.* FROM trajectories SEMI JOIN (
     SELECT partition, min("offset") AS "offset" FROM trajectories
-    WHERE {_stands("trajectory/1")} GROUP BY partition, trajectory
+    WHERE {_is_valid("trajectory/1")} GROUP BY partition, trajectory
 ) USING (partition, "offset")
 """
 
@@ -61,7 +62,7 @@ FROM (
         (partition, "offset")
     ) AS first
     FROM (SELECT *, coalesce(reason_, '') AS why FROM annotations)
-    WHERE {_stands("annotation/1")} AND (why != '' OR (
+    WHERE {_is_valid("annotation/1")} AND (why != '' OR (
         len(values) > 0 AND len(list_filter(values, lambda v: NOT isfinite(v))) = 0))
     GROUP BY trajectory, name
 )
@@ -82,7 +83,7 @@ LEFT JOIN (SELECT trajectory, value FROM scores WHERE name = 'reward') s USING (
 _TAKES = f"""
 SELECT step, update, micro_batch, term, timestamp AS taken, len(members) AS trajectories,
        len(groups) AS groups, len(annotations) AS annotations, "offset"
-FROM {_counting("*")}
+FROM {_effective_takes("*")}
 """
 
 _TRAINED = f"""
@@ -90,7 +91,7 @@ SELECT member.trajectory AS trajectory, step, update, micro_batch, term, taken,
        member.at.partition AS partition, member.at."offset" AS "offset", member.hash AS hash
 FROM (
     SELECT step, update, micro_batch, term, timestamp AS taken, unnest(members) AS member
-    FROM {_counting("*")}
+    FROM {_effective_takes("*")}
 )
 """
 
@@ -98,23 +99,23 @@ _STEPS = f"""
 SELECT step, term, to_timestamp(time_s) AS done, version.number AS version, takes,
        {", ".join(f"metrics['{name}'] AS {name}" for name in METRICS)},
        metrics, counts, state_hash
-FROM ledger WHERE {_stands("step_done/1")}
+FROM ledger WHERE {_is_valid("step_done/1")}
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, "offset" DESC) = 1
 ORDER BY step
 """
 
 _GROUPS = f"""
 WITH admitted AS (
-    SELECT * FROM admissions WHERE {_stands("admitted/1")}
+    SELECT * FROM admissions WHERE {_is_valid("admitted/1")}
     QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
 ), ends AS (
     SELECT "group", ended, detail, step, timestamp FROM (
         SELECT g."group" AS "group", 'trained' AS ended, '' AS detail, step, timestamp, "offset"
         FROM (SELECT unnest(groups) AS g, step, timestamp, "offset"
-              FROM ledger WHERE {_stands("take/1")})
+              FROM ledger WHERE {_is_valid("take/1")})
         UNION ALL
         SELECT "group", reason_, detail, step, timestamp, "offset"
-        FROM ledger WHERE {_stands("group_closed/1")}
+        FROM ledger WHERE {_is_valid("group_closed/1")}
     ) QUALIFY row_number() OVER (
         PARTITION BY "group" ORDER BY coalesce(starts_with(detail, 'poisoned: '), false) DESC,
         "offset") = 1
@@ -229,7 +230,7 @@ VIEWS: dict[str, SqlView] = {
 
 _WORD = re.compile(r"[a-z_]+")
 _TEXT = re.compile(r"\b(text_of|prompt_of|answer_of)\s*\(", re.IGNORECASE)
-_LOOKS_AROUND = frozenset({"show", "describe", "information_schema", "duckdb_views", "pragma"})
+_READS_CATALOGUE = frozenset({"show", "describe", "information_schema", "duckdb_views", "pragma"})
 
 
 def views_named_in(sql: str) -> frozenset[str]:
@@ -237,7 +238,7 @@ def views_named_in(sql: str) -> frozenset[str]:
     it reads DuckDB's catalogue. Superfluous views cost time but never change a result.
     """
     words = set(_WORD.findall(sql.lower()))
-    if words & _LOOKS_AROUND:
+    if words & _READS_CATALOGUE:
         return frozenset(VIEWS)
     return frozenset(words & VIEWS.keys())
 

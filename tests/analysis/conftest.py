@@ -1,4 +1,4 @@
-"""The asked run in each state that a run can be in: not archived, half, whole, its log gone."""
+"""The queried run in each state: not archived, half archived, fully archived, without its log."""
 
 import shutil
 
@@ -49,7 +49,7 @@ def folder(request, folders):
 
 @pytest.fixture
 def asked(folder):
-    """Rows of a query, and what the person was told."""
+    """Runs a query and returns its rows; `told` holds the warnings for the user."""
     told: list[str] = []
     with QuerySession(locate_run(str(folder)), told.append) as session:
 

@@ -1,4 +1,4 @@
-"""A damaged file is named, with what to do; going on without it is said aloud."""
+"""A query names a damaged file and the option that skips it; skipping it prints a warning."""
 
 import shutil
 

@@ -1,5 +1,5 @@
-"""The same run over a broker and a bucket, on servers that nobody here wrote: two URLs change, and
-the log says the same afterwards.
+"""The same run over a Kafka broker and an S3 bucket, on third-party servers: two URLs change, and
+the log holds the same counts afterwards.
 """
 
 import json
@@ -13,7 +13,7 @@ from testbed.waiting import WAIT_S
 
 
 def asked(*line: str) -> list[dict]:
-    """What a command of ours says about the run, as JSON lines."""
+    """The JSON lines that a command prints about the run."""
     command = [sys.executable, "-m", "rollstream", *line, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -23,7 +23,7 @@ def asked(*line: str) -> list[dict]:
 def test_a_run_over_kafka_and_s3_trains_every_step_and_the_counts_add_up(
     tmp_path: Path, model: Path
 ) -> None:
-    """Promise 4; invariants 1 and 2 over log and archive. Who asks finds everything there."""
+    """Promise 4; invariants 1 and 2 over log and archive. The commands read all of it there."""
     folder = tmp_path / "run"
     urls = [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
     with started(folder, model, urls) as process:

@@ -1,4 +1,4 @@
-"""Jumps are exact: the closed forms are what single steps sum to, and their inverse."""
+"""The closed forms for many decode steps, and their inverses, agree with sums of single steps."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -146,7 +146,7 @@ class GroupIntake:
         )
 
     def restore(
-        self, admitted: Address, arrived: Iterable[Address], noted: Iterable[Address]
+        self, admitted: Address, arrived: Iterable[Address], annotations: Iterable[Address]
     ) -> None:
         """Open a group again from the addresses in a checkpoint; its deadline restarts."""
         record = read_at(self._bus, "admissions", admitted).record
@@ -154,7 +154,7 @@ class GroupIntake:
         self._admit(record, admitted, self._monotonic())
         for received in read_all_at(self._bus, "trajectories", arrived):
             self._add_record(received)
-        for received in read_all_at(self._bus, "annotations", noted):
+        for received in read_all_at(self._bus, "annotations", annotations):
             self._add_record(received)
 
     def _is_of_unknown_group(self, record: Record) -> bool:
@@ -213,8 +213,8 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]
     """
     arrived: list[ReceivedCompletion] = []
     named = list(members)
-    there = read_all_at(bus, "trajectories", [member.at for member in named])
-    for member, received in zip(named, there, strict=True):
+    found = read_all_at(bus, "trajectories", [member.at for member in named])
+    for member, received in zip(named, found, strict=True):
         record = received.record
         if not isinstance(record, Trajectory) or received.hash != member.hash:
             raise ValueError(
@@ -230,12 +230,12 @@ def fetch_annotations(
     """The recorded annotations that a take names, by (trajectory, name); `ValueError` if an address
     holds other bytes than the ledger recorded.
     """
-    noted: dict[tuple[str, str], Annotation] = {}
+    annotations: dict[tuple[str, str], Annotation] = {}
     named = list(used)
-    there = read_all_at(bus, "annotations", [note.at for note in named])
-    for note, received in zip(named, there, strict=True):
+    found = read_all_at(bus, "annotations", [note.at for note in named])
+    for note, received in zip(named, found, strict=True):
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
             raise ValueError(f"annotations {note.at} is not the record that the ledger names")
-        noted[(note.trajectory, note.name)] = record
-    return noted
+        annotations[(note.trajectory, note.name)] = record
+    return annotations

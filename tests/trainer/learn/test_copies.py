@@ -1,4 +1,4 @@
-"""Snapshots: memory is used again, and only what was not released."""
+"""Snapshots: only the memory of released copies is reused."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
     return {"embed": embedding, "count": torch.tensor([2]), "head": embedding}
 
 
-def test_a_copy_keeps_its_values_until_it_is_given_back() -> None:
+def test_a_copy_keeps_its_values_until_it_is_released() -> None:
     copies, source = BufferPool(3), weights(1.5)
     first = copies.copy(source, torch.bfloat16)
     source["embed"].fill_(7)
@@ -43,7 +43,7 @@ def test_another_layout_gets_memory_of_its_own() -> None:
     assert grown["embed"].shape == (5, 4)
 
 
-def test_copies_are_bounded_and_strangers_are_not_taken_back() -> None:
+def test_copies_are_bounded_and_foreign_copies_are_not_released() -> None:
     copies = BufferPool(1)
     first = copies.copy(weights(1.0), None)
     copies.release(dict(first))
