@@ -148,6 +148,8 @@ class DraftGate:
     rule: WindowRule = MARGINAL
     forced: bool | None = None
     on: bool = False
+    is_hopeless: bool = True
+    """Whether the last decision found history too seldom right for drafts to be tried."""
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
     hit_rate: SuccessRate = field(default_factory=SuccessRate)
@@ -203,9 +205,11 @@ class DraftGate:
 
     def decide(self, rows: int, now_s: float) -> bool:
         """Decide whether the next steps over this many rows draft."""
+        found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
+        self.is_hopeless = found * rate <= TRY_SHARE
         if self.forced is not None:
             self.on = self.forced
-        elif not rows or self.hit_rate.rate(0.0) * self.acceptance_rate.rate(0.0) <= TRY_SHARE:
+        elif not rows or self.is_hopeless:
             self._turn(False, now_s)
             self._load.changed_mode()
             self.probing = self._is_trial = False

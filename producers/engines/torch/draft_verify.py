@@ -26,7 +26,7 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens
 
-LOOKBACK_ROWS = 4  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
+LOOKBACK_ROWS = 2  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
 LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
 
 
@@ -59,20 +59,37 @@ class BatchSpeculation(Speculation):
     """Speculation of one batch."""
 
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
+    """A row has a state from its first draft or look-up on: while the gate is shut, most have
+    none and cost nothing.
+    """
+    entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
+    """The length of each row's sequence when it entered."""
     collected: int = 0
     """How often a row's plain steps were collected."""
 
     def enter(self, sequence: TorchSequence) -> None:
-        request = sequence.request
-        prompt, least = prompt_key(request.tokens, request.sources), self.gate.rule.least
-        self.states[sequence] = RowDrafts(prompt, request.group, least, sequence.length)
+        self.entry_lengths[sequence] = sequence.length
+
+    def leave(self, sequence: TorchSequence) -> None:
+        del self.entry_lengths[sequence]
+        self.states.pop(sequence, None)
+
+    def state(self, sequence: TorchSequence) -> RowDrafts:
+        """The state of a row, made where there is none."""
+        state = self.states.get(sequence)
+        if state is None:
+            request, least = sequence.request, self.gate.rule.least
+            prompt = prompt_key(request.tokens, request.sources)
+            state = RowDrafts(prompt, request.group, least, self.entry_lengths[sequence])
+            self.states[sequence] = state
+        return state
 
     def make_drafts(self, rows: Many[TorchSequence]) -> list[list[int]]:
         """A draft for each row, perhaps empty; no draft contains the last token that the row may
         generate.
         """
         began = self.clock()
-        states = [self.states[sequence] for sequence in rows]
+        states = [self.state(sequence) for sequence in rows]
         drafts = [self._draft(*both) for both in zip(rows, states, strict=True)]
         self.add_lookup_time(states, self.clock() - began)
         lengths = self.choose_lengths(states, [len(draft) for draft in drafts], is_padded=True)
@@ -90,7 +107,7 @@ class BatchSpeculation(Speculation):
 
     def add_drawn(self, sequence: TorchSequence, tokens: Tokens, logprobs: Floats) -> None:
         """Record the newest tokens of the sequence, which plain steps gave."""
-        state = self.states[sequence]
+        state = self.state(sequence)
         state.keep(tokens, logprobs)
         state.statistics.add_drawn(len(tokens))
         state.agreement = HistoryAgreement()
@@ -100,15 +117,15 @@ class BatchSpeculation(Speculation):
         them. In a large batch only some rows do this.
         """
         self.collected += 1
-        each = max(1, len(self.states) // LOOKBACK_ROWS)
+        each = max(1, len(self.entry_lengths) // LOOKBACK_ROWS)
         if self.gate.forced is None and not self.collected % each:
             came = gained[:LOOKBACK_TOKENS].tolist()
             newest = self._newest(sequence, sequence.length - len(gained))
-            self.add_trial(self.look_up_trial(self.states[sequence], newest, len(came)), came)
+            self.add_trial(self.look_up_trial(self.state(sequence), newest, len(came)), came)
 
     def share(self, sequence: TorchSequence, least: int = SHARE_TOKENS_MIN) -> None:
         """Add the sequence's new tokens to the history, if there are at least `least`."""
-        self.share_tokens(self.states[sequence], sequence.tokens[: sequence.length], least)
+        self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], least)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
         """The tokens that may be drafted, cut to the row's window and its remaining length."""

@@ -29,6 +29,7 @@ from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_row
 from rollstream.streams.values import Drafts, Floats, Tokens
 
 MEASURE_STEPS = 4  # one of this many plain steps is measured
+MEASURE_STEPS_HOPELESS = 16  # the same, while history is too seldom right for drafts to be tried
 SQUEEZE_FACTOR = 16  # times the cached tokens: hidden columns read before they are removed
 
 
@@ -53,6 +54,10 @@ class SpeculativeBatch(DecodeBatch):
         self.drafting = BatchSpeculation(source, gate, decoder.vocabulary, self._clock)
         self._hidden_read = 0
         """Hidden columns read since they were last removed."""
+        self._unmeasured = 0
+        """Plain steps since the last one that was measured."""
+        self._drawn = 0
+        """Tokens collected last from a row without a state."""
 
     @property
     def drafts(self) -> DraftStats:
@@ -76,7 +81,7 @@ class SpeculativeBatch(DecodeBatch):
 
     def leave(self, sequence: TorchSequence) -> None:
         super().leave(sequence)
-        del self.drafting.states[sequence]
+        self.drafting.leave(sequence)
 
     def cached(self, sequence: TorchSequence) -> torch.Tensor:
         if not self.is_verifying:
@@ -96,11 +101,19 @@ class SpeculativeBatch(DecodeBatch):
         tokens, logprobs = super().collect(sequence)
         if len(tokens):
             self.drafting.compare_with_history(sequence, tokens)
+        state = self.drafting.states.get(sequence)
+        if state is None:
+            self._drawn = len(tokens)
+            return tokens, logprobs
+        if len(tokens):
             self.drafting.add_drawn(sequence, tokens, logprobs)
-        return self.drafting.states[sequence].take()
+        return state.take()
 
     def drafted(self, sequence: TorchSequence) -> Drafts | None:
-        return self.drafting.states[sequence].statistics.take()
+        state = self.drafting.states.get(sequence)
+        if state is None:
+            return Drafts((self._drawn,), self._drawn, 0, 0, 0, 0.0)
+        return state.statistics.take()
 
     def restart_block(self) -> None:
         if not self.is_verifying:
@@ -111,8 +124,11 @@ class SpeculativeBatch(DecodeBatch):
         self._decide()
         if self.is_verifying:
             return self._verify()
-        if self.drafting.undecided_steps % MEASURE_STEPS and not self.gate.probing:
+        self._unmeasured += 1
+        each = MEASURE_STEPS_HOPELESS if self.gate.is_hopeless else MEASURE_STEPS
+        if self._unmeasured < each and not self.gate.probing:
             return super().step()
+        self._unmeasured = 0
         rows, began = len(self.rows), self._clock()
         ended = super().step()
         self.gate.add_plain_steps(rows, self._clock() - began)
