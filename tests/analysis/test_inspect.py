@@ -80,7 +80,7 @@ def test_one_that_is_dead_and_one_that_is_not_finished_say_so(folder, capsys):
 
 def test_without_a_tokenizer_tokens_are_numbers(folders, capsys):
     said = inspect(capsys, "0.0", folders["archive"] / "store")
-    assert "no tokenizer is there, so tokens are numbers" in " ".join(said.split())
+    assert "no tokenizer was found, so tokens are numbers" in " ".join(said.split())
     assert "⟨prompt⟩1 5 5 12 14 12 7 ⟨v0⟩16" in said
 
 
