@@ -49,13 +49,14 @@ class RolloutLoop:
     publisher: RolloutPublisher
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
-    """For durations, as `clock` is for times of day."""
+    """Measures durations; `clock` gives times of day."""
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
     """Seconds that a leaving rollout waits for rewards and replies."""
     draft_feed: DraftFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
+    """New trajectories started under the held version."""
     passes: int = 0
     """Verification passes at the last check."""
     in_progress: InProgress = field(init=False)
@@ -124,10 +125,10 @@ class RolloutLoop:
         elif needed is not None:
             self.follower.fetch_version(needed)
         else:
-            load = self.load()
-            if is_draining(mode, load) and load.busy:
+            inputs = self._update_inputs()
+            if is_draining(mode, inputs) and inputs.busy:
                 self.follower.fetch_ahead(self.engine.version)
-            if not wants_update(mode, load):
+            if not wants_update(mode, inputs):
                 return
             self.follower.prefetch(self.engine.version)  # even if a newer one exists by now
         fetched = self.follower.take()
@@ -155,11 +156,13 @@ class RolloutLoop:
 
     def _drawn_of(self, version: Version) -> int:
         """Trajectories that count as drawn under a version from history."""
-        return drawn_from_history(self.load(), sum(o.version == version for o in self._resumes()))
+        return drawn_from_history(
+            self._update_inputs(), sum(o.version == version for o in self._resumes())
+        )
 
     def _take_verdict(self) -> None:
-        """Publish that a version is served once its comparison matched. After a mismatch the
-        rollout stops serving.
+        """Publish that a version is served if its comparison with the fetched tensors matched.
+        After a mismatch the rollout generates nothing until the weights are repaired.
         """
         verdict = self.follower.verdict()
         if verdict is None:
@@ -173,8 +176,8 @@ class RolloutLoop:
         """Submit assignments while there is room and the policy allows new trajectories.
 
         The engine gets an eighth more than it has slots, so that a slot freed in the middle of a
-        poll is filled at once. Where the KV capacity is the limit, no more than that wait in the
-        engine, because what has not started belongs to no version yet.
+        poll is filled at once. Where the KV capacity is the limit, no more than an eighth wait in
+        the engine, because a trajectory that has not started belongs to no version yet.
         """
         waiting, few = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + few
@@ -185,7 +188,7 @@ class RolloutLoop:
         )
         while waiting and len(self.in_progress.running) < room:
             is_new = waiting[0].kind == "start"
-            if is_new and not may_draw(self.settings.on_update, self.load()):
+            if is_new and not may_draw(self.settings.on_update, self._update_inputs()):
                 return
             if self._version_from_history() is not None:
                 return
@@ -243,17 +246,17 @@ class RolloutLoop:
 
     # ---- state ---------------------------------------------------------------------------------
 
-    def load(self) -> UpdateInputs:
+    def _update_inputs(self) -> UpdateInputs:
         """The inputs of the update rules."""
         waiting, newest = self.assignments.waiting, self.follower.newest
         held = self.engine.version
-        mine = sum(assignment.version == held for assignment in self._resumes())
+        resumes = sum(assignment.version == held for assignment in self._resumes())
         return UpdateInputs(
             held=held.number,
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=len(self.in_progress.running) + mine,
+            busy=len(self.in_progress.running) + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
@@ -276,22 +279,22 @@ class RolloutLoop:
         return [*self.assignments.readers(), *self.follower.readers(), *more]
 
     def health(self) -> Health:
-        load = self.load()
+        inputs = self._update_inputs()
         if not self.follower.verified or self._version_from_history() is not None:
             return "pulling"
-        if is_draining(self.settings.on_update, load):
-            return "draining" if load.busy else "pulling"
+        if is_draining(self.settings.on_update, inputs):
+            return "draining" if inputs.busy else "pulling"
         return "generating"
 
     def _send_status(self, health: Health) -> None:
-        load, verified = self.load(), self.follower.verified
-        pulling = not verified or wants_update(self.settings.on_update, load)
+        inputs, verified = self._update_inputs(), self.follower.verified
+        pulling = not verified or wants_update(self.settings.on_update, inputs)
         condition = RolloutCondition(
             version=self.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
             + (len(self.ended_turns) if health == "leaving" else 0),
-            quota_left=quota_left(self.settings.on_update, load),
+            quota_left=quota_left(self.settings.on_update, inputs),
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
         )

@@ -1,15 +1,15 @@
 """Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
 
-Questions have no end: each stream (training of one seed, warm-up, held out) consists of chunks. A
-chunk is a data set whose seed is a hash of the stream's name and the chunk's number, so any
-position can be read first. The question itself decides whether it is held out: a quarter of all
-questions, by checksum, in every stream. Training, warm-up and held-out questions are therefore
-disjoint even where a data set has few.
+The number of questions is unlimited: each stream (training of one seed, warm-up, held out) consists
+of chunks. A chunk is a data set whose seed is a hash of the stream's name and the chunk's number,
+so positions can be read in any order. A quarter of all questions is held out, by a checksum of the
+question's text, in every stream. Training, warm-up and held-out questions are therefore disjoint
+even where a data set has few.
 
 Some scoring functions compare tuples, and some data sets differ between two processes with the same
-seed (they iterate over sets of strings: their order is equal only under the same PYTHONHASHSEED). A
-reward must therefore get the very entry of the prompt: `pack` and `unpack` convert entries to JSON
-and back without loss; tuples and key types are kept.
+seed (they iterate over sets of strings, whose order depends on PYTHONHASHSEED). A reward must
+therefore get the entry from which the prompt was made, not generate it again: `pack` and `unpack`
+convert entries to JSON and back without loss; tuples and key types are kept.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,7 +32,7 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
 CHUNK = 500  # the library's own default size of a data set
-ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
+ATTEMPTS = 64  # by chance all are held out once in 4^64, so then the data set has no other question
 _RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
 _WHERE = "task.options of reasoning_gym"
 
@@ -55,8 +55,8 @@ def pack(value: Any) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return pack(value.tolist())
     raise ConfigurationError(
-        f"an entry of this data set holds a {type(value).__name__}, which cannot travel to the "
-        "reward; choose another data set, or write a task of your own around it"
+        f"an entry of this data set holds a {type(value).__name__}, which cannot be sent to the "
+        "reward process; choose another data set, or write a task of your own around it"
     )
 
 
@@ -99,7 +99,7 @@ class Gym:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """The first of `ATTEMPTS` candidates that is neither held out nor too long."""
+        """The first of `ATTEMPTS` questions that is neither held out nor too long."""
         entry, tokens = self._training(f"train/{seed}", position)
         return TaskPrompt(tokens, json.dumps(pack(entry)))
 

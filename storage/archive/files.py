@@ -42,7 +42,7 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
     first, last = messages[0], messages[-1]
-    assert last.offset - first.offset == len(messages) - 1, "a gap in what was read"
+    assert last.offset - first.offset == len(messages) - 1, "the messages have a gap"
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, arrow_schema(topic), **write_options(topic)) as writer:
         for group in _row_groups(messages):

@@ -1,9 +1,9 @@
 """Restores the bytes of archived rows column by column and verifies them against their hashes.
 
-1. Headers: each field becomes one column of JSON text, the text that `streams/codec.py` writes for
-   each row's record, and the columns are joined, so no Python runs per row and no record is
-   created. The text need not be right for every value (JSON escapes other than of quotes,
-   backslashes and new lines are missing). A null is a row that cannot be written this way.
+1. Headers: each field becomes one column of JSON text, equal to the text that `streams/codec.py`
+   writes for each row's record, and the columns are joined, so no Python runs per row and no record
+   is created. The text may be wrong for some values, because only quotes, backslashes and new lines
+   are escaped; step 3 finds such rows. A null marks a row that cannot be written this way.
 
 2. Arrays of tokens are used as they are in the file. Arrow joins both, a few hundred rows at a
    time.
@@ -185,8 +185,9 @@ Slice = Sequence[tuple[int, memoryview, str]]
 
 
 class OriginalBytes:
-    """The bytes that rows of one topic had in the log. It learns how a run writes floats that equal
-    their default, so use one instance for all rows of a run.
+    """Restores the bytes that rows of one topic had in the log. An instance remembers per record
+    class whether a run's bytes state floats that equal their default, so use one for all rows of a
+    run.
     """
 
     def __init__(self, topic: str) -> None:
@@ -210,8 +211,8 @@ class OriginalBytes:
                 yield value
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
-        """Which rows are records of `cls` whose columns give the bytes of their hashes. False
-        proves nothing about a row.
+        """Which rows are surely records of `cls` whose columns give the bytes of their hashes. A
+        row with False may be intact too: only `values` decides.
         """
         found = np.zeros(batch.num_rows, np.bool_)
         for of, rows in _by_class(batch):

@@ -56,7 +56,7 @@ def table_of(
     try:
         return _table(topic, rows)
     except _REFUSED:
-        return _table(topic, [_fitting(topic, row) for row in rows])
+        return _table(topic, [_representable(topic, row) for row in rows])
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
@@ -102,8 +102,8 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
     unknown += sorted(set(batch.column("schema").to_pylist()) - SCHEMAS.keys() - {None})
     if unknown:
         raise NewerRelease(
-            f"archive of {topic}: row {at} has what this release does not know "
-            f"({', '.join(unknown)}); {upgrade_advice('')}"
+            f"archive of {topic}: row {at} has columns or schemas that this release does not "
+            f"know ({', '.join(unknown)}); {upgrade_advice('')}"
         )
 
 
@@ -178,7 +178,8 @@ def _nulls(values: Sequence[Any]) -> pa.Array:
     return pa.array([value is None for value in values], pa.bool_())
 
 
-def _fitting(topic: str, row: ArchiveRow) -> ArchiveRow:
+def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
+    """The row, or its bytes with a reason if the columns cannot hold its record."""
     if row.record is None:
         return row
     try:
@@ -198,7 +199,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
     values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
     for index, schema in enumerate(schemas):
         if schema is None and kept[index] is not None:
-            yield _known_now(kept[index])
+            yield _decode_again(kept[index])
         elif reasons[index] is not None or schema not in SCHEMAS:
             yield None
         elif kept[index] is not None:
@@ -215,7 +216,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
             yield with_default(cls(**given), stated=False)
 
 
-def _known_now(data: bytes) -> Record | None:
+def _decode_again(data: bytes) -> Record | None:
     """The record in bytes that the archiving release could not read, if this release can."""
     try:
         return decode(data).record

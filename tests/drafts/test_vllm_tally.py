@@ -93,7 +93,7 @@ def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
     worker, rollout = both
     whole = [1, 2, 3, *ANSWER]
     history = history_of([token if i % 9 else 999 for i, token in enumerate(whole)])
-    guesses = ProposerSpeculation(history, DraftGate(forced=True), VOCABULARY, tally=worker)
+    guesses = ProposerSpeculation(history, DraftGate(forced=True), VOCABULARY, counters=worker)
     one, known, draft, wanted = StayDrafts(rollout, 1, 1), whole[:3], list[int](), list[bool]()
     parts: list[tuple[int, Drafts]] = []
     while len(known) < len(whole):

@@ -108,5 +108,5 @@ class Followed:
 
 def damage(engine: TorchEngine) -> None:
     """One bit of what is served, behind the engine's back."""
-    place = engine._decoder.served.places["model.layers.1.mlp.down_proj.weight"][0]
+    place = engine._decoder.served.views["model.layers.1.mlp.down_proj.weight"][0]
     place.view[1, 2] += 1

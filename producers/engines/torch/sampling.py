@@ -80,12 +80,12 @@ def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
 
 
 class SamplingPlanCache:
-    """The plan of the present rows, cached while all of them have equal parameters."""
+    """The sampling plan of a batch, cached while all of its rows have equal parameters."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._kinds: Counter[Sampling] = Counter()
-        self._alike: dict[Sampling, SamplingPlan] = {}
+        self._plan_of_kind: dict[Sampling, SamplingPlan] = {}
 
     def enter(self, sampling: Sampling) -> None:
         self._kinds[_kind(sampling)] += 1
@@ -101,9 +101,9 @@ class SamplingPlanCache:
         if len(self._kinds) > 1:
             return plan_sampling(list(rows), self.device)
         (kind,) = self._kinds
-        if kind not in self._alike:
-            self._alike = {kind: plan_sampling([kind], self.device)}
-        return self._alike[kind]
+        if kind not in self._plan_of_kind:
+            self._plan_of_kind = {kind: plan_sampling([kind], self.device)}
+        return self._plan_of_kind[kind]
 
 
 def _kind(sampling: Sampling) -> Sampling:

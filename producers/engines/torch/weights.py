@@ -101,18 +101,19 @@ class PreparedWrites:
 
 @dataclass(slots=True)
 class _NormChange:
-    """The columns of a norm that changed; None: all."""
+    """The elements of a norm that changed, which are columns of the matrix after it; None: all."""
 
     columns: Indices | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """`places` by checkpoint name; `shapes` of every expected tensor (norms have no place of their
-    own); `tied` the other names under which a checkpoint may hold a tensor.
+    """The weights that one engine serves. `views` by checkpoint name: the served memory that a
+    tensor fills (none for a norm, which is multiplied into the matrix after it). `shapes` of every
+    expected tensor. `tied`: the other names under which a checkpoint may hold a tensor.
     """
 
-    places: Mapping[str, tuple[WeightView, ...]]
+    views: Mapping[str, tuple[WeightView, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
@@ -123,9 +124,9 @@ class ServedWeights:
         own = self._own(tensors)
         if not checked:
             check_tensors(self.shapes, own)
-        for name, places in self.places.items():
-            for place in places:
-                place.fill(own[name], place.factor(own))
+        for name, views in self.views.items():
+            for view in views:
+                view.fill(own[name], view.factor(own))
 
     def prepare(self, update: WeightUpdate) -> PreparedWrites:
         """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
@@ -140,21 +141,21 @@ class ServedWeights:
         norms = {
             name: _NormChange(None if name in whole else np.asarray(patches[name].indices))
             for name in (*patches, *whole)
-            if name not in self.places
+            if name not in self.views
         }
         writes: list[TensorWrite] = []
-        for name, places in self.places.items():
+        for name, views in self.views.items():
             patch = patches.get(name)
-            for place in places:
-                behind = norms.get(place.norm or "")
-                if name in whole or (behind and _is_wide(behind, own[name])):
-                    target, values = place.rowwise(place.served(own[name], place.factor(own)))
+            for view in views:
+                norm_change = norms.get(view.norm or "")
+                if name in whole or (norm_change and _is_wide(norm_change, own[name])):
+                    target, values = view.rowwise(view.served(own[name], view.factor(own)))
                     writes.append(TensorWrite(target, values))
                     continue
                 if patch is not None and len(patch.values):
-                    writes.append(_elements(place, np.asarray(patch.indices), patch.values, own))
-                if behind is not None:
-                    writes.append(_columns(place, behind, own[name], own))
+                    writes.append(_elements(view, np.asarray(patch.indices), patch.values, own))
+                if norm_change is not None:
+                    writes.append(_columns(view, norm_change, own[name], own))
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare_for(self, update: WeightUpdate, held: Version | None) -> WeightUpdate:
@@ -182,27 +183,27 @@ class ServedWeights:
         that are not served are ignored.
         """
         own = self._own(tensors)
-        mine = {other: name for name, others in self.tied.items() for other in others}
-        asked = {mine.get(name, name) for name in names} & set(self.shapes)
+        own_names = {other: name for name, others in self.tied.items() for other in others}
+        asked = {own_names.get(name, name) for name in names} & set(self.shapes)
         differing = [name for name in sorted(asked) if not self._is_served(name, own)]
         return WeightComparison(len(asked), tuple(differing))
 
     def _is_served(self, name: str, own: Mapping[str, Tensor]) -> bool:
-        if name in self.places:
-            return all(_is_same(place, own[name], place.factor(own)) for place in self.places[name])
-        behind = [
-            (own[other].numel(), other, place)
-            for other, places in self.places.items()
-            for place in places
-            if place.norm == name
+        if name in self.views:
+            return all(_is_same(view, own[name], view.factor(own)) for view in self.views[name])
+        after_norm = [
+            (own[other].numel(), other, view)
+            for other, views in self.views.items()
+            for view in views
+            if view.norm == name
         ]
-        _, other, place = min(behind, key=lambda found: found[:2])
-        rows = place.view[:NORM_ROWS]
-        few = WeightView(rows, place.scale, place.norm)
-        return _is_same(few, own[other].view(place.view.shape)[:NORM_ROWS], place.factor(own))
+        _, other, view = min(after_norm, key=lambda found: found[:2])
+        rows = view.view[:NORM_ROWS]
+        few = WeightView(rows, view.scale, view.norm)
+        return _is_same(few, own[other].view(view.view.shape)[:NORM_ROWS], view.factor(own))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The expected tensors, under the names that they have here."""
+        """The expected tensors, under the names that `shapes` has for them."""
         found = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
@@ -211,63 +212,65 @@ class ServedWeights:
         return next((one for one in names if one in tensors), name)
 
     def _named(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
-        """Patches, and names of whole tensors, under the names that they have here. A delta holds
-        tied tensors once, under any of their names.
+        """Patches, and names of whole tensors, under the names that `shapes` has for them. A delta
+        holds tied tensors once, under any of their names.
         """
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
-        anew = {owners.get(name, name) for name in update.whole}
+        restated = {owners.get(name, name) for name in update.whole}
         patches: dict[str, TensorPatch] = {}
         whole: set[str] = set()
         for name in self.shapes:
             held = self._held_as(name, update.tensors)
             owner = owners.get(held, held)
-            if owner in anew:
+            if owner in restated:
                 whole.add(name)
             elif owner in by_owner:
                 patches[name] = by_owner[owner]
         return patches, whole
 
     def _is_mostly_whole(self, update: WeightUpdate) -> bool:
+        """Whether the update restates so many tensors whole that loading all of them is faster."""
         sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
-        anew = sum(sizes.get(name, 0) for name in update.whole)
-        return anew > FILL_SHARE_MAX * sum(sizes.values())
+        restated = sum(sizes.get(name, 0) for name in update.whole)
+        return restated > FILL_SHARE_MAX * sum(sizes.values())
 
 
-def _is_wide(behind: _NormChange, tensor: Tensor) -> bool:
-    columns = behind.columns
+def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
+    """Whether a norm changed in so many columns that the matrix after it is written whole."""
+    columns = norm_change.columns
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
 
 def _elements(
-    place: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]
+    view: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]
 ) -> TensorWrite:
-    factor = place.factor(own)
+    factor = view.factor(own)
     if factor is not None:
         columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
         factor = factor.index_select(0, columns.to(factor.device))
-    positions = torch.from_numpy(place.positions(indices)).to(place.view.device)  # pyright: ignore[reportUnknownMemberType]
-    return TensorWrite(place.flat, place.served(values, factor), positions)
+    positions = torch.from_numpy(view.positions(indices)).to(view.view.device)  # pyright: ignore[reportUnknownMemberType]
+    return TensorWrite(view.flat, view.served(values, factor), positions)
 
 
 def _columns(
-    place: WeightView, behind: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]
+    view: WeightView, norm_change: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]
 ) -> TensorWrite:
     """The elements that a changed norm changes in the matrix after it."""
-    assert behind.columns is not None, "all columns are filled, not patched"
+    assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
-    indices = (starts + behind.columns).reshape(-1)
-    values = tensor.reshape(-1, width)[:, torch.from_numpy(behind.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
-    return _elements(place, indices, values, own)
+    indices = (starts + norm_change.columns).reshape(-1)
+    values = tensor.reshape(-1, width)[:, torch.from_numpy(norm_change.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
+    return _elements(view, indices, values, own)
 
 
-def _is_same(place: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
-    wanted = tensor.view(place.view.shape)
+def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
+    wanted = tensor.view(view.view.shape)
     rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
     for begin in range(0, len(wanted), rows):
         part = slice(begin, begin + rows)
-        if not torch.equal(_bits(place.view[part]), _bits(place.served(wanted[part], factor))):
+        if not torch.equal(_bits(view.view[part]), _bits(view.served(wanted[part], factor))):
             return False
     return True
 

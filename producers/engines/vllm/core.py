@@ -173,11 +173,11 @@ class LocalCore:
         with self._locked():
             return self._engine.collective_rpc(method, args=arguments)[0]
 
-    def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
-        """Draft from this history (`worker.py`) and write the counts to this tally; with
-        None, stop drafting.
+    def draft_from(self, source: Any, window: str, forced: bool | None, counters_path: str) -> None:
+        """Draft from this history (`worker.py`) and write the counts to the counters at this path;
+        with None, stop drafting.
         """
-        self.call("draft_from", source, window, forced, tally)
+        self.call("draft_from", source, window, forced, counters_path)
 
     def stamp(self, version: str) -> None:
         """Stamp tokens of later steps with this version, whose weights are loaded."""

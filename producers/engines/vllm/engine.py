@@ -60,16 +60,17 @@ class WorkerDrafts:
     """Draft statistics of one engine with at most `slots` sequences in vLLM."""
 
     def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
-        with open_draft_counters(slots) as (self._tally, path):
+        with open_draft_counters(slots) as (self._counters, path):
             core.draft_from(worker_source(core, source), gate.rule.kind, gate.forced, path)
 
     def stats(self) -> DraftStats:
-        return self._tally.stats()
+        return self._counters.stats()
 
-    def marks(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
+    def open_stay(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
         """Counters for a new stay, at a place that none of the `others` uses."""
         taken = {other.place for other in others if other is not None}
-        return StayDrafts(self._tally, next(place for place in count() if place not in taken), stay)
+        place = next(place for place in count() if place not in taken)
+        return StayDrafts(self._counters, place, stay)
 
 
 def open_drafts(
@@ -274,7 +275,7 @@ class VllmEngine:
             sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
             if self._drafting is not None:
                 others = (other.stay_drafts for other in self._inside.values())
-                sequence.stay_drafts = self._drafting.marks(self._stays, others)
+                sequence.stay_drafts = self._drafting.open_stay(self._stays, others)
             self._inside[sequence.key] = sequence
             self._core.add(
                 CoreRequest(

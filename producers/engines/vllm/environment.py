@@ -1,9 +1,9 @@
 """The installed vLLM, and the size of an engine on this machine.
 
 vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
-a time; any other is refused by its number, so that it does not fail inside vLLM. Environment
-variables are set before its first import. `VllmShape` has the sizes of an engine, computed from a
-run's settings and the device.
+a time, and any other is refused before it can fail inside vLLM. `require_vllm` sets vLLM's
+environment variables, which must precede its first import. `VllmShape` has the sizes of an engine,
+computed from a run's settings and the device.
 """
 
 import math
@@ -75,7 +75,7 @@ def shape_for(
             head_float32=head,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
-    blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM keeps one block
+    blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM reserves one block
     if given is not None:
         one = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1
         blocks = max(one, min(blocks, given // block_bytes))

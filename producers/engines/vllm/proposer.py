@@ -25,7 +25,7 @@ _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rolls
 
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """The extra arguments that identify a sequence in the history and in the tally."""
+    """The extra arguments that identify a sequence in the history and in the draft counters."""
     return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
@@ -62,7 +62,7 @@ class HistoryProposer:
         speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
         """From now on draft from this source, under this gate, by this clock, and write the
-        counts to this tally; with None, stop drafting.
+        counts to these counters; with None, stop drafting.
 
         vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
         draft of the end of its context. The drafts made here end before the context does, so that
@@ -72,8 +72,8 @@ class HistoryProposer:
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
         self._speculation = None
         if speculation is not None:
-            source, gate, clock, tally = speculation
-            self._speculation = ProposerSpeculation(source, gate, self._vocabulary, clock, tally)
+            source, gate, clock, counters = speculation
+            self._speculation = ProposerSpeculation(source, gate, self._vocabulary, clock, counters)
 
     def propose(
         self,

@@ -2,15 +2,16 @@
 of these are accepted.
 
 vLLM packs the tokens of a step without padding and takes a different number of them from each row,
-so lengths are not levelled. While the gate is off, a draft is looked up from time to time, kept,
-and compared with the tokens that come. It is looked up before they come, so that a history which
-gets these tokens meanwhile does not appear to have predicted them.
+so drafts need not have equal lengths. While the gate is off, a draft is looked up from time to
+time, kept, and compared with the tokens that the model generates afterwards. It is looked up before
+they exist, so that a history which gets these tokens meanwhile does not appear to have predicted
+them.
 
-The statistics are in shared memory (`DraftCounters`), in total and by request: vLLM's worker adds
-to them and the rollout reads them, in the same or in another process. A call to the worker would
-wait for the end of a step. A place belongs to one stay at a time, and its numbers only grow, so a
-reader that takes differences counts nothing twice and loses nothing. The counts of a step are
-written before the rollout gets its tokens.
+The statistics are in shared memory (`DraftCounters`), in total and for each stay (one request to
+vLLM, see `sequence.py`). vLLM's worker adds to them and the rollout reads them, in the same or in
+another process; a call to the worker would wait for the end of a step. A stay has a place of its
+own in this memory, where its numbers only grow, so a reader that takes differences counts nothing
+twice and loses nothing. The counts of a step are written before the rollout gets its tokens.
 """
 
 import mmap
@@ -85,10 +86,10 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
 class StayDrafts:
     """Draft statistics of one stay in vLLM: which tokens were drafted, and the look-ups."""
 
-    tally: DraftCounters
+    counters: DraftCounters
     place: int
     stay: int
-    right: int = 0
+    accepted: int = 0
     statistics: DraftsBuilder = field(default_factory=DraftsBuilder)
     reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
@@ -96,17 +97,17 @@ class StayDrafts:
         """Add the tokens of one step: accepted ones, and after them one that the model drew, unless
         an accepted one ended the stay, which only the worker's counts show.
         """
-        right = count - 1
+        accepted = count - 1
         if ended:
-            right = min(max(right, int(self._tallied()[0]) - self.right), count)
-        self.right += right
-        self.statistics.add_pass(0, right, count)
+            accepted = min(max(accepted, int(self._counted()[0]) - self.accepted), count)
+        self.accepted += accepted
+        self.statistics.add_pass(0, accepted, count)
 
     def take(self) -> Drafts:
         """The statistics since the last call. The worker may be ahead: its counts for tokens that
         have not arrived yet are included.
         """
-        now = self._tallied()
+        now = self._counted()
         _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.reported, strict=True))
         self.reported = now
         self.statistics.guessed, self.statistics.asked, self.statistics.found = (
@@ -117,8 +118,8 @@ class StayDrafts:
         self.statistics.lookup_s = seconds
         return self.statistics.take()
 
-    def _tallied(self) -> list[float]:
-        return self.tally.of(self.place, self.stay)
+    def _counted(self) -> list[float]:
+        return self.counters.of(self.place, self.stay)
 
 
 TRIAL_EVERY_TOKENS = 16  # tokens of a row between two drafts that are only compared
@@ -154,9 +155,9 @@ class _ProposerRow(DraftedSequence):
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Speculation of one engine; all counts are written to `tally` after each step."""
+    """Speculation of one engine; all counts are written to `counters` after each step."""
 
-    tally: DraftCounters | None = None
+    counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
     _began: float | None = field(default=None, init=False)
     _steps: int = field(default=1, init=False)
@@ -239,7 +240,7 @@ class ProposerSpeculation(Speculation):
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
     def _trial(self, row: _ProposerRow, seen: SteppedRequest) -> None:
-        """Compare the draft of a while ago with the tokens that came, and look up the next one."""
+        """Compare the last trial draft with the tokens generated since; look up the next one."""
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
             row.tried = self.look_up_trial(row, self._newest(seen), TRIAL_TOKENS)
@@ -247,10 +248,10 @@ class ProposerSpeculation(Speculation):
 
     def _write_counts(self, batch: Sequence[SteppedRequest]) -> None:
         counts = [self._rows[seen.key].statistics.take() for seen in batch]
-        if self.tally is not None:
+        if self.counters is not None:
             for seen, drafts in zip(batch, counts, strict=True):
-                self.tally.add(seen.place, seen.stay, drafts)
-            self.tally.write(self.stats())
+                self.counters.add(seen.place, seen.stay, drafts)
+            self.counters.write(self.stats())
 
     def _newest(self, seen: SteppedRequest) -> list[int]:
         return seen.tokens[-self.source.context :].tolist()

@@ -47,7 +47,7 @@ class DraftingWorker:
     rank: int
 
     def draft_from(
-        self, source: DraftSource | str | None, window: str, forced: bool | None, tally: str
+        self, source: DraftSource | str | None, window: str, forced: bool | None, counters_path: str
     ) -> None:
         """Draft from this history, or from the one in this file; with None, stop drafting. Of
         several workers vLLM uses the first one's drafts, so only that one writes counts.
@@ -64,7 +64,7 @@ class DraftingWorker:
         gate = DraftGate(WINDOW_RULES[window], forced)
         if runner.device.type == "cpu":
             skip_empty_verification(runner)
-        counters = DraftCounters(tally) if self.rank == 0 else None
+        counters = DraftCounters(counters_path) if self.rank == 0 else None
         runner.drafter.draft_from(runner, (source, gate, clock, counters))
 
 

@@ -100,8 +100,8 @@ def engine_of(
 
 
 def assert_same_bits(patched: TorchEngine, loaded: TorchEngine) -> None:
-    other = loaded._decoder.served.places
-    for name, group in patched._decoder.served.places.items():
+    other = loaded._decoder.served.views
+    for name, group in patched._decoder.served.views.items():
         for mine, theirs in zip(group, other[name], strict=True):
             assert torch.equal(
                 mine.view.contiguous().view(torch.uint8), theirs.view.contiguous().view(torch.uint8)
@@ -147,10 +147,10 @@ def test_patches_are_what_is_written_and_not_a_load(family: str) -> None:
     name = next(name for name in old if "mlp" in name and name.endswith("weight"))
     new = changed(old, {name: 0.01})
     engine = engine_of(model.config, old)
-    untouched = next(n for n in engine._decoder.served.places if "mlp" not in n and "weight" in n)
-    engine._decoder.served.places[untouched][0].view.fill_(7)
+    untouched = next(n for n in engine._decoder.served.views if "mlp" not in n and "weight" in n)
+    engine._decoder.served.views[untouched][0].view.fill_(7)
     engine.update(engine.prepare(delta(old, new)), "in_flight")
-    assert bool((engine._decoder.served.places[untouched][0].view == 7).all())
+    assert bool((engine._decoder.served.views[untouched][0].view == 7).all())
 
 
 def test_a_patch_from_another_base_is_not_used() -> None:
@@ -243,8 +243,8 @@ def test_reading_back_names_what_is_not_served_as_given(family: str) -> None:
     for name in untie(old)[0]:
         other = changed(old, {name: 1.0}, 3)
         assert name in engine.read_back([name], other).differing
-    name = next(n for n in engine._decoder.served.places if n.endswith("weight"))
-    flat = engine._decoder.served.places[name][0].view
+    name = next(n for n in engine._decoder.served.views if n.endswith("weight"))
+    flat = engine._decoder.served.views[name][0].view
     flat[(0,) * flat.ndim] += 1e-6
     assert name in engine.read_back(old, old).differing
     assert engine.read_back(["no.such.tensor"], old).count == 0

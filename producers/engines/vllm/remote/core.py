@@ -1,10 +1,10 @@
-"""A vLLM server behind the calls of `protocol.EngineCore`.
+"""Implements `protocol.EngineCore` with a vLLM server on another machine.
 
-The server computes on its own, so at a pause its workers report how many tokens each request has.
-The client reads that many tokens of each, and drops the requests that the workers do not have (not
-started, or just ended). So all tokens returned before new weights are of the old ones, whatever is
-still in transit. Each start of a rollout claims the server: the rollout that had it before is
-refused from then on.
+The server computes without being asked, so at a pause its workers report how many tokens each
+request has. The client reads that many tokens of each, and drops the requests that the workers do
+not have (not started, or just ended). All tokens returned before new weights are therefore of the
+old weights, also those that were in transit at the pause. Each start of a rollout claims the
+server: from then on the previous owner's calls are refused.
 """
 
 import threading
@@ -31,7 +31,9 @@ HEALTH_CHECK_S = 30.0
 
 
 class RemoteCore:
-    """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
+    """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache, `load` is its last
+    known load.
+    """
 
     def __init__(
         self, routes: ServerRoutes, headers: Mapping[str, str], owner: str, kv_capacity: int
@@ -42,26 +44,26 @@ class RemoteCore:
         self.routes, self.owner = routes, owner
         self._streams = TokenStreams(routes.url, headers, routes.host)
         self._count = 0
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._closed = threading.Event()
-        threading.Thread(target=self._look, name="vllm-metrics", daemon=True).start()
+        threading.Thread(target=self._poll_metrics, name="vllm-metrics", daemon=True).start()
 
     def add(self, request: CoreRequest) -> None:
         self._count += 1
         name = f"{self.owner}.{self._count}"
         if not len(self._streams):
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
         self._streams.begin(request.key, name, generate_body(request, name))
 
     def step(self, wait_s: float) -> list[StepOutput]:
         outputs = self._streams.take(wait_s)
         now = time.monotonic()
         if outputs:
-            self._heard_s = now
-        elif now - self._heard_s > HEALTH_CHECK_S:
+            self._received_s = now
+        elif now - self._received_s > HEALTH_CHECK_S:
             if not self.routes.is_alive():
-                raise EngineRefused(f"vLLM server {self.routes.host}: it no longer answers")
-            self._heard_s = now
+                raise EngineRefused(f"vLLM server {self.routes.host}: it no longer responds")
+            self._received_s = now
         return outputs
 
     def pause(self) -> PauseResult:
@@ -80,7 +82,7 @@ class RemoteCore:
         return PauseResult(outputs + self._streams.take(0.0), frozenset(unknown))
 
     def resume(self) -> None:
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self.routes.post("/resume")
 
     def drop(self, keys: Iterable[str]) -> None:
@@ -98,11 +100,13 @@ class RemoteCore:
         self._streams.close_all()
 
     def _progress(self) -> dict[str, int]:
-        """Tokens of each request that the workers have, by the request's name here."""
+        """The number of generated tokens of each request that the workers have, by the client's
+        name of the request.
+        """
         inside = self.routes.call("progress")[0]
         return {request_name(name): int(count) for name, count in inside.items()}
 
-    def _look(self) -> None:
+    def _poll_metrics(self) -> None:
         """Poll the server's statistics while requests run."""
         while not self._closed.wait(METRICS_POLL_S):
             if not len(self._streams):
