@@ -88,7 +88,7 @@ def _case(name: str, run: Path, sizes: Sizes, rows: int, *, fits: bool = True) -
     on, off = ([one[arm] for one in found] for arm in ARMS)
     guessed, right = (int(sum(one[key] for one in found)) for key in ("proposed", "accepted"))
     history = "of the pass before" if fits else "under other prompts"
-    note = f"{right} of {guessed} guessed tokens right, answers {history}, {rows} rows"
+    note = f"{right} of {guessed} draft tokens accepted, answers {history}, {rows} rows"
     return paired(name, on, "tokens/s", "drafts off", off, None if fits else WORST, note)
 
 

@@ -113,5 +113,5 @@ def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
     stats = rollout.stats()
     assert accepted_tokens(told) == stats.accepted > 20
     assert (told.guessed, told.asked, told.found) == (stats.proposed, stats.asked, stats.found)
-    assert told.lookup_s == pytest.approx(stats.lookup_s, rel=0.05)
+    assert 0 < told.lookup_s <= stats.lookup_s + 1e-9  # the last look-up is in no part
     assert stats == guesses.stats()

@@ -44,5 +44,5 @@ def test_drafts_on_vllm_outlive_the_death_of_rollouts(tmp_path: Path) -> None:
 def right(folder: Path, rollout: str) -> int:
     """Guessed tokens that were right in its last life, as its log says at the end."""
     said = (folder / "logs" / f"{rollout}.log").read_text()
-    found = re.findall(r"drafts: .* (\d+) of \d+ tokens right", said)
+    found = re.findall(r"drafts: .* (\d+) of \d+ draft tokens accepted", said)
     return int(found[-1]) if found else 0

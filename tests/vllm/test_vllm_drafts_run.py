@@ -45,7 +45,7 @@ def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_pa
     audited = rollstream("audit", str(folder))
     assert audited.returncode == 0, audited.stdout
     said = (folder / "logs" / "rollout-0.log").read_text(encoding="utf-8")
-    found = re.search(r"drafts: (\d+) answers .* (\d+) of (\d+) tokens right", said)
+    found = re.search(r"drafts: (\d+) answers .* (\d+) of (\d+) draft tokens accepted", said)
     assert found is not None, said
     answers, right, guessed = map(int, found.groups())
     assert answers > 80

@@ -165,5 +165,5 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path):
 
     size = Remainder().tokenizer().size
     prompt_order(run_of(tmp_path / "enough", size), tmp_path)
-    with pytest.raises(ConfigurationError, match=f"knows {size - 1} tokens.* up to {size - 1}"):
+    with pytest.raises(ConfigurationError, match=f"has {size - 1} tokens.* up to {size - 1}"):
         prompt_order(run_of(tmp_path / "short", size - 1), tmp_path)
