@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
+from queue import SimpleQueue
 
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE, the shell convention
 
@@ -48,13 +49,22 @@ class StopSignals:
 
 
 def listen_for_signals() -> StopSignals:
-    """Install handlers for SIGINT, SIGTERM and SIGHUP; call it from the main thread."""
+    """Install handlers for SIGINT, SIGTERM and SIGHUP; call it from the main thread.
+
+    A handler runs in the main thread between two instructions, perhaps inside `stop.wait`, which
+    holds the event's lock. Setting the event there would wait for that lock forever, so the handler
+    only puts into a `SimpleQueue`, which is reentrant, and a thread sets the events.
+    """
     signals = StopSignals()
+    received: SimpleQueue[int] = SimpleQueue()
 
-    def handle(*_: object) -> None:
-        (signals.hurry if signals.stop.is_set() else signals.stop).set()
+    def set_events() -> None:
+        while True:
+            received.get()
+            (signals.hurry if signals.stop.is_set() else signals.stop).set()
 
+    threading.Thread(target=set_events, name="signals", daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep that
-            signal.signal(number, handle)
+            signal.signal(number, lambda number, _: received.put(number))
     return signals

@@ -95,7 +95,7 @@ class RunByHand:
                 if hand.process.poll() is None:
                     hand.signal(signal.SIGTERM)
             for hand in stopping:
-                hand.process.wait(WAIT_S)
+                self.wait_for(lambda hand=hand: hand.process.poll() is not None)
 
     def end(self) -> None:
         """Whatever the test did, nobody is left."""
