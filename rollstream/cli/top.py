@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -18,16 +17,13 @@ from rich.console import Console
 from rich.live import Live
 
 from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import RunFolder, bus_url, open_run_log_for_writing
-from rollstream.config.settings import Configuration
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.monitor.frame import TerminalSize, render_frame
-from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.observer import RunObserver, opener_of_log
 from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
 from rollstream.monitor.table import plain_line
 from rollstream.monitor.view import TerminalKeys
 from rollstream.report.reading import run_folder
-from rollstream.streams.bus import Bus
 
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once
@@ -41,7 +37,10 @@ def main(arguments: argparse.Namespace) -> int:
     folder = run_folder(arguments.run)
     configuration = load_for_viewing(folder.configuration)
     onlooker = RunObserver(
-        run_settings_of(configuration), folder.metrics, _opener(configuration, folder), time.time
+        run_settings_of(configuration),
+        folder.metrics,
+        opener_of_log(configuration, folder.path),
+        time.time,
     )
     console = Console()
     if arguments.once:
@@ -49,21 +48,6 @@ def main(arguments: argparse.Namespace) -> int:
     if console.is_terminal and not arguments.json:
         return _watch(onlooker, console, arguments.every)
     return _print_lines(onlooker, arguments.every, _line if arguments.json else plain_line)
-
-
-def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus | None]:
-    """Returns a function that opens the bus, or returns None before it exists: opening a missing
-    `sqlite:` bus would create it.
-    """
-    url = bus_url(configuration, folder.path)
-    scheme, _, rest = url.partition(":")
-
-    def opened() -> Bus | None:
-        if scheme == "sqlite" and not Path(rest).is_dir():
-            return None
-        return open_run_log_for_writing(configuration, folder.path)
-
-    return opened
 
 
 def _once(onlooker: RunObserver, console: Console, as_json: bool) -> int:

@@ -120,6 +120,13 @@ def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
     return messages[0].timestamp_ms / 1000 if messages else None
 
 
+def newest_time(bus: Bus, topic: str) -> float | None:
+    """Returns the append time of the topic's newest record; None if it holds none."""
+    last = {p: end - 1 for p, end in bus.end(topic).items() if end}
+    times = [time_at(bus, topic, partition, offset) for partition, offset in last.items()]
+    return max((time_s for time_s in times if time_s is not None), default=None)
+
+
 def _bisect(bus: Bus, topic: str, partition: int, low: int, high: int, time_s: float) -> int:
     while low < high:
         middle = (low + high) // 2
@@ -284,11 +291,9 @@ class RunFeed:
 
     def _refresh_slowly(self, state: RunState) -> None:
         for topic in AGE_ONLY_TOPICS:
-            last = {p: end - 1 for p, end in self._bus.end(topic).items() if end}
-            times = [time_at(self._bus, topic, p, offset) for p, offset in last.items()]
-            known = [time_s for time_s in times if time_s is not None]
-            if known:
-                state.newest_s[topic] = max(known)
+            newest_s = newest_time(self._bus, topic)
+            if newest_s is not None:
+                state.newest_s[topic] = newest_s
         topics = (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS)
         letters = {topic: dead_letters(self._bus, topic) for topic in topics}
         state.dead_letters = {topic: one for topic, one in letters.items() if one.count}

@@ -8,10 +8,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rollstream.config.run_folder import RunFolder, bus_url, open_run_log_for_writing
+from rollstream.config.settings import Configuration
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.snapshot import RunSettings, RunSnapshot, RunWarning, take_snapshot
+from rollstream.monitor.feed import (
+    AGE_ONLY_TOPICS,
+    COMPLETION_TOPICS,
+    CONTEXT_TOPICS,
+    JsonLinesTail,
+    RunFeed,
+    TopicWatcher,
+    newest_time,
+    tail_positions,
+)
+from rollstream.monitor.progress import RunStanding, standing_of
+from rollstream.monitor.snapshot import (
+    RunSettings,
+    RunSnapshot,
+    RunWarning,
+    run_settings_of,
+    take_snapshot,
+)
 from rollstream.monitor.state import RunState
 from rollstream.monitor.warnings_flow import PACE_CHECKS, STANDSTILL_CHECKS
 from rollstream.monitor.warnings_learning import LEARNING_CHECKS
@@ -72,6 +90,52 @@ class RunObserver:
             self.is_behind = self._feed.follow(self.state, self.clock())
             if deadline.passed():
                 return
+
+
+STANDING_TOPICS = ("ledger", "weights", "status")
+STANDING_RECORDS = 256  # of each topic: the last steps, versions and heartbeats
+
+
+def opener_of_log(configuration: Configuration, folder: Path) -> Callable[[], Bus | None]:
+    """Returns a function that opens the run's log, or returns None before it exists: opening a
+    missing `sqlite:` log would create it.
+    """
+    scheme, _, rest = bus_url(configuration, folder).partition(":")
+
+    def opened() -> Bus | None:
+        if scheme == "sqlite" and not Path(rest).is_dir():
+            return None
+        return open_run_log_for_writing(configuration, folder)
+
+    return opened
+
+
+def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
+    """Returns the run's standing from about 20 small reads, however long the run is. Raises a
+    `RollstreamError` if the log cannot be reached.
+    """
+    plan = run_settings_of(configuration)
+    state = plan.state()
+    for line in JsonLinesTail(folder.metrics / "supervisor.jsonl").read():
+        state.apply_event(line)
+    bus = opener_of_log(configuration, folder.path)()
+    if bus is not None:
+        try:
+            _read_tails(bus, state)
+        finally:
+            bus.close()
+    return standing_of(state, plan.steps, now_s)
+
+
+def _read_tails(bus: Bus, state: RunState) -> None:
+    for topic in (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS):
+        newest_s = newest_time(bus, topic)
+        if newest_s is not None:
+            state.newest_s[topic] = newest_s
+        if topic in STANDING_TOPICS and newest_s is not None:
+            watcher = TopicWatcher(bus, topic, tail_positions(bus, topic, STANDING_RECORDS))
+            for one in watcher.poll(STANDING_RECORDS):
+                state.apply(one.record, one.time_s)
 
 
 READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unresponsive bus

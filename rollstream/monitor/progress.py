@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 from rollstream.monitor.format import age
 from rollstream.monitor.rollouts import SILENT_S, RolloutSnapshot, rollout_snapshots
@@ -133,7 +133,40 @@ def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, in
 QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
 STARTING_S = 120.0  # a role loads libraries and model before it writes a record
 EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
-ENDING_PHASES = {"complete": "finished", "stopped": "stopped", "failed": "failed"}
+ENDING_PHASES: Mapping[str, Literal["finished", "stopped", "failed"]] = {
+    "complete": "finished",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+
+
+StandingState = Literal["new", "running", "silent", "stopped", "failed", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStanding:
+    """A run in one line: `step` of `steps` are done. `newest_s` is the time of the newest record in
+    seconds since the epoch, None for a run without records, whose state is `new`.
+    """
+
+    state: StandingState
+    step: int
+    steps: int
+    newest_s: float | None
+
+
+def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
+    """Returns the standing at `now_s`; the same state as the phase that `take_snapshot` names."""
+    step = state.steps[-1].step if state.steps else 0
+    newest_s = max(state.newest_s.values(), default=None)
+    ended = _last_ending(state)
+    if ended is not None:
+        return RunStanding(ENDING_PHASES[ended["event"]], step, steps, newest_s)
+    if newest_s is None:
+        return RunStanding("new", step, steps, None)
+    if is_over(state, step, steps, now_s):
+        return RunStanding("finished", step, steps, newest_s)
+    return RunStanding("silent" if is_quiet(state, now_s) else "running", step, steps, newest_s)
 
 
 def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
