@@ -1,1 +1,3 @@
-"""Every measured promise: a folder for each NAME or family of names, listed in `catalogue`."""
+"""The measured promises of the project: one folder for each NAME or family of names, listed in
+`catalogue`.
+"""

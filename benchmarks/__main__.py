@@ -1,9 +1,9 @@
-"""`python -m benchmarks [NAME …] [--quick] [--json]`: every measured promise is a case of some
-module here; `--list` prints each case with its file and its goal.
+"""`python -m benchmarks [NAME …] [--quick] [--json]`: measures the promises. `--list` prints each
+case with its file and its goal.
 
-A NAME is a module with `cases(quick) -> Iterator[Case]` (`catalogue.py`); without names all of them
-run, but for those that need an installation of their own. Each case is printed as soon as it is
-measured, also a bad one; the exit status is 0 when every case was measured.
+A NAME is a module with `cases(quick) -> Iterator[Case]` (`catalogue.py`). Without names all of them
+run, except those that need an installation of their own. Each case is printed as soon as it is
+measured, whether its goal is met or not; the exit status is 0 when every case was measured.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""One measured promise: what was measured, against what, and whether the goal was met."""
+"""One measured promise: value, reference, and whether the goal was met."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of output; `ratio` = value / reference_value, `goal` and `met` are None where none
-    was set.
-
-    `goal` holds for `ratio` where there is a reference, else for `value`.
+    """One line of output. `ratio` is value / reference_value. `goal` applies to `ratio` where there
+    is a reference, else to `value`; `goal` and `met` are None where no goal was set.
     """
 
     case: str
@@ -33,8 +31,8 @@ def against(
     goal: float | None = None,
     note: str = "",
 ) -> Case:
-    """A value held against a reference that did the same work in the same run; `goal` is the least
-    ratio.
+    """A value compared with a reference that did the same work in the same run; `goal` is the
+    smallest ratio that meets it.
     """
     ratio = value / reference_value
     met = None if goal is None else ratio >= goal
@@ -50,7 +48,7 @@ def paired(
     goal: float | None = None,
     note: str = "",
 ) -> Case:
-    """Medians of pairs measured side by side; the ratio is the median of the pairs' ratios, its
+    """The medians of pairs measured side by side. The ratio is the median of the pairs' ratios; its
     spread is noted.
     """
     ratios = sorted(v / r for v, r in zip(values, reference_values, strict=True))
@@ -71,7 +69,7 @@ def alone(
     at_most: float | None = None,
     note: str = "",
 ) -> Case:
-    """A value without a reference; with a goal it is met from below (`at_least`) or above
+    """A value without a reference. A goal is a lower bound (`at_least`) or an upper bound
     (`at_most`).
     """
     goal = at_least if at_least is not None else at_most

@@ -1,4 +1,4 @@
-"""Which NAME measures which case, in which file, and what its goal is.
+"""The catalogue: which NAME measures which case, in which file, with which goal.
 
 A test compares this list with the files: every case is in its file, and every file of this package
 is reached from here. A `*` stands for a part that a run fills in (a role, a topic, a batch size).
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 Goals = Mapping[str, str]
-"""Case → goal, "" where none was set; "×" is a ratio to the case's reference."""
+"""Case → goal, "" where none was set; "×" marks a ratio to the case's reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One NAME: the module with `cases(quick)`, and its cases by the file that measures them."""
+    """One NAME: its module with `cases(quick)`, and its cases by the file that measures them."""
 
     module: str
     files: Mapping[str, Goals]
 
     def lists(self, case: str) -> bool:
-        """Whether a measured case is in the list."""
+        """Returns whether a measured case is in the list."""
         return any(fnmatchcase(case, one) for goals in self.files.values() for one in goals)
 
 
@@ -256,7 +256,7 @@ BY_NAME_ONLY = ("vllm",)  # it needs `make vllm`
 
 
 def lines() -> Iterator[str]:
-    """The list as text, one case a line."""
+    """Returns the list as text, one case a line."""
     pattern = "{:<30} {:<10} {:<38} {}"
     yield pattern.format("case", "NAME", "file", "goal")
     for name, benchmark in BENCHMARKS.items():

@@ -1,1 +1,1 @@
-"""Asking the log, and auditing it: NAMEs asking and audit."""
+"""Queries over the log, and its audit: NAMEs asking and audit."""

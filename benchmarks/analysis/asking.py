@@ -1,10 +1,10 @@
-"""Asking the log: `rollstream query` against DuckDB by hand on the same files, and what starting
-costs.
+"""Queries over the log: `rollstream query` against hand-written DuckDB on the same files, and the
+cost of starting.
 
-`query_overhead` asks a million generated archived trajectories for counts, groups and quantiles,
-through the views of a session that is open and by `read_parquet` on a glob, in turns; each side
-binds its query anew every time. `query_startup` and `cli_help_s` are processes from their start to
-their end; the reference of `query_startup` is a Python that imports DuckDB and nothing else.
+`query_overhead` asks a million generated archived trajectories for counts, groups and quantiles, in
+turns through the views of an open session and by `read_parquet` on a glob; each side binds its
+query again every time. `query_startup` and `cli_help_s` time processes from start to end; the
+reference of `query_startup` is a Python process that only imports DuckDB.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ QUESTIONS = {
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The three questions, then the two starts."""
+    """Yields the three queries, then the two start times."""
     folder = Path(tempfile.mkdtemp())
     try:
         rows = QUICK_ROWS if quick else ROWS
@@ -58,7 +58,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _overhead(folder: Path, rows: int, pairs: int) -> Case:
-    """All questions together, the slower of reading through views to reading by hand is > 1."""
+    """All queries together: time through views over time by hand; above 1 the views are slower."""
     files = f"{folder}/archive/topic=trajectories/**/*.parquet"
     by_hand = f"read_parquet('{files}', hive_partitioning = true)"
     connection = duckdb.connect()
@@ -71,7 +71,7 @@ def _overhead(folder: Path, rows: int, pairs: int) -> Case:
         def hand(question: str) -> list[tuple[object, ...]]:
             return connection.execute(question.format(t=by_hand)).fetchall()
 
-        for question in QUESTIONS.values():  # warms caches, and both must agree
+        for question in QUESTIONS.values():  # warms caches; both sides must return the same rows
             assert views(question) == hand(question), question
         ours, theirs = _in_turn(views, hand, pairs)
     note = f"{', '.join(QUESTIONS)} over {rows:,} trajectories"
@@ -116,15 +116,15 @@ def _at_most(
     case: str, values: Sequence[float], unit: str, reference: str, base: Sequence[float],
     goal: float, note: str,
 ) -> Case:  # fmt: skip
-    """Pairs of times, where less is better."""
+    """Returns pairs of times; smaller is better."""
     measured = paired(case, values, unit, reference, base, note=note)
     assert measured.ratio is not None
     return dataclasses.replace(measured, goal=goal, met=measured.ratio <= goal)
 
 
 def _archive(folder: Path, rows: int) -> None:
-    """Files as the archive role names and builds them; one table is made of records, the others are
-    copies of it with names, groups and offsets of their own.
+    """Writes archive files with the archive role's names and encoding. One table is built from
+    records; the others are copies of it with their own names, groups and offsets.
     """
     base = table_of("trajectories", [_message(number) for number in range(FILE_ROWS)])
     for first in range(0, rows, FILE_ROWS):

@@ -1,10 +1,11 @@
-"""What audit finds, and what it says of runs in which nothing is wrong (docs/reference/audit.md).
+"""The share of planted violations that audit finds, and its findings in healthy runs
+(docs/reference/audit.md).
 
 `audit_found` plants every kind of violation of `testbed/violations/harness.py` into a copy of a
-healthy run, each with several seeds that draw which bit, token or index it changes: the share of
-kinds that audit finds and names. The kinds that a log cannot show count as missed, and are printed.
-`audit_false` audits seeded runs in memory, most of them under kills and freezes: how many have a
-violation, or anything that could not be checked.
+healthy run. Several seeds per kind draw which bit, token or index changes. The value is the share
+of kinds that audit finds and names; kinds that a log cannot show count as missed and are printed.
+`audit_false` audits seeded runs in memory, most of them with kills and freezes, and counts the runs
+in which audit reports a violation or something that it could not check.
 """
 
 import logging
@@ -23,8 +24,8 @@ FOUND_GOAL = 0.95
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """What is found, what is said falsely."""
-    logging.disable(logging.WARNING)  # the roles of a killed run report what was killed
+    """Yields the share found, then the false findings."""
+    logging.disable(logging.WARNING)  # roles of a killed run log an error about what was killed
     yield _found(SEEDS_QUICK if quick else SEEDS)
     yield _false(KILLED_QUICK if quick else KILLED, CALM_QUICK if quick else CALM)
 

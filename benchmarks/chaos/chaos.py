@@ -1,9 +1,9 @@
-"""What is left of a run after `kill -9`: real processes killed at random and at each kind of write,
-one process killed at every write, and thousands of seeded runs in memory
+"""What a run loses under `kill -9`: real processes killed at random and at each kind of write, one
+process killed at every write, and thousands of seeded runs in memory
 (docs/explanation/exactly-once.md).
 
-`python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER] [--set a.b=c]` is one run
-of the quickstart under kills, by itself.
+`python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER] [--set a.b=c]` runs the
+quickstart once under kills.
 """
 
 import argparse
@@ -29,8 +29,8 @@ FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Goals of all: 0."""
-    logging.disable(logging.WARNING)  # every role speaks up about what was killed
+    """The goal of every case is 0."""
+    logging.disable(logging.WARNING)  # every role logs errors about what was killed
     yield _boundaries(quick)
     yield _seeded(quick)
     yield _kinds(quick)
@@ -39,7 +39,9 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _boundaries(quick: bool) -> Case:
-    """Every write of a 20-step run, everything killed before it and in another run after it."""
+    """A 20-step run in memory in which everything is killed before each write, and another in which
+    it is killed after each.
+    """
     writes = trials.at_boundary(-1).writes
     every = BOUNDARY_EVERY_QUICK if quick else 1
     tried = [
@@ -53,7 +55,7 @@ def _boundaries(quick: bool) -> Case:
 
 
 def _seeded(quick: bool) -> Case:
-    """Each batch in a process of its own: what a crash leaves in memory goes with it."""
+    """Runs each batch in a process of its own, so that memory left by crashes is freed with it."""
     count = SEEDED_QUICK if quick else SEEDED
     told = batches.seeded_batches(count)
     happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
@@ -64,7 +66,7 @@ def _seeded(quick: bool) -> Case:
 
 
 def _kinds(quick: bool) -> Case:
-    """Each real process killed before and after each kind of write that it makes."""
+    """Kills each real process before and after each kind of write that it makes."""
     with tempfile.TemporaryDirectory(prefix="rollstream-kinds-") as scratch:
         found = every_kind.sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
     missed = "; ".join(map(str, found.missed)) or "none"
@@ -101,7 +103,9 @@ def _processes(form: str, quick: bool) -> Iterator[Case]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """One run under kills; what was found as JSON, and 1 if anything was lost or done twice."""
+    """One run under kills; prints the counts as JSON and exits with 1 if anything was lost or done
+    twice.
+    """
     parser = argparse.ArgumentParser(description="Kill a run of the quickstart and count it again.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=KILLS)

@@ -1,16 +1,16 @@
-"""A thousand simulated rollouts that are busy, and a dispatch that stalls: nobody living may be
-taken to be dead, and the dead must still be found.
+"""False deaths: a thousand busy simulated rollouts and a dispatch that stalls. Dispatch must take
+no living rollout for dead, and must still find the dead ones.
 
-Virtual time. Real are the records and the log (in memory, nothing compacted, as in the active
-segment of a broker), the heartbeats that a busy loop has repeated (`StatusRepeats`), and dispatch's
-readers, state and judgement (`DispatchInbox`, `DispatchState`, `drop_silent_rollouts`). Every
-rollout stands still for 30 s at each version, all about the same time; dispatch stands still for 2
-to 12 s every few seconds; some rollouts die and some loops deadlock, also during either.
+Time is virtual. Records and log (in memory, not compacted, like the active segment of a broker),
+the repeated heartbeats of a busy loop (`StatusRepeats`), and dispatch's readers, state and
+judgement (`DispatchInbox`, `DispatchState`, `drop_silent_rollouts`) are the product's. Every
+rollout stands still for 30 s at each version, all at about the same time; dispatch stands still for
+2 to 12 s every few seconds; some rollouts die and some loops deadlock, also meanwhile.
 
-`false_deaths` counts living rollouts that were forgotten; its note has the same run under the rule
-before: a status leaves only a loop that turns, and dispatch judges after one read by its own clock.
-`false_deaths_found` is the share of the dead that were forgotten within the heartbeat's time-out
-(of the deadlocked: within theirs) and two heartbeats, counted while dispatch ran.
+`false_deaths` counts living rollouts that were dropped; its note gives the count under the earlier
+rule: only an iterating loop sends a status, and dispatch judges after one read by its own clock.
+`false_deaths_found` is the share of the dead that were dropped within the heartbeat's time-out
+(deadlocked ones: within theirs) plus two heartbeats, counted in time during which dispatch ran.
 """
 
 import random
@@ -49,7 +49,7 @@ class Simulated:
     sticks_s: float = float("inf")
 
     def status(self, now_s: float) -> RolloutStatus | None:
-        """What it sends now."""
+        """Returns the status that it sends now, if any."""
         if now_s >= self.dies_s:
             return None
         if now_s < self.sticks_s and not any(u <= now_s < u + UPDATE_S for u in self.updates):
@@ -72,7 +72,7 @@ _FIRST = RolloutStatus(
 
 @dataclass
 class Simulation:
-    """Rollouts and a dispatch on one virtual clock; `is_old` judges by the rule before."""
+    """Rollouts and a dispatch on one virtual clock; `is_old` selects the earlier rule."""
 
     seed: int
     lasts_s: float
@@ -80,9 +80,9 @@ class Simulation:
     now_s: float = 0.0
     false: int = 0
     found_s: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """By name, when it was found: virtual time, and time that dispatch ran."""
+    """By name, when the rollout was dropped: virtual time, and running time of dispatch."""
     ran_s: list[float] = field(default_factory=list[float])
-    """For each tick, how long dispatch had run by then."""
+    """For each tick, the running time of dispatch up to it."""
 
     def __post_init__(self) -> None:
         self.bus = MemoryBus(lambda: self.now_s)
@@ -120,7 +120,7 @@ class Simulation:
             self.ran_s.append(ran_s)
 
     def late(self) -> list[str]:
-        """Dead and deadlocked ones that were found too late or not at all."""
+        """Returns the dead and deadlocked rollouts that were dropped too late or never."""
         found: list[str] = []
         for one in self.rollouts:
             if one.dies_s < float("inf"):
@@ -136,7 +136,9 @@ class Simulation:
         return found
 
     def waits(self) -> list[float]:
-        """Of the dead that were found, seconds from death on, stalls of dispatch included."""
+        """Returns, for each dead rollout that was dropped, the seconds since its death, stalls of
+        dispatch included.
+        """
         died = {one.name: one.dies_s for one in self.rollouts if one.dies_s < float("inf")}
         return sorted(
             self.found_s[name][0] - at for name, at in died.items() if name in self.found_s

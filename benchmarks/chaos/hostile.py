@@ -1,11 +1,11 @@
-"""What hostile records do to running runs (invariant 12): real processes over SQLite and over
-Kafka, while seeded records are appended to every topic of many writers.
+"""Hostile records in running runs (invariant 12): real processes over SQLite and over Kafka, while
+seeded records are appended to every topic of many writers.
 
-`hostile_deaths` counts roles that ended, groups that were trained in one run only and what the
-audit holds against the run. `hostile_accounted` is the share of hostile records that is accounted
-for exactly once: bytes that are no record by one copy in `<topic>.dead`, readable ones by the
-refusal that the role acting on the topic counts. The same seed appends the same records; when in
-the run each of them is appended depends on the machine.
+`hostile_deaths` counts roles that ended, groups that were trained in one run only, and the
+violations that audit reports. `hostile_accounted` is the share of hostile records accounted for
+exactly once: unreadable bytes by one copy in `.dead`, readable records by a refusal that the acting
+role counts. The same seed appends the same records; when each of them is appended depends on the
+machine.
 """
 
 import logging
@@ -17,13 +17,13 @@ from benchmarks.case import Case, alone
 from benchmarks.chaos import false_deaths
 
 RECORDS, RECORDS_QUICK = 50_000, 4_000
-"""In each form: the two together are the 100 000 of the promise."""
+"""Records in each form; both forms together append the 100 000 of the promise."""
 STEPS, STEPS_QUICK = 160, 60
 FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Deaths 0, accounted 1; false deaths 0."""
+    """Goals: deaths 0, accounted 1, false deaths 0."""
     from testbed.hostile.processes import hostile_pair
 
     logging.disable(logging.WARNING)

@@ -1,11 +1,11 @@
-"""One run of the quickstart while its processes are killed with -9, and what its log says then.
+"""One run of the quickstart whose processes are killed with -9, and the counts from its log.
 
-What follows from the seed: the pause before each kill, its victim (a role or, one time in eight,
-the supervisor and all roles at once; the same command starts the run again), and whether it is
-aimed: then the victim dies just before or after the next write of a kind, in the midst of a
-checkpoint, a version, the ledger, truncation or compaction, one time in four with all others. What
-does not: how far the run is after a pause. So a seed gives the same kills at the same kinds of
-moment, not the same run.
+The seed determines the pause before each kill, its victim (a role or, one time in eight, the
+supervisor and all roles at once; the same command then resumes the run), and whether the kill is
+aimed: an aimed victim dies just before or after the next write of a kind, during a checkpoint, a
+version, the ledger, truncation or compaction, one time in four together with all others. The seed
+does not determine how far the run is after a pause, so it gives the same kills at the same kinds of
+moment, but not the same run.
 """
 
 import random
@@ -28,16 +28,14 @@ ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
 ALL_ONE_IN = 8
 AIMED_ONE_IN = 2
 AIMED_ALL_ONE_IN = 4
-AIM_S = 20.0  # for the write that was aimed at; it may still come later
+AIM_S = 20.0  # seconds to wait for the aimed write; it may still come later
 PAUSE_S = (1.0, 4.0)
 WAIT_S = 1800.0
 
 
 @dataclass
 class Ended:
-    """Counts of a run that is over; `lost` sums what is missing and what the audit holds against
-    it.
-    """
+    """Counts of a finished run; `lost` sums missing groups and audit's violations."""
 
     trained: int
     expired: int
@@ -69,8 +67,8 @@ def chaos_run(
     steps: int,
     overrides: Sequence[str] = (),
 ) -> Ended:
-    """The run to its end, killed `kills` times on the way, started again where its supervisor died
-    or gave up; 0 kills is the run that it is compared with.
+    """Runs to the end with `kills` kills, restarted where the supervisor died or gave up; 0 kills
+    gives the run for comparison.
     """
     settings = [
         f"model.path={warm}", f"seed={seed}", f"trainer.steps={steps}", "checkpoints.every=5",
@@ -100,7 +98,7 @@ def chaos_run(
 
 @dataclass
 class _Strikes:
-    """What the seed says is done next, and what was done."""
+    """The actions that a seed determines, and those that were done."""
 
     drawn: random.Random
     aims: aims.AimFolder
@@ -112,7 +110,7 @@ class _Strikes:
         return self.killed().total()
 
     def killed(self) -> Counter[str]:
-        """Victims, and of aimed kills that took place the moments."""
+        """Victims, and the moments of aimed kills that took place."""
         aimed = zip(self.moments, self.aims.fired(), strict=True)
         return self.at_random + Counter(moment for moment, fired in aimed if fired)
 
@@ -123,7 +121,9 @@ class _Strikes:
             self.at_random[name] += 1
 
     def _aim(self, process: subprocess.Popen[bytes]) -> None:
-        """At the next write of a drawn kind; returns when it was made, or `AIM_S` later."""
+        """Aims at the next write of a drawn kind; returns when it was made, or after `AIM_S`
+        seconds.
+        """
         known = [
             m for m in moments.MOMENTS if self.form == "embedded" or m not in moments.EMBEDDED_ONLY
         ]
@@ -139,14 +139,14 @@ class _Strikes:
 
 
 def _check_refused(code: int, folder: Path) -> None:
-    """A configuration that is wrong stays wrong: starting it again would go on for ever."""
+    """Raises if the configuration is wrong: restarting would repeat forever."""
     if code == EXIT_REFUSED:
         log = (folder.parent / f"{folder.name}.log").read_text()
         raise RuntimeError(f"the run was refused: {log[-1000:]}")
 
 
 def _urls(form: str) -> list[str]:
-    """The recount reads no bucket, so over Kafka nothing is truncated."""
+    """Returns settings: the recount reads no bucket, so over Kafka nothing is truncated."""
     if form == "embedded":
         return []
     from testbed.servers import kafka_broker, versity
@@ -169,7 +169,7 @@ def _sleep(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
-    """Who was killed; "" if nobody of that name lives now."""
+    """Returns the name of the killed process; "" if none of that name lives now."""
     if drawn.randrange(ALL_ONE_IN) == 0:
         kill_all(process)
         return "all at once"
@@ -185,7 +185,7 @@ def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
 
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:
-    """By the audit and by the recount, which must say the same."""
+    """Counts by the audit and by an independent recount, which must agree."""
     found = final_counts.counted(folder, steps)
     return Ended(
         found.trained,

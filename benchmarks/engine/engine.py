@@ -1,9 +1,9 @@
 """Tokens per second of the `torch` engine against transformers' static-batch `generate`, one
 thread.
 
-Both draw at temperature 1 without stop tokens, so a request generates exactly `tokens_max` tokens;
-only tokens that a request asked for count. Processor time, not wall-clock: neighbours on the
-machine disturb it less. Pairs are measured side by side.
+Both sample at temperature 1 without stop tokens, so a request generates exactly `tokens_max`
+tokens; only requested tokens count. Seconds are processor time, which other load on the machine
+disturbs less than wall-clock time. Pairs are measured side by side.
 """
 
 import json
@@ -32,7 +32,9 @@ EQUAL_TOKENS = 128
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Equal lengths, an architecture without a path of its own, and the committed trace."""
+    """Yields equal lengths, an architecture without its own decode path, and the committed
+    trace.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,7 +86,9 @@ def _side_by_side(
     lengths: list[int],
     pairs: int,
 ) -> tuple[list[list[float]], list[float]]:
-    """Tokens/s of every engine and of the reference, alternating, after one unmeasured run."""
+    """Returns tokens/s of every engine and of the reference, measured in turns after one unmeasured
+    run.
+    """
     values: list[list[float]] = [[] for _ in engines]
     references: list[float] = []
     for engine in engines:
@@ -127,7 +131,7 @@ def _engine(model: PreTrainedModel, lengths: list[int], slots: int) -> Callable[
 
 
 def _static_batches(model: PreTrainedModel, lengths: list[int]) -> Callable[[], None]:
-    """transformers' own loop: a batch runs until its longest request is done."""
+    """Static batching as in transformers: a batch runs until its longest request is done."""
     prompts = torch.from_numpy(np.stack(_prompts(len(lengths))).astype(np.int64))  # pyright: ignore[reportUnknownMemberType]
 
     def run() -> None:
@@ -150,7 +154,9 @@ def _static_batches(model: PreTrainedModel, lengths: list[int]) -> Callable[[], 
 
 
 def _prompts(count: int) -> list[np.ndarray]:
-    """A prompt per group, as the dispatch orders them: the samples of a group beside each other."""
+    """Returns one prompt per group; the samples of a group are beside each other, as dispatch
+    assigns them.
+    """
     return [
         np.random.default_rng(index // SAMPLES).integers(1, VOCABULARY, PROMPT).astype(np.uint32)
         for index in range(count)
@@ -175,7 +181,7 @@ def _quickstart_model() -> PreTrainedModel:
 
 
 def _generic_model() -> PreTrainedModel:
-    """GPT-2 of like size: it has no decode path of its own."""
+    """A GPT-2 of similar size, which has no decode path of its own."""
     size = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=128,
@@ -193,5 +199,5 @@ def _random(kind: Callable[..., PreTrainedModel], config: object) -> PreTrainedM
         torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
         model = kind(config).eval()
     model.requires_grad_(False)
-    model.generation_config.eos_token_id = None  # lengths are forced, for both
+    model.generation_config.eos_token_id = None  # both sides generate fixed lengths
     return model

@@ -1,1 +1,1 @@
-"""`make gpu-check`: what one GPU does."""
+"""`make gpu-check`: measures a run on one GPU."""

@@ -1,10 +1,12 @@
-"""`make gpu-check [MODEL=path]`: at most ten minutes on one card, without network, that say what a
-run does there: `python -m benchmarks.gpu_check`.
+"""`make gpu-check [MODEL=path]` measures a run on one card within ten minutes, without network:
+`python -m benchmarks.gpu_check`.
 
-1. A model: the folder given, or random weights in the shape of Qwen2.5-0.5B.  2. A real `rollstream
-run` with trainer and vLLM on the same card.  3. Bare vLLM alone on it, with the prompts and lengths
-of that run.  4. Figures, from the run's log. Without a GPU one sentence and exit status 2;
-`--cpu-dry-run` goes the whole way with a tiny model, to know that it works. docs/gpu.md.
+1. A model: the folder given, or random weights in the shape of Qwen2.5-0.5B. 2. A real `rollstream
+run` with trainer and vLLM on the same card. 3. Bare vLLM alone on the card, with the prompts and
+lengths of that run. 4. Metrics from the run's log.
+
+Without a GPU it prints one sentence and exits with 2; `--cpu-dry-run` does all four steps with a
+tiny model to test the check itself. See docs/gpu.md.
 """
 
 import argparse
@@ -32,12 +34,12 @@ NO_GPU = (
 )
 STOP_S, BARE_S = 60.0, 150.0
 BARE_TOKENS = 400_000
-"""Most that bare vLLM generates: 20 s at 20 000 tokens/s."""
+"""Upper bound of tokens that bare vLLM generates: 20 s at 20 000 tokens/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is run, where."""
+    """The device, model and settings of a check."""
 
     size: Size
     model: Path
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(check: Check) -> str:
-    """The run, stopped at its limit; what went wrong, "" for nothing."""
+    """Runs until the end or the time limit; returns the error, "" for none."""
     toml, log = check.folder / "check.toml", check.folder / "output.txt"
     size = check.size
     written = configuration(size, check.model, check.folder, check.share, is_random=check.is_random)
@@ -122,7 +124,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
-    """Tokens per second of vLLM by itself, and why there are none."""
+    """Tokens per second of bare vLLM, and the reason if there are none."""
     requests: list[dict[str, object]] = []
     left = BARE_TOKENS
     for one in found.answers:
@@ -145,7 +147,7 @@ def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
 
 
 def report(check: Check, found: Seen, bare: float | None) -> list[str]:
-    """The figures, one a line; what is not known is said to be so."""
+    """Prints the metrics, one a line; an unknown one says so."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (dry run)"
     which = "random weights" if check.is_random else check.model.name
     lines = [
@@ -191,7 +193,7 @@ def _mfu(model: Path, found: Seen, card: str) -> str:
 
 
 def parameters(model: Path) -> int:
-    """Elements of the checkpoint's tensors."""
+    """Returns the number of elements in the checkpoint's tensors."""
     from safetensors import safe_open
 
     total = 0

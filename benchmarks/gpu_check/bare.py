@@ -1,7 +1,7 @@
-"""Bare vLLM on prompts and lengths of a run: `python -m benchmarks.gpu_check.bare FILE`.
+"""Bare vLLM on the prompts and lengths of a run: `python -m benchmarks.gpu_check.bare FILE`.
 
-A process of its own, so that it has the card to itself. Speed is over the time in which every slot
-is filled, as it is in a run: not the tail, when the last requests decode alone. Prints one JSON
+It is a process of its own, so that it has the card to itself. Speed is measured while every slot is
+filled, as in a run, and not in the tail, when the last requests decode alone. Prints one JSON
 object.
 """
 
@@ -62,7 +62,7 @@ def _add(engine: Any, name: str, request: dict[str, Any]) -> None:
 
 
 def _measured(engine: Any, asked: dict[str, Any]) -> float:
-    """Tokens per second until fewer requests are left than there are slots."""
+    """Returns tokens per second until fewer requests remain than there are slots."""
     left = {str(index) for index in range(len(asked["requests"]))}
     for index, request in enumerate(asked["requests"]):
         _add(engine, str(index), request)

@@ -1,7 +1,5 @@
-"""What a card can do at most: dense bfloat16 with float32 sums, in FLOP/s, by the name that CUDA
-gives it.
-
-From NVIDIA's data sheets of each card; where they state it with sparsity, half of that.
+"""Peak speed of cards: dense bfloat16 with float32 sums, in FLOP/s, by the name that CUDA gives.
+From NVIDIA's data sheets; where they state it with sparsity, half of that.
 """
 
 PEAKS = {
@@ -22,8 +20,8 @@ PEAKS = {
 
 
 def peak_of(name: str) -> float | None:
-    """Of the card with this name, None for one that is not in the table. The longest match counts:
-    an `H100 PCIe` is no `H100`, an `H200` no `H20`.
+    """Returns the peak of the card with this name, None if it is not in the table. The longest
+    match counts: an `H100 PCIe` is no `H100`, an `H200` no `H20`.
     """
     words = f" {name.replace('-', ' ')} "
     found = [card for card in PEAKS if f" {card} " in words]

@@ -1,4 +1,4 @@
-"""What a run says of its speed, from its log alone: pure but for the reading."""
+"""Speed metrics of a run, from its log alone: pure except for reading it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Applied, Record, StepDone, Take, Trajectory
 
 COLD_STEPS = 2
-"""Kernels are chosen and memory is found in the first ones."""
+"""The first steps, in which kernels are chosen and memory is allocated, are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Tokens per second; `alone` is before the trainer's first micro-batch, `beside` after it. What
-    the run did not come to is None.
+    """Tokens per second; `alone` is before the trainer's first micro-batch, `beside` after it. None
+    where the run ended before.
     """
 
     steps: tuple[StepDone, ...]
@@ -28,8 +28,8 @@ class Seen:
     pauses_s: tuple[float, ...]
 
     def trained_per_s(self) -> float | None:
-        """Tokens, prompts too, that went through forward and backward passes per second of a step
-        that was not waited.
+        """Tokens, prompts included, through forward and backward passes per second of a step,
+        without waiting time.
         """
         warm = self.steps[COLD_STEPS:]
         seconds = sum(one.metrics["seconds"] - one.metrics["wait_s"] for one in warm)
@@ -40,7 +40,7 @@ class Seen:
         return sum(one.metrics["tokens_trained"] for one in warm) * whole / generated / seconds
 
     def mismatch(self) -> tuple[float, float, float] | None:
-        """KL, mean |Δ log p| and how many tokens of lag 0, over all steps."""
+        """KL, mean |Δ log p| and the number of tokens of lag 0, over all steps."""
         compared = [one.metrics for one in self.steps if one.metrics.get("mismatch_tokens")]
         tokens = sum(one["mismatch_tokens"] for one in compared)
         if not tokens:
@@ -52,15 +52,13 @@ class Seen:
         return kl, mean, tokens
 
     def pause(self) -> tuple[float, float] | None:
-        """Median and longest time that a rollout stood still for a version; the first one is its
-        start.
-        """
+        """Median and longest pause of a rollout for a version; the first one is its start."""
         later = self.pauses_s[1:]
         return (median(later), max(later)) if later else None
 
 
 def seen(folder: Path) -> Seen:
-    """A run that ended, or was stopped; nothing of it may be there."""
+    """A run that ended or was stopped; any part of it may be missing."""
     configuration = load(folder / "config.json")
     log = open_run_log_for_writing(configuration, folder)
     try:
@@ -85,7 +83,7 @@ def seen(folder: Path) -> Seen:
 
 
 def _rate(answers: Sequence[Trajectory], begin: float, end: float) -> float | None:
-    """An answer's tokens count as spread evenly over its time."""
+    """Spreads an answer's tokens evenly over its time."""
     if end <= begin:
         return None
     tokens = 0.0
@@ -100,5 +98,5 @@ def _read(log: object, topic: str) -> list[tuple[float, Record]]:
         reader = TopicReader(log, topic, from_begin(log, topic))  # type: ignore[arg-type]
         found = reader.read_to(log.end(topic))  # type: ignore[attr-defined]
         return [(one.timestamp_ms / 1000, one.record) for one in found]
-    except BusError:  # a run that did not come so far has no such topic
+    except BusError:  # a run that ended early has no such topic
         return []

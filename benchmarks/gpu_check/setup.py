@@ -1,7 +1,7 @@
-"""What `gpu_check` runs: a model of some shape, and the configuration of a run on one card.
+"""Inputs of `gpu_check`: a model of some shape, and the configuration of a run on one card.
 
-With weights that learnt something the task is sums, judged as GSM8K is; random weights never answer
-anything, so their rewards are drawn (the task `numbered`) and only speeds are looked at.
+With trained weights the task is sums, judged as GSM8K is. Random weights never answer correctly, so
+their rewards are drawn (the task `numbered`) and only speed is measured.
 """
 
 import json
@@ -34,7 +34,9 @@ SUMS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a check; `context` tokens hold a prompt of `prompt` and an answer of `answer`."""
+    """Sizes of a check; `context` tokens hold a prompt of `prompt` and an answer of `answer`
+    tokens.
+    """
 
     shape: dict[str, int | float | bool]
     steps: int
@@ -56,7 +58,7 @@ DRY = Size(TINY, 4, 2, 2, 128, 24, 4, 1024, 240.0)
 
 
 def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
-    """A checkpoint with random weights; its tokenizer is the one of the task `numbered`."""
+    """Writes a checkpoint with random weights; its tokenizer is that of the task `numbered`."""
     import torch
 
     from rollstream.producers.tasks.scripted import Numbered
@@ -69,7 +71,9 @@ def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
 
 
 def configuration(size: Size, model: Path, folder: Path, share: float, *, is_random: bool) -> str:
-    """TOML. The rollout's vLLM takes `share` of the card, the trainer uses what is left."""
+    """Returns the TOML. The rollout's vLLM takes `share` of the card's memory, the trainer uses the
+    rest.
+    """
     return f"""run = "gpu-check"
 model.path = {json.dumps(str(model))}
 {_numbered(size) if is_random else _sums(folder)}
@@ -111,7 +115,7 @@ def _numbered(size: Size) -> str:
 
 
 def _sums(folder: Path) -> str:
-    """Sums of three numbers; a share of them a small model gets right."""
+    """Sums of three numbers; a small model solves a share of them."""
     draw = np.random.default_rng(0)
     lines: list[str] = []
     for a, b, c in draw.integers(11, 990, (SUMS, 3)).tolist():

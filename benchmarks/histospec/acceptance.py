@@ -1,12 +1,14 @@
-"""`draft_accept_vs_vllm`: the recorded answers of each pass replayed against those of the pass
+"""`draft_accept_vs_vllm`: replays the recorded answers of each pass against those of the pass
 before, by our drafts and by vLLM's suffix decoding.
 
-Both verify a draft up to its first mistake and gain one token more; no model runs. What they may
-spend is made equal: the least chance at which our drafts are cut is searched for until as many
-tokens are verified as theirs were. vLLM's drafts are those of its `SuffixDecodingProposer` with
-its defaults: a tree over all earlier answers and one over the sequence itself, 24 deep, and of what
-both say the likelier. The tree is arctic-inference's, which is not installed here: `SUFFIX_TREE`
-names it (docs/explanation/drafts.md).
+Both verify a draft up to its first rejected token and gain one token more; no model runs. Their
+cost is made equal: the smallest probability at which our drafts are cut is searched for until both
+verify the same number of tokens.
+
+vLLM's drafts are those of its `SuffixDecodingProposer` with its defaults: a tree over all earlier
+answers and one over the sequence itself, 24 deep; the likelier of both is used. The tree is
+arctic-inference's, which is not installed here: `SUFFIX_TREE` names it
+(docs/explanation/drafts.md).
 """
 
 import importlib.util
@@ -28,13 +30,15 @@ from rollstream.producers.drafts.planner import DraftRow
 from rollstream.streams.records import PROMPT, Trajectory
 
 DEPTH, LEAST_CHANCE, FACTOR = 24, 0.1, 1.0  # vLLM's defaults; drafts are as long as trees are deep
-MOST = 32  # tokens of our drafts
-HALVINGS = 10  # of the interval in which the least chance lies
+MOST = 32  # length of our drafts in tokens
+HALVINGS = 10  # steps of the search for the smallest probability
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Sums over answers: `gained` tokens in `passes`, of `guessed` ones `right`."""
+    """Sums over answers: `gained` tokens in `passes`; `right` of the `guessed` tokens were
+    accepted.
+    """
 
     gained: int = 0
     passes: int = 0
@@ -63,7 +67,7 @@ class Replayed:
 
 
 def acceptance(passes: Sequence[Pass]) -> Iterator[Case]:
-    """One case; without the tree a line that says so."""
+    """Yields one case; without the tree, a line that says so."""
     tree = suffix_tree()
     if tree is None:
         line = "draft_accept_vs_vllm  not measured: vLLM's suffix decoding needs arctic-inference"
@@ -90,14 +94,14 @@ def acceptance(passes: Sequence[Pass]) -> Iterator[Case]:
 
 
 def suffix_tree() -> Any | None:
-    """arctic-inference's class, if the environment names its compiled module."""
+    """Returns arctic-inference's class, if the environment names its compiled module."""
     path = os.environ.get("SUFFIX_TREE")
     return _loaded(path) if path else None
 
 
 @cache
 def _loaded(path: str) -> Any:
-    """Once: its types can be registered only once."""
+    """Loads the module once, because its types can be registered only once."""
     spec = importlib.util.spec_from_file_location("_C", path)
     assert spec is not None, f"SUFFIX_TREE={path} is no extension module"
     assert spec.loader is not None, f"SUFFIX_TREE={path} cannot be loaded"
@@ -112,8 +116,8 @@ def _loaded(path: str) -> Any:
 def replayed_as_often(
     history: AnswerHistory, answers: Sequence[Trajectory], per_token: float
 ) -> Replayed:
-    """With as many tokens verified per token gained, or as nearly as can be: drafts that are never
-    cut may have fewer, and those of the surest tokens alone more.
+    """Our drafts with as many tokens verified per token gained as the reference, as nearly as
+    possible: drafts that are never cut may verify fewer, those of the surest tokens alone more.
     """
     low, high = 0.0, 1.0
     tried = [replayed(history, answers, low)]
@@ -125,7 +129,9 @@ def replayed_as_often(
 
 
 def replayed(history: AnswerHistory, answers: Sequence[Trajectory], least: float) -> Replayed:
-    """Drafts end before the first token at which the chance that all is right is below `least`."""
+    """Cuts drafts before the first token at which the probability that all are accepted is below
+    `least`.
+    """
     chances, total = AcceptanceCurve(MOST), Replayed()
     for answer in answers:
         tokens = answer.tokens.tolist()
@@ -152,7 +158,7 @@ def replayed(history: AnswerHistory, answers: Sequence[Trajectory], least: float
 def replayed_by_tree(
     tree: Any, before: Sequence[Trajectory], answers: Sequence[Trajectory]
 ) -> Replayed:
-    """As vLLM does: earlier answers without their prompts in one tree, the sequence in another."""
+    """vLLM's drafts: earlier answers without their prompts in one tree, the sequence in another."""
     everything, total = tree(DEPTH), Replayed()
     for number, answer in enumerate(before):
         first = int((answer.sources == PROMPT).sum())
@@ -181,7 +187,7 @@ def _answered(tree: Any, everything: Any, answer: Trajectory) -> Replayed:
 
 
 def equal(guessed: Sequence[int], came: Sequence[int]) -> int:
-    """How many of the first ones are the same."""
+    """Returns the length of the common prefix."""
     count = 0
     while count < len(guessed) and guessed[count] == came[count]:
         count += 1

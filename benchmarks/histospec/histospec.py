@@ -1,15 +1,15 @@
-"""Drafts from history (docs/explanation/drafts.md): what they cost, how often they are right, and
-what they bring on the passes of `examples/epochs.toml`.
+"""Drafts from history (docs/explanation/drafts.md): their cost, their acceptance and their gain on
+the passes of `examples/epochs.toml`.
 
 The structure is measured on the recorded answers of one pass, generation on passes from the second
 on, with drafts and without. The two sides of a pair take turns of 20 ms, each in a thread of its
-own, so that a change of the machine's load meets both; the side that begins changes from pair to
-pair. Seconds are processor time of a side's thread. `histospec_control_64` compares two sides
+own, so that a change of the machine's load affects both; the side that starts alternates from pair
+to pair. Seconds are processor time of a side's thread. `histospec_control_64` compares two sides
 without drafts in the same way: its distance from 1 is the error of the measurement.
 
 `SUFFIX_TREE` in the environment names the compiled suffix tree of arctic-inference
-(docs/explanation/drafts.md says how to build it); without it, look-ups are held against the 35 µs
-that were measured once. Progress is printed on the error output.
+(docs/explanation/drafts.md says how to build it); without it, look-ups are compared with 35 µs,
+which was measured once. Progress is printed on stderr.
 """
 
 import subprocess
@@ -45,13 +45,13 @@ from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.streams.records import PROMPT, Trajectory
 
-WINDOW = 8  # tokens asked for in a look-up
+WINDOW = 8  # tokens requested in a look-up
 DEPTH = 64  # of the tree, arctic-inference's default
 GOALS = {1: 2.5, 8: 1.86}
 OLD_ROWS = 16
 OTHERS_ROWS = 1, 8, 16, 32, 64
 CONTROL_ROWS = 64
-BUSY_S = 1800  # of a busy process, should nobody end it
+BUSY_S = 1800  # lifetime of a busy process that is not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Sizes:
     overrides: tuple[str, ...] = ()
 
 
-# Reckoned for a quiet machine: a run of 5 passes 3 minutes, the rest 6; `--quick` 2 in all.
+# On a quiet machine: a run of 5 passes takes 3 minutes, the rest 6; `--quick` 2 in all.
 WHOLE = Sizes(5, 96, 768, 20_000, 5, 3, (1, 2, 4, 8, 16, 32, 64, 96), (1, 8, 32, 96), 3)
 SMALL = Sizes(2, 16, 128, 2_000, 2, 1, (1, 8, 32), (8, 32), 1, ("warmup.steps=400",))
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The structure, then generation at several batch sizes."""
+    """Yields the structure's cases, then generation at several batch sizes."""
     sizes, threads = SMALL if quick else WHOLE, one_thread()
     try:
         with tempfile.TemporaryDirectory(prefix="rollstream-histospec-") as folder:
@@ -95,7 +95,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def say(words: str) -> None:
-    """What is under way."""
+    """Prints what is measured now."""
     print(f"histospec: {words} …", file=sys.stderr, flush=True)
 
 
@@ -103,7 +103,7 @@ def say(words: str) -> None:
 
 
 def structure(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
-    """Insertion, memory and look-ups of the last pass but one."""
+    """Insertion, memory and look-ups over the pass before the last."""
     answers, later = passes[-2].answers, passes[-1].answers
     tokens = sum(int((a.sources != PROMPT).sum()) for a in answers)
     say(f"{len(answers)} answers inserted, {sizes.lookups} look-ups")
@@ -122,7 +122,7 @@ def structure(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
 def _lookup(
     history: AnswerHistory, answers: Sequence[Trajectory], later: Sequence[Trajectory], count: int
 ) -> Case:
-    """Contexts of the next pass, looked up in the last."""
+    """Contexts of the next pass, looked up in the last one."""
     drawn = np.random.default_rng(0)
     places: list[tuple[int, list[int]]] = []
     chosen: list[int] = drawn.integers(len(later), size=count).tolist()
@@ -157,7 +157,7 @@ def _lookup(
 
 
 def _seconds_each(work: Callable[[], object]) -> float:
-    """Of the fastest of three."""
+    """Returns the fastest time of three."""
     found: list[float] = []
     for _ in range(3):
         began = time.process_time()
@@ -170,7 +170,7 @@ def _seconds_each(work: Callable[[], object]) -> float:
 
 
 def generation(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
-    """At each batch size, with one more busy process and without; then the worst of all."""
+    """Each batch size, with one more busy process and without; then the worst of all."""
     worst, accepted = (float("inf"), ""), 0.0
     fitting = [(now, before) for before, now in pairwise(passes)]
     count = min(sizes.answers * CONTROL_ROWS, sizes.answers_max)
@@ -203,7 +203,9 @@ def generation(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
 
 
 def _beside_another(fitting: Sequence[tuple[Pass, Pass]], sizes: Sizes) -> Iterator[Case]:
-    """The same while another process keeps a core busy: drafts that pay, and drafts that do not."""
+    """The same while another process keeps a core busy: for drafts with gain, and for drafts
+    without.
+    """
     with busy_process():
         for batch in sizes.batches_busy:
             count = min(sizes.answers * batch, sizes.answers_max)
@@ -215,7 +217,7 @@ def _beside_another(fitting: Sequence[tuple[Pass, Pass]], sizes: Sizes) -> Itera
 
 @contextmanager
 def busy_process() -> Generator[None]:
-    """One more process computes while the block runs; it ends with it, or by itself."""
+    """Starts one more busy process for the block; it ends with the block, or by itself."""
     code = f"import time\nend = time.monotonic() + {BUSY_S}\nwhile time.monotonic() < end: pass"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -232,9 +234,11 @@ def _pairs(
     pairs: int,
     known: Callable[[Pass], AnswerHistory] | None = history_of,
 ) -> tuple[list[Generated], list[Generated]]:
-    """With drafts and without, in turns, over passes and the histories that they draft from. One
-    gate and one thread for all, as a rollout has for all of its passes. With `known` None neither
-    side drafts.
+    """Generation with drafts and without, in turns, over passes and the histories that they draft
+    from.
+
+    One gate and one thread serve all passes, as in a rollout. With `known` None neither side
+    drafts.
     """
     drafted: list[Generated] = []
     plain: list[Generated] = []
@@ -265,7 +269,7 @@ def _compared(
 
 
 def _note(drafted: Sequence[Generated], plain: Sequence[Generated]) -> str:
-    """How right drafts were, and how many answers are the same, token for token."""
+    """The share of accepted drafts, and the number of answers that are the same token for token."""
     rows = sum(one.drafts.rows for one in drafted)
     gained = sum(one.drafts.gained for one in drafted)
     same = sum(

@@ -1,9 +1,9 @@
 """The plot of docs/explanation/drafts.md: acceptance and tokens per step over the passes of a run,
 as its report draws them.
 
-    python -m benchmarks.histospec.plot runs/epochs docs/explanation/drafts.svg
+`python -m benchmarks.histospec.plot runs/epochs docs/explanation/drafts.svg`
 
-One file for light and dark pages; the same run gives the same bytes.
+One file serves light and dark pages; the same run gives the same bytes.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def picture(charts: Sequence[Chart]) -> str:
-    """One below the other."""
+    """Returns the plots, one below the other."""
     height = (HEAD + HEIGHT) * len(charts)
     parts: list[str] = []
     for index, chart in enumerate(charts):

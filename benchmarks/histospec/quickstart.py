@@ -1,8 +1,8 @@
-"""What drafts cost, or bring, where no prompt comes twice: whole runs of the quickstart with its
-default, which drafts from siblings at most, against `rollouts.drafts = "off"`.
+"""`histospec_quickstart`: cost of drafts where no prompt comes twice. Whole runs of the quickstart
+with its default, which drafts from siblings at most, are compared with `rollouts.drafts = "off"`.
 
-Pairs from one warm model, of another seed each, in an order that changes; trained tokens per second
-of all processes together on this machine.
+Pairs start from one warm model, each with another seed, in alternating order; the value is trained
+tokens per second of all processes together on this machine.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from benchmarks.runs.quickstart import QUICKSTART, warm_model
 
 
 def quickstart(pairs: int) -> Iterator[Case]:
-    """`histospec_quickstart`."""
+    """Yields `histospec_quickstart`."""
     speeds: dict[str, list[float]] = {"auto": [], "off": []}
     with tempfile.TemporaryDirectory(prefix="rollstream-drafts-") as scratch:
         base = Path(scratch)

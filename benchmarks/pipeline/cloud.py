@@ -1,16 +1,16 @@
 """The quickstart over a real Kafka and a real S3 server against the same over SQLite and files.
 
 `cloud_form_cost` compares trained tokens per second of pairs that run one after the other from the
-same warm model; who goes first changes from pair to pair. Broker and S3 server run on the same two
-cores as the roles, also while the embedded form runs, where they have nothing to do. Truncation is
-off in both, since the clock is read from the whole log. A short run over the broker comes first and
-counts for nothing: a broker that has been up for a while has compiled its own code.
+same warm model; the order alternates from pair to pair. Broker and S3 server share the two cores
+with the roles; they also run, idle, beside the embedded form. Truncation is off in both, since
+times are read from the whole log. A short run over the broker comes first and does not count,
+because a broker compiles its code only after a while.
 
 The difference is processor time: a step of the quickstart takes about half a second of both cores,
-and a request to the broker or to the S3 server costs a client 1 to 2 ms of it. So the number of
-requests decides (docs/reference/kafka.md says what they are), and `cloud_cpu_*` says which process
-spends what: CPU seconds of its whole life, the median of the pairs, against the embedded form's.
-The servers' own are those of the cloud runs. `cloud_records_*` are records of a topic per step.
+and a request to the broker or to the S3 server costs a client 1 to 2 ms. So the number of requests
+decides (docs/reference/kafka.md lists them). `cloud_cpu_*` gives CPU seconds of each process over
+its whole life, the median of the pairs, against the embedded form's; the servers' are those of the
+cloud runs. `cloud_records_*` are records of a topic per step.
 """
 
 import resource
@@ -37,7 +37,7 @@ GOAL = 0.8
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """What the two URLs cost."""
+    """Yields the cost of the cloud form."""
     forms = {"cloud": _cloud, "embedded": _embedded}
     runs: dict[str, list[Measured]] = {name: [] for name in forms}
     cpu: dict[str, list[dict[str, float]]] = {name: [] for name in forms}
@@ -73,7 +73,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _cpu(folder: Path, all_s: float) -> dict[str, float]:
-    """CPU seconds of each role of a run, which each wrote when it ended; `others` are the
+    """CPU seconds of each role of a run, as each wrote them when it ended; `others` are the
     supervisor and the workers of roles.
     """
     files = sorted((folder / "metrics").glob("process-*.jsonl"))
@@ -85,13 +85,13 @@ def _cpu(folder: Path, all_s: float) -> dict[str, float]:
 
 
 def _children_s() -> float:
-    """CPU seconds of all children that ended, and of theirs."""
+    """CPU seconds of all ended children, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _servers() -> dict[str, float]:
-    """CPU seconds of the servers so far: children of this process, as runs are over."""
+    """CPU seconds of the servers so far: the children of this process that remain after a run."""
     children = psutil.Process().children(recursive=True)
     return {one.name(): sum(one.cpu_times()[:2]) for one in children}
 
@@ -101,7 +101,7 @@ def _median(found: Sequence[Mapping[str, float]], who: str) -> float:
 
 
 def _records(measured: Measured) -> dict[str, float]:
-    """Of each topic per step; nothing was truncated."""
+    """Records of each topic per step; nothing was truncated."""
     bus = open_bus(bus_url(load(measured.folder / "config.json"), measured.folder))
     steps = max(1, len(measured.done_s))
     ends = {t.name: sum(bus.end(t.name).values()) for t in catalogue() if "." not in t.name}
@@ -114,7 +114,7 @@ def _cloud() -> list[str]:
 
 
 def _embedded() -> list[str]:
-    """The servers run here too: an idle broker is no part of what is compared."""
+    """The servers run here too, so an idle broker is not part of the difference."""
     kafka_broker.server()
     versity.server()
     return []

@@ -1,9 +1,9 @@
 """The whole system on two cores against a plain loop and against its own synchronous schedule.
 
-Every pair runs one after the other on the same machine from the same warm model: the plain loop
-(`plain_loop.py`, with one and with two torch threads; the one that is better in the first pair
-counts), the product as the quickstart configures it, and the product forced to the synchronous
-schedule (`max_lag` 0). Evaluation is outside the clock: it is made afterwards from stored versions.
+The arms of every pair run one after the other on the same machine from the same warm model: the
+plain loop (`plain_loop.py`, with one and with two torch threads; the faster in the first pair
+counts), the product as the quickstart configures it, and the product with the synchronous schedule
+(`max_lag` 0). Evaluation is not timed: stored versions are evaluated afterwards.
 """
 
 import json
@@ -21,16 +21,16 @@ from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 
 PAIRS, PAIRS_QUICK = 5, 1
 SAMPLES = 16  # per held-out prompt, for the accuracy after the last step
-TRL_S = (
-    180.0  # GRPOTrainer from the same warm-up with two threads, measured before the project began
-)
+TRL_S = 180.0  # GRPOTrainer from the same warm-up with two threads, measured once
 TARGET = 0.75
 SYNC = [*ASYNC, "dispatch.max_lag=0"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Trained tokens per second of the plain loop by threads, and the two runs of the product."""
+    """Trained tokens per second of the plain loop by thread count, and the two runs of the
+    product.
+    """
 
     plain: Mapping[int, float]
     ours: Measured
@@ -38,8 +38,8 @@ class Pair:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Pipeline against the plain loop, against itself in step, accuracy, busy share, time to .75,
-    memory.
+    """Pipeline against the plain loop and against the synchronous schedule; accuracy, busy share,
+    time to .75, memory.
     """
     with tempfile.TemporaryDirectory(prefix="rollstream-pipeline-") as scratch:
         base = Path(scratch)
@@ -63,7 +63,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _pair(base: Path, warm: Path, pair: int, threads: Sequence[int]) -> Pair:
-    """One run of each after the other; the plain loop with each of these thread counts."""
+    """Runs one of each, one after the other; the plain loop with each of these thread counts."""
     given = [f"model.path={warm}", f"seed={pair}"]
     ours = run(QUICKSTART, base / f"ours-{pair}", [*given, *ASYNC])
     plain = {count: _plain(ours.folder, count) for count in threads}
@@ -114,7 +114,9 @@ def _time_to_target(ours: Sequence[Measured]) -> Case:
 
 
 def _reached(m: Measured) -> float:
-    """Every fifth version is evaluated, the early ones first: most runs are there by step 30."""
+    """Evaluates every fifth version, the early ones first: most runs reach the target by step
+    30.
+    """
     steps = [step for step in sorted(m.done_s) if step % 5 == 0]
     before = (m.started_s, 0.0)
     for part in (steps[:6], steps[6:]):

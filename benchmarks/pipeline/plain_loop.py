@@ -1,9 +1,10 @@
-"""The reference of the pipeline benchmark: a plain single-process loop, generate, train, repeat.
+"""The reference of the pipeline benchmark: a plain single-process loop that generates, trains and
+repeats.
 
-It imports the same engine and the same learner as the product, so that what differs is the
-schedule: here nothing overlaps, and every sample of a step is awaited before it is trained. No log,
-no store, no processes. `python -m benchmarks.pipeline.plain_loop RUN/config.json
---threads 2` prints one JSON object.
+It imports the same engine and learner as the product, so only the schedule differs: nothing
+overlaps, and a step trains after all of its samples are complete. It has no log, no store and no
+other processes. `python -m benchmarks.pipeline.plain_loop RUN/config.json --threads 2` prints one
+JSON object.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def run(c: Configuration, threads: int) -> dict[str, float]:
-    """Train the configured steps; tokens trained, and seconds without start-up."""
+    """Trains the configured steps; returns the trained tokens, and the seconds without start-up."""
     assert c.model.path is not None, "the benchmark gives every run the same warm model"
     model = load_model(c.model.path)
     settings = c.trainer.model_copy(update={"workers": 1, "threads": threads})
@@ -88,7 +89,7 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
 def generate(
     c: Configuration, task: Task, engine: Engine, step: int
 ) -> dict[int, list[Trajectory]]:
-    """All samples of one step, by group, judged."""
+    """Returns all samples of one step by group, with rewards."""
     sampling = Sampling(1.0, 0, 1.0, c.sampling.tokens_max, tuple(task.stop))
     count = c.trainer.groups_per_step
     groups = range(step * count, (step + 1) * count)
@@ -121,7 +122,7 @@ def finished(
     parts: list[Emission],
     version: Version,
 ) -> Trajectory:
-    """The record that a rollout would have published."""
+    """Returns the record that a rollout would have published."""
     answer = np.concatenate([part.tokens for part in parts])
     group, index = map(int, name.split("."))
     return Trajectory(

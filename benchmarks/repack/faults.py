@@ -1,4 +1,4 @@
-"""Faults of the long tail's run: one of four rollouts is killed; dispatch is gone for a minute."""
+"""Faults in a long-tail run: one of four rollouts is killed; dispatch is absent for a minute."""
 
 import signal
 import statistics
@@ -21,11 +21,11 @@ GAP_SETTINGS = (
     "dispatch.max_lag=8",
     "dispatch.queue_per_slot=16",
 )
-"""A minute is six of the accelerators: 13 answers a slot, four and a half steps."""
+"""One minute is six of the accelerators' time: 13 answers a slot, four and a half steps."""
 
 
 def kill_cases(folder: Path, paced: str) -> Iterator[Case]:
-    """`kill_kept` and `kill_pause_steps`."""
+    """Yields `kill_kept` and `kill_pause_steps`."""
     with watched(folder, ()) as run:
         run.until(lambda: BEFORE in run.steps)
         role(run.process, VICTIM).kill()
@@ -50,8 +50,8 @@ def kill_cases(folder: Path, paced: str) -> Iterator[Case]:
 
 def _made(folder: Path, beats: list[RolloutStatus], killed_s: float) -> tuple[float, float, float]:
     """Tokens that the first term of the victim generated until it died, those of them in finished
-    trajectories, and those that lie nowhere. After its last heartbeat it is taken to have gone on
-    as fast.
+    trajectories, and those that were lost. The time after its last heartbeat is extrapolated at the
+    same speed.
     """
     last = [beat for beat in beats if beat.term == beats[0].term][-1]
     made = last.tokens_total + last.tokens_per_s * max(0.0, killed_s - last.time_s)
@@ -72,7 +72,9 @@ def _made(folder: Path, beats: list[RolloutStatus], killed_s: float) -> tuple[fl
 
 
 def gap_cases(folder: Path, paced: str, quick: bool) -> Iterator[Case]:
-    """`dispatch_gap_idle`: dispatch is frozen, so nobody takes its lease and nobody starts it."""
+    """Yields `dispatch_gap_idle`: dispatch is frozen, so its lease is not taken and it is not
+    restarted.
+    """
     gap_s = GAP_QUICK_S if quick else GAP_S
     with watched(folder, GAP_SETTINGS) as run:
         run.until(lambda: 1 in run.steps)
@@ -93,6 +95,6 @@ def gap_cases(folder: Path, paced: str, quick: bool) -> Iterator[Case]:
 
 
 def _idle(run: Watched, seconds: float) -> float:
-    """Of the last so many seconds."""
+    """Length of the window in seconds, up to now."""
     now_s = time.time()
     return slots_of(run, now_s - seconds, now_s).idle

@@ -1,5 +1,5 @@
-"""What the log of a run says of its moves: when each request was asked back, given up, and begun
-where it went on.
+"""The cost of moves, from the log of a run: when each request was asked back, given up, and resumed
+at its destination.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,22 @@ from rollstream.streams.records import Assignment, Partial, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of each request that moved, and of each plan that moved any; `again` counts
-    trajectories that started again.
+    """Milliseconds of each request that moved, and of each plan with moves; `again` counts
+    trajectories that restarted.
     """
 
     asked_ms: tuple[float, ...]
-    """From the release until its last partial was in the log."""
+    """From the release until the last partial was in the log."""
     resumed_ms: tuple[float, ...]
-    """From there until its destination's engine had it; known of those that ended there."""
+    """From there until the destination's engine had the request; known for those that ended
+    there.
+    """
     plan_ms: tuple[float, ...]
     again: int
 
 
 def cost_of(folder: Path) -> Cost:
-    """Of a run that is over and truncated nothing."""
+    """Reads a finished run that truncated nothing."""
     bus = open_bus(bus_url(load(folder / "config.json"), folder))
     asked: dict[tuple[str, int], float] = {}
     again = 0

@@ -1,5 +1,5 @@
-"""Repack planned for ten thousand rollouts with 64 slots: half of them full, half ramping down with
-loads drawn uniformly, all of one version, which is the hardest case.
+"""A repack plan for ten thousand rollouts of 64 slots: half of them full, half draining with loads
+drawn uniformly, all of one version, which is the hardest case.
 
 `planner_10000_ms` is one whole plan, candidates included, on one core; the median of several.
 """
@@ -20,7 +20,7 @@ GOAL_MS = 100.0
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Once where KV is scarce, once where the batch is; the slower one counts."""
+    """Plans once with scarce KV memory and once with scarce slots; the slower one counts."""
     times = 5 if quick else 15
     found: list[tuple[float, str, int]] = []
     for scarce, kv_of_request in (("KV", KV // SLOTS), ("batch", KV // SLOTS // 8)):

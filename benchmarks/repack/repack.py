@@ -1,10 +1,10 @@
-"""Repack on real processes: what it gains, what a move costs, and what a killed rollout and an
-absent dispatch cost (docs/explanation/scheduling.md).
+"""Repack on real processes: its gain, the cost of a move, and the cost of a killed rollout and of
+an absent dispatch (docs/explanation/scheduling.md).
 
-All of it on `examples/longtail.toml` with four rollouts and the paced engine: lengths are drawn and
-decode times computed, the service is real. Both arms of a pair have the same seed, admission and
-window: it begins with the third step, once every rollout has taken a version (the first is out only
-when the trainer has seen a step), and ends in the midst of the run.
+All cases use `examples/longtail.toml` with four rollouts and the paced engine: lengths are drawn
+and decode times computed, everything else is real. Both arms of a pair have the same seed,
+admission and window. The window starts with the third step, once every rollout has taken a version
+(the first is published only after the trainer's first step), and ends before the run does.
 """
 
 import shutil
@@ -28,7 +28,7 @@ PACED = "paced engine: lengths drawn, times computed"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run's window."""
+    """The measured window of one run."""
 
     tokens_per_s: float
     slots: Slots
@@ -36,7 +36,7 @@ class Arm:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """`repack_real` and what its runs say of slots and moves, then the faults."""
+    """Yields `repack_real` with the slots and moves of its runs, then the faults."""
     with tempfile.TemporaryDirectory(prefix="rollstream-repack-") as scratch:
         base = Path(scratch)
         window_s = WINDOW_QUICK_S if quick else WINDOW_S
@@ -47,7 +47,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _pair(base: Path, seed: int, window_s: float) -> tuple[Arm, Arm]:
-    """With and without, in turn first."""
+    """With and without repack; the arm that runs first alternates."""
     order = (True, False) if seed % 2 == 0 else (False, True)
     found = {repack: _arm(base / f"{seed}-{repack}", repack, seed, window_s) for repack in order}
     return found[True], found[False]

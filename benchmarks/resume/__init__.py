@@ -1,1 +1,1 @@
-"""What a kill costs and what the durable log costs: NAME resume."""
+"""The cost of a kill and of the durable log: NAME resume."""

@@ -1,8 +1,7 @@
-"""What a killed rollout takes with it: tokens that it had generated and that lie in no partial and
-no completion.
+"""Tokens lost with a killed rollout: generated, but in no partial and no completion.
 
-It says in its status how many it has generated; what lies in the log is subtracted. So tokens since
-its last status (`rollouts.status_s`) are not counted.
+The rollout reports in its status how many tokens it has generated; those in the log are subtracted.
+Tokens since its last status (`rollouts.status_s`) are not counted.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from testbed.run_process import read
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Tokens that are gone, and the trajectories that the rollout had running."""
+    """The lost tokens, and the trajectories that the rollout had running."""
 
     tokens: int
     running: int
@@ -30,7 +29,7 @@ class Lost:
 
 
 def tokens_lost(folder: Path, rollout: psutil.Process) -> Lost:
-    """Kills the rollout, the first that has its name in this run."""
+    """Kills the first rollout of that name in this run."""
     name = next(word for word in rollout.cmdline() if word.startswith("rollout-"))
     rollout.kill()
     told = [s for s in read(folder, "status", RolloutStatus) if (s.rollout, s.term) == (name, 1)]
@@ -42,7 +41,7 @@ def tokens_lost(folder: Path, rollout: psutil.Process) -> Lost:
 
 
 def _tokens(records: list[Trajectory] | list[Partial], name: str) -> dict[str, int]:
-    """Generated tokens by trajectory, of the rollout's first term; partials add up."""
+    """Generated tokens by trajectory, of the rollout's first term; partials are summed."""
     found: dict[str, int] = {}
     for record in records:
         if (record.rollout, record.rollout_term) == (name, 1):

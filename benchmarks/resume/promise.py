@@ -1,5 +1,5 @@
-"""What the promise that the log is the run costs (docs/explanation/exactly-once.md), of what
-nobody kills: reading an archive for audit and replay, bytes of partials, and CPU time.
+"""The cost of the promise that the log is the run (docs/explanation/exactly-once.md), without
+kills: reading an archive for audit and replay, bytes of partials, and CPU time.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
-"""The archive of a healthy run that no model made: every trajectory of every step, its ledger, its
-admissions, as the archive's own writer leaves them.
+"""The archive of a healthy run without a model: every trajectory of every step, its ledger and its
+admissions, as the archive's own writer stores them.
 
-Lengths are one number, so that reading is known per trajectory; each has two spans, as a run whose
-weights change in flight gives them. Tokens repeat after some trajectories (making them would take
-longer than all the rest), names, places and hashes do not.
+All lengths are equal, so that reading time is known per trajectory; each trajectory has two spans,
+as a run with in-flight updates has. Tokens repeat after some trajectories (generating them would
+take longer than everything else); names, positions and hashes do not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from rollstream.streams.records import Admitted, Fence, Opened, Record, StepDone
 from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
 
 RUN = "recorded"
-SAMPLES, GROUPS, TAKES = 8, 8, 4  # of a group, of a step, of a step
+SAMPLES, GROUPS, TAKES = 8, 8, 4  # samples of a group, groups of a step, …
 PROMPT = 32  # tokens
 PARTITIONS = 4
 STARTED_MS = 1_763_700_000_000
@@ -29,7 +29,7 @@ MAX_LAG = 2
 
 
 def record_run(store: ObjectStore, tokens: int, steps: int) -> int:
-    """Archive a run of this many steps; returns the bytes of its trajectories in the log."""
+    """Archives a run of this many steps; returns the bytes of its trajectories in the log."""
     arrays = [_arrays(tokens, seed) for seed in range(DISTINCT)]
     places = [0] * PARTITIONS
     found: list[list[Message]] = [[] for _ in range(PARTITIONS)]

@@ -1,18 +1,18 @@
-"""What the promise costs: the share of a run's CPU time that ledger, partials and checkpoints take,
-at 320 generated tokens a trajectory.
+"""The cost of the promise: the share of a run's CPU time that ledger, partials and checkpoints
+take, at 320 generated tokens a trajectory.
 
-Counted in the processes of real runs (`traced/sitecustomize.py`: CPU time of the calling thread
-around the functions named there): encoding and appending the ledger's records, hashing masters and
-optimiser for `StepDone`; copying, encoding and writing checkpoints and removing old ones; making
-and publishing partials. Not counted: reading the ledger or partials (dispatch, archive), the
-trajectories themselves and versions of weights, which any such system has to write; SQLite's own
-work in the kernel is in, the disk's is not. The whole is the CPU time of trainer and rollouts from
-the first such call to their end; imports, warm-up and all other roles are outside it, which makes
-the share larger, never smaller.
+It is counted in the processes of real runs (`traced/sitecustomize.py`: CPU time of the calling
+thread around the functions named there): encoding and appending the ledger's records, hashing
+masters and optimiser for `StepDone`; copying, encoding and writing checkpoints and removing old
+ones; making and publishing partials. It does not count reading the ledger or partials (dispatch,
+archive), the trajectories themselves and versions of weights, which any such system writes;
+SQLite's work in the kernel is included, the disk's is not.
 
-Each of the runs is paired with one that writes no partials and its first and last checkpoint only;
-what the pair's CPU time per trained token differs by is noted beside it. It holds what counting
-misses (caches, waiting locks) and the noise of two runs on two cores.
+The whole is the CPU time of trainer and rollouts from the first such call to their end; imports,
+warm-up and all other roles are excluded, which only makes the share larger. Each of the runs is
+paired with one that writes no partials and only its first and last checkpoint; the difference of
+CPU time per trained token is noted. It includes effects that counting misses (caches, waiting for
+locks) and the noise of two runs on two cores.
 """
 
 import json
@@ -49,7 +49,7 @@ WITHOUT = ("rollouts.partial_tokens=1000000", "rollouts.partial_s=100000", "chec
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """CPU seconds of one run: all of it, and by section; `tokens` it trained."""
+    """CPU seconds of one run: the total, and by section; `tokens` it trained."""
 
     process_s: float
     sections_s: Counter[str]
@@ -61,7 +61,7 @@ class Counted:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The median share, of what it consists, and the paired difference."""
+    """The median share, its parts, and the paired difference."""
     steps = STEPS_QUICK if quick else STEPS
     with_it: list[Counted] = []
     without: list[Counted] = []
@@ -94,7 +94,7 @@ def _case(with_it: Sequence[Counted], without: Sequence[Counted]) -> Case:
 
 
 def _run(folder: Path, overrides: Sequence[str]) -> Counted:
-    """One run to its end; a run that fails raises with its output."""
+    """Runs once to the end; a run that fails raises with its output."""
     traced = folder.with_suffix(".traced")
     traced.mkdir(parents=True)
     path = os.pathsep.join([str(Path(__file__).parent / "traced"), str(ROOT)])

@@ -1,11 +1,11 @@
-"""What partials cost beside the trajectory that they secure: bytes written to `partials` per byte
-of the trajectory's own record, at 16 384 generated tokens.
+"""The cost of partials in bytes: bytes written to `partials` per byte of the trajectory's own
+record, at 16 384 generated tokens.
 
-The rollout's own path (`RunningTrajectory`, `RolloutPublisher`, `BackgroundSender`, the codec, a
-SQLite bus); only the engine is made up: a token of each trajectory a poll, under a version that
-changes every 4 096 tokens. A partial lands before the next token comes, so none is longer than
-`partial_tokens`: the most bytes that the default can cost. A rollout whose log is slower writes
-fewer and longer ones.
+It uses the rollout's own path (`RunningTrajectory`, `RolloutPublisher`, `BackgroundSender`, the
+codec, a SQLite bus). Only the engine is simulated: a token of each trajectory a poll, under a
+version that changes every 4 096 tokens. A partial is durable before the next token comes, so none
+is longer than `partial_tokens`: the most bytes that the default can cost. A rollout whose log is
+slower writes fewer and longer ones.
 """
 
 import tempfile
@@ -28,14 +28,14 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Tokens, Version
 
 TOKENS, QUICK_TOKENS, PROMPT = 16_384, 4096, 256
-VERSION_TOKENS = 4096  # after so many tokens a rollout swaps in the next version
-TOKENS_PER_S = 40.0  # of one trajectory: 64 tokens come before 2 s do
+VERSION_TOKENS = 4096  # tokens between two versions
+TOKENS_PER_S = 40.0  # of one trajectory: 64 tokens come before 2 s have passed
 RUNNING = 4
 AMPLIFICATION_MAX = 1.5
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Bytes of records and their keys, as they were appended."""
+    """Bytes of appended records and their keys."""
     tokens = QUICK_TOKENS if quick else TOKENS
     with tempfile.TemporaryDirectory(prefix="rollstream-partials-") as folder:
         bus = SqliteBus(Path(folder) / "bus")
@@ -53,7 +53,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _roll_out(bus: Bus, tokens: int) -> None:
-    """Some trajectories beside each other, a token of each at a time, to their ends."""
+    """Runs several trajectories in parallel, a token of each at a time, to their ends."""
     now = [0.0]
     outbox, settings = BackgroundSender(bus), RolloutSettings()
     voice = RolloutPublisher(

@@ -1,13 +1,13 @@
-"""How fast audit and replay read an archive, against pyarrow alone on the same columns of the same
-files.
+"""The speed of audit and replay on an archive, against pyarrow alone on the same columns of the
+same files.
 
-`audit_read` is a whole `rollstream audit` of an archive alone, from listing it to the last tally.
-Its columns are all of them: what the ledger's hashes name is every byte of a record. `replay_read`
-is what a replay takes from the archive: the ledger, then all members of each take's groups, in the
-order of the takes, as the bytes that they were in the log; its note says how much decoding and
-checking them as the trainer does leaves of the ratio. Pyarrow alone reads all columns of the files
-of the same topics by path, into tables, and neither hashes nor looks at them. One thread on either
-side, seconds of CPU, because reading waits for nothing here; sides take turns.
+`audit_read` is a whole `rollstream audit` of an archive alone, from listing it to the result. It
+reads all columns: the ledger's hashes cover every byte of a record. `replay_read` is the reading
+part of a replay: the ledger, then all members of each take's groups in the order of the takes, as
+the bytes that they had in the log; its note gives the ratio after decoding and checking them as the
+trainer does. Pyarrow alone reads all columns of the files of the same topics by path into tables,
+without hashing or checking. Both sides use one thread and are measured in CPU seconds, because
+reading waits for nothing here; sides take turns.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ RULE = training_rule(TrainerSettings(), MAX_LAG, keep_version=False)
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Audit and replay, at 512 and at 8 192 tokens."""
+    """Yields audit and replay, at 512 and at 8 192 tokens."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     for tokens, steps in STEPS.items():
@@ -103,7 +103,7 @@ def _taken(log: LogWithArchive) -> Iterator[tuple[Member, ...]]:
 def _in_turn(
     steps: list[Callable[[ObjectStore], None]], store: ObjectStore, turn: int
 ) -> tuple[float, ...]:
-    """CPU seconds of each step; who goes first changes from turn to turn."""
+    """CPU seconds of each step; the order alternates from turn to turn."""
     seconds = [0.0] * len(steps)
     for index in range(len(steps)):
         chosen = (index + turn) % len(steps)

@@ -1,5 +1,5 @@
-"""A task for runs of known lengths: nothing ends an answer but `tokens_max`, and its reward is the
-parity of its bytes, so that groups differ and are trained.
+"""A task for runs of known lengths: only `tokens_max` ends an answer, and its reward is the parity
+of its bytes, so that groups differ and are trained.
 """
 
 from zlib import crc32
@@ -9,11 +9,11 @@ from rollstream.producers.tasks.remainder import Remainder
 
 
 class Parity(Remainder):
-    """Questions of the remainder task, judged by nothing that a model could learn."""
+    """Questions of the remainder task with a reward that a model cannot learn."""
 
     name = "parity"
     stop = ()
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """0 or 1."""
+        """Returns 0 or 1."""
         return Score(float(crc32(bytes(turns[-1])) % 2), {})

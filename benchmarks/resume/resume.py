@@ -1,8 +1,8 @@
-"""What a kill costs: whether steps that are done again are the same to the bit, how soon the next
-new one is done, and how much work is repeated (docs/explanation/exactly-once.md).
+"""The cost of a kill: whether repeated steps are the same to the bit, how soon the next new step is
+done, and how much work is repeated (docs/explanation/exactly-once.md).
 
-Real processes of the quickstart with its model, killed with -9. Recovery is held against a process
-that only starts (imports and model), measured beside the same run with its trainer standing still,
+Real processes of the quickstart with its model are killed with -9. Recovery is compared with a
+process that only starts (imports and model), measured beside the same run with its trainer stopped,
 so that both have the same share of the machine.
 """
 
@@ -35,7 +35,7 @@ from testbed.run_process import kill_all
 
 EVERY = 5
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
-KILLS, KILLS_QUICK = (4, 9, 13), (3, 8)  # after these steps: the next checkpoint is not there yet
+KILLS, KILLS_QUICK = (4, 9, 13), (3, 8)  # after these steps: the next checkpoint does not exist yet
 BEYOND = 3  # steps after the last kill
 RECOVERIES, RECOVERIES_QUICK = (7, 13, 19), (7,)
 SETTINGS = (
@@ -46,7 +46,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds: from the kill to the next new step, of the steps done again and that one, of a
+    """Seconds: from the kill to the next new step, of the repeated steps and that one, and of a
     process that only starts.
     """
 
@@ -60,8 +60,8 @@ class Recovery:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """`resume_identical` and `recovery_time`, with what is repeated and lost in their notes; then
-    what the promise costs where nobody is killed.
+    """Yields `resume_identical` and `recovery_time`, with repeated and lost work in their notes;
+    then the cost without kills.
     """
     with tempfile.TemporaryDirectory(prefix="rollstream-resume-") as scratch:
         base = Path(scratch)
@@ -96,7 +96,7 @@ def _identical(base: Path, warm: Path, quick: bool) -> Case:
 
 
 def _killed(folder: Path, settings: Sequence[str], kills: Sequence[int]) -> list[range]:
-    """The run to its end; the steps that each restarted trainer did again."""
+    """Runs to the end; returns the steps that each restarted trainer repeated."""
     done: list[int] = []
     with quickstart(folder, settings) as process:
         for step in kills:
@@ -146,8 +146,8 @@ def _recovered(folder: Path, process: Popen[bytes], warm: Path, step: int) -> Re
 
 
 def _machine_gone(folder: Path, process: Popen[bytes], settings: Sequence[str]) -> float:
-    """Everything is killed, and who starts again was handed no nonce: the leases must run out.
-    Seconds from the start to the next new step.
+    """Everything is killed, and the restarted roles have no nonce: the leases must expire. Seconds
+    from the start to the next new step.
     """
     kill_all(process)
     os.remove(folder / "nonces.json")

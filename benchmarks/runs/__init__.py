@@ -1,3 +1,3 @@
-"""Runs that several benchmarks start: of the quickstart, of many epochs, of the long tail; watched,
-measured or killed.
+"""Runs that several benchmarks start: of the quickstart, of many epochs, of the long tail;
+observed, measured or killed.
 """

@@ -1,5 +1,5 @@
-"""A recorded run of `examples/epochs.toml`, and the generation of its passes anew: the same prompts
-under the weights that each pass had, drafts from what the log says of the pass before.
+"""A recorded run of `examples/epochs.toml`, and the repeated generation of its passes: the same
+prompts under the weights of each pass, with drafts from the log of the pass before.
 
 Only the engine is timed. Two sides, for example with and without drafts, have the same seeds and so
 the same tokens. They take turns of `TURN_S`, each in a thread of its own, and a side's seconds are
@@ -34,12 +34,12 @@ from testbed.repository import EXAMPLES
 EXAMPLE = EXAMPLES / "epochs.toml"
 PROMPTS, PASS_STEPS, CONTEXT = 192, 8, 512
 TURN_S = 0.02
-SEED = 1  # not the run's: the answers are other samples than those in the log
+SEED = 1  # differs from the run's seed: the answers are other samples than those in the log
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the prompts: the weights in its middle, and what was answered in it."""
+    """One pass over the prompts: the weights at its middle, and its answers."""
 
     number: int
     model: PreTrainedModel
@@ -56,7 +56,7 @@ class Generated:
 
 
 def recorded(folder: Path, passes: int, overrides: Sequence[str] = ()) -> list[Pass]:
-    """Run the example for so many passes and read it; a version of the middle of each is kept."""
+    """Runs the example for so many passes and reads it; a version of the middle of each is kept."""
     steps = passes * PASS_STEPS
     fixed = (f"trainer.steps={steps}", "weights.keep_every=4", "evaluation.enabled=false")
     run(EXAMPLE, folder, [*fixed, *overrides])
@@ -85,7 +85,7 @@ def read(folder: Path, passes: int) -> list[Pass]:
 
 
 def history_of(before: Pass) -> AnswerHistory:
-    """What a rollout remembers of a pass."""
+    """Returns the history that a rollout has after a pass."""
     history = AnswerHistory(1 << 18)
     for some in batched(before.answers):
         history.insert_all(some)
@@ -93,7 +93,7 @@ def history_of(before: Pass) -> AnswerHistory:
 
 
 def history_of_others(before: Pass) -> AnswerHistory:
-    """The same answers, each under the prompt of another one: hardly any of it is right."""
+    """The same answers, each under the prompt of another one: hardly any draft is accepted."""
     told = batched(before.answers)
     prompts = list(dict.fromkeys(answer.prompt for some in told for answer in some))
     other = dict(zip(prompts, prompts[1:] + prompts[:1], strict=True))
@@ -110,8 +110,8 @@ def batched(answers: Sequence[Trajectory]) -> list[list[HistoryAnswer]]:
 
 
 def requests(of: Pass, count: int, skip: int = 0) -> list[GenerationRequest]:
-    """`count` answers of a pass, to be generated anew; those before them are skipped, and it begins
-    again at the first after the last.
+    """Returns `count` answers of a pass to generate; those before them are skipped, and after the
+    last one it continues with the first.
     """
     found: list[GenerationRequest] = []
     stops = {int(answer.tokens[-1]) for answer in of.answers if answer.finish == "stop"}
@@ -153,7 +153,7 @@ class Side:
         self.ended = False
 
     def take_turn(self) -> None:
-        """Generate for `TURN_S` seconds of this side's thread, or to the end."""
+        """Generates for `TURN_S` seconds of this side's thread, or to the end."""
         self._thread.submit(self._generate).result()
 
     def result(self) -> Generated:
@@ -177,7 +177,7 @@ def side_thread() -> ThreadPoolExecutor:
 
 
 def generate_in_turns(sides: Sequence[Side]) -> list[Generated]:
-    """Run all sides to their end. The next turn is always that of the side with the fewest tokens,
+    """Runs all sides to their end. The next turn is always that of the side with the fewest tokens,
     so all do the same work at about the same time, under the same load of the machine.
     """
     while running := [side for side in sides if not side.ended]:
@@ -200,7 +200,7 @@ def _opened(
 
 
 def one_thread() -> int:
-    """Torch computes in this thread alone; returns what it was."""
+    """Limits torch to this thread; returns the former count."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     return threads

@@ -1,5 +1,5 @@
-"""Runs of the quickstart's model whose processes are killed with -9 at chosen moments, and what log
-and files say then: which steps were done again, and when the next new one was.
+"""Runs of the quickstart's model whose processes are killed with -9 at chosen moments. Log and
+files give the repeated steps and the time of the next new one.
 """
 
 import os
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def quickstart(folder: Path, settings: Sequence[str]) -> Generator[subprocess.Popen[bytes]]:
-    """The run as a process, killed with its roles in the end."""
+    """Starts the run as a process; it is killed with its roles at the end of the block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     line = run_line(QUICKSTART, folder, settings)
     with running(line, folder.parent / f"{folder.name}.log") as process:
@@ -34,7 +34,7 @@ def quickstart(folder: Path, settings: Sequence[str]) -> Generator[subprocess.Po
 
 
 def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
-    """The living process of a role, waited for."""
+    """Waits for the living process of a role."""
 
     def found() -> psutil.Process | None:
         for child in psutil.Process(process.pid).children():
@@ -49,7 +49,7 @@ def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
 
 
 def until(look: Callable[[], _T | None], process: subprocess.Popen[bytes]) -> _T:
-    """What `look` finds, as soon as it is something."""
+    """Returns the result of `look` as soon as it is not None."""
     give_up = time.monotonic() + WAIT_S
     while (found := look()) is None:
         if process.poll() not in (None, 0):
@@ -60,7 +60,9 @@ def until(look: Callable[[], _T | None], process: subprocess.Popen[bytes]) -> _T
 
 
 def step_noted(folder: Path, step: int) -> Callable[[], int | None]:
-    """Whether this step is done, by the trainer's own lines: asks neither log nor store."""
+    """Returns whether this step is done, by the trainer's own metrics file: opens neither log nor
+    store.
+    """
     path = folder / "metrics" / "trainer.jsonl"
 
     def look() -> int | None:
@@ -72,14 +74,14 @@ def step_noted(folder: Path, step: int) -> Callable[[], int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the trainer: from which step it went on, and how many it did again."""
+    """One start of the trainer: the step from which it resumed, and how many it repeated."""
 
     resumed_from: int
     repeated: int
 
 
 def attempts(folder: Path) -> list[Attempt]:
-    """As the trainer's log says it."""
+    """Parsed from the trainer's log."""
     found: list[Attempt] = []
     for line in (folder / "logs" / "trainer.log").read_text().splitlines():
         if "resumes after step" in line:
@@ -89,8 +91,8 @@ def attempts(folder: Path) -> list[Attempt]:
 
 
 def hashes(folder: Path) -> dict[int, list[str]]:
-    """State hashes of each step in the ledger, archived or not: a step that was done again and had
-    the same one is there once.
+    """State hashes of each step in the ledger, archived or not: a repeated step with the same hash
+    appears once.
     """
     found: dict[int, list[str]] = {}
     for done in read(folder, "ledger", StepDone):
@@ -99,7 +101,7 @@ def hashes(folder: Path) -> dict[int, list[str]]:
 
 
 def started_up(warm: Path) -> float:
-    """Seconds of a process that does what a trainer does before it looks at the run: imports, and
+    """Seconds of a process that does what a trainer does before it opens the run: imports, and
     loading the model.
     """
     code = (

@@ -1,7 +1,7 @@
-"""One run of the product in processes of its own, and what its log says of its speed.
+"""One run of the product in processes of its own, and its speed from the log.
 
-The clock starts with the first admission, when generation may begin, and stops with the last
-`StepDone`: start-up, warm-up and evaluation are outside it.
+The clock starts with the first admission, when generation may start, and stops with the last
+`StepDone`: start-up, warm-up and evaluation are excluded.
 """
 
 import json
@@ -25,7 +25,7 @@ TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Trained tokens and seconds; `busy_s` is CPU time spent on tokens that were trained."""
+    """Trained tokens and seconds; `busy_s` is the CPU time spent on tokens that were trained."""
 
     folder: Path
     tokens: float
@@ -51,8 +51,8 @@ def run(
     overrides: Sequence[str],
     environment: Mapping[str, str] | None = None,
 ) -> Measured:
-    """Start the run, wait for its end and read its log; a run that fails raises with its output.
-    `environment` is laid over that of this process.
+    """Starts the run, waits for its end and reads its log; a run that fails raises with its output.
+    `environment` is added to that of this process.
     """
     command = run_line(configuration, folder, overrides)
     done = subprocess.run(
@@ -69,7 +69,7 @@ def run(
 
 
 def measure(folder: Path) -> Measured:
-    """What the log of a finished run says."""
+    """Measures a finished run from its log."""
     configuration = load(folder / "config.json")
     bus = open_bus(bus_url(configuration, folder))
     admissions = [r for r in _read(bus, "admissions") if isinstance(r[1], Admitted)]

@@ -8,7 +8,7 @@ from testbed.repository import EXAMPLES
 
 QUICKSTART = EXAMPLES / "quickstart.toml"
 ASYNC = ["evaluation.enabled=false", "weights.keep_every=1", "weights.versions_max=80"]
-"""Only the steps: versions stay, so that they can be evaluated afterwards."""
+"""Trains only; versions are kept, so that they can be evaluated afterwards."""
 
 
 def warm_model(base: Path) -> Path:

@@ -1,9 +1,9 @@
-"""What the simulator says of a real run, from its configuration and its work, on a machine that is
-known from another run.
+"""The simulator's prediction of a real run, from its configuration and its work, on a machine that
+is calibrated by another run.
 
-A step of a real engine lasts longer while a trainer computes beside it than alone, as
-`rollstream profile` finds it: caches and memory are shared. How much longer is taken from the other
-run: its seconds of decoding per token against those that its own profile predicts.
+A step of a real engine lasts longer while a trainer computes beside it than alone (as in
+`rollstream profile`), since caches and memory are shared. The factor comes from the calibration
+run: its seconds of decoding per token over those that its own profile predicts.
 """
 
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from rollstream.simulator.predict import Prediction, RealRunSettings, predict
 from rollstream.simulator.replica import scaled_roofline
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
-PROFILED_SLOTS = 96  # no run predicted here has more
+PROFILED_SLOTS = 96  # no predicted run has more
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds on the wall of a decode step, and of all that passes beside."""
+    """Wall-clock seconds of a decode step, and of everything beside decoding."""
 
     roofline: Roofline
     overheads: Overheads
 
 
 def machine_of(real: Real, base: Path) -> Machine:
-    """The machine that this run was on."""
+    """Returns the machine of this run."""
     c = real.configuration
     if c.rollouts.engine == "paced":
         paced = scaled_roofline(roofline_from(c.paced.roofline), c.paced.time_scale)
@@ -44,10 +44,10 @@ def machine_of(real: Real, base: Path) -> Machine:
 
 
 def expected_of(real: Real, on: Machine) -> Prediction:
-    """What this run should have measured."""
+    """Returns the predicted measurements of this run."""
     is_paced = real.configuration.rollouts.engine == "paced"
     found = predict((_paced if is_paced else _torch)(real, on))
-    # In the simulator a step follows the one before; what passes between two is idle, not decoding.
+    # In the simulator steps follow each other at once; time between two is idle, not decoding.
     return replace(found, idle_share=1 - (1 - found.idle_share) * on.overheads.decoding)
 
 

@@ -1,5 +1,5 @@
-"""What a real run shows of itself, in the simulator's terms: its speed and how busy it was, the
-lengths of its answers, and the seconds that versions and training took.
+"""A real run in the simulator's terms: its speed and busy share, the lengths of its answers, and
+the seconds that versions and training took.
 """
 
 import statistics
@@ -25,9 +25,9 @@ from rollstream.streams.records import (
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Seconds on the wall: from a step's end until its version is announced, of a swap, and of a
+    """Wall-clock seconds: from a step's end until its version is announced, of a swap, and of a
     trained token; and the share of a rollout's time that is decoding while something runs (between
-    two steps it reads orders, publishes, looks after status).
+    two steps it reads assignments, publishes, sends its status).
     """
 
     publish_s: float
@@ -38,7 +38,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The run's work: the lengths of the answers of each group, and what a prompt has."""
+    """The run's work: the lengths of the answers of each group, and the prompt's length."""
 
     lengths: tuple[tuple[int, ...], ...]
     prompt_tokens: int
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """What a run was, the steps before its window, what it measured, and its work."""
+    """A run's configuration, the steps before its window, its measurements, and its work."""
 
     configuration: Configuration
     skipped: int
@@ -56,9 +56,7 @@ class Real:
 
 
 def observed(run: Watched, first: int, last: int) -> Prediction:
-    """Between the ends of two steps: what was trained per second, and what rollouts' heartbeats say
-    of the time between.
-    """
+    """Between the ends of two steps: trained tokens per second, and the rollouts' heartbeats."""
     begin_s, end_s = run.steps[first].time_s, run.steps[last].time_s
     tokens = sum(run.steps[step].metrics["tokens_trained"] for step in range(first + 1, last + 1))
     kv = whole = busy_s = 0.0
@@ -111,7 +109,7 @@ def overheads_of(bus: Bus, decoding: float) -> Overheads:
 
 
 def asked(bus: Bus) -> Asked:
-    """Of the groups that were finished; the first completion of a trajectory counts."""
+    """Lengths of finished groups; the first completion of a trajectory counts."""
     found: dict[int, dict[int, int]] = {}
     prompts: list[int] = []
     for record in _read(bus, "trajectories"):

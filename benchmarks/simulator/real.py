@@ -1,12 +1,12 @@
-"""Whether the simulator earns trust: runs of real processes on this machine, predicted from their
+"""The simulator against real runs: runs of real processes on this machine, predicted from their
 configuration (`sim_vs_real_error`).
 
-A prediction is given the run's work, the lengths of its answers, as it is given its machines: the
-roofline of the configuration (paced) or of `rollstream profile` (torch). What it cannot know
-besides, seconds until a version is out, of a swap, of a trained token, and between two decode
-steps, and how much longer a step lasts beside a trainer than alone (torch), is measured in one run
-per engine that is not among those predicted. A window begins when the start of the rollouts no
-longer matters and ends with the last step.
+A prediction is given the run's work (the lengths of its answers) and its machines: the roofline of
+the configuration (paced) or of `rollstream profile` (torch). What it cannot know otherwise is
+measured in one run per engine that is not among those predicted: seconds until a version is out, of
+a swap, of a trained token, and between two decode steps, and how much longer a step lasts beside a
+trainer than alone (torch). A window starts when the start of the rollouts no longer matters and
+ends with the last step.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.simulator.predict import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
-STEPS = {"paced": 8, "torch": 50}  # in the window, whose drains must not all be of one phase
+STEPS = {"paced": 8, "torch": 50}  # in the window, so that its drains have different phases
 ERROR_MAX = 0.10
 PACED = (
     "trainer.groups_per_step=96", "task.options.prompts=192",
@@ -39,7 +39,7 @@ TORCH = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is laid over `examples/longtail.toml` (`paced`) or over the quickstart (`torch`)."""
+    """Settings on top of `examples/longtail.toml` (`paced`) or of the quickstart (`torch`)."""
 
     engine: str
     name: str
@@ -51,7 +51,7 @@ MEASURED = {
     "paced": Setting("paced", "in flight, 4 × 64", (FLIGHT, "dispatch.max_lag=4")),
     "torch": Setting("torch", "in flight, 1 × 48", ("rollouts.slots=48",)),
 }
-"""What is known of a machine is known from these runs."""
+"""The runs by which a machine is calibrated."""
 PREDICTED = (
     Setting("paced", "keep_version with repack, 4 × 64", (KEEP, "dispatch.max_lag=4")),
     Setting(
@@ -75,7 +75,7 @@ PREDICTED = (
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The worst of all errors, each run in the note; the first setting alone if `quick`."""
+    """Yields the largest of all errors, each run in the note; only the first setting if `quick`."""
     worst, notes = 0.0, list[str]()
     settings = PREDICTED[:1] if quick else PREDICTED
     engines = sorted({setting.engine for setting in settings})
@@ -94,7 +94,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def overrides_of(setting: Setting, warm: Path) -> tuple[Path, tuple[str, ...]]:
-    """The example, and what is laid over it."""
+    """The example, with these settings."""
     steps = f"trainer.steps={SKIP[setting.engine] + STEPS[setting.engine]}"
     if setting.engine == "paced":
         return EXAMPLE, (steps, *PACED, *setting.overrides)
@@ -102,7 +102,7 @@ def overrides_of(setting: Setting, warm: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def real_run(folder: Path, setting: Setting, warm: Path) -> Real:
-    """The run of a setting, to the end of its last step."""
+    """Runs a setting to the end of its last step."""
     example, overrides = overrides_of(setting, warm)
     configuration = load(example, (*SETTINGS, *overrides))
     skipped, last = SKIP[setting.engine], configuration.trainer.steps
@@ -118,7 +118,7 @@ def real_run(folder: Path, setting: Setting, warm: Path) -> Real:
 
 
 def errors_of(expected: Prediction, found: Prediction) -> dict[str, float]:
-    """Of tokens per second relative; shares differ in points of a whole."""
+    """Tokens per second differ relatively; shares differ in percentage points."""
     return {
         "tokens/s": abs(expected.tokens_per_s / found.tokens_per_s - 1),
         "KV": abs(expected.kv_utilisation - found.kv_utilisation),

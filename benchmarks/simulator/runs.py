@@ -26,7 +26,7 @@ SetUp = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A policy's fastest run, and the share of GPUs that made it so."""
+    """A policy's fastest run, and the share of GPUs that gave it."""
 
     share: float
     result: SimulationResult
@@ -39,7 +39,7 @@ class Best:
 def bench(
     where: SetUp, scale: int, constants: Mapping[str, float] | None = None
 ) -> SimulationSetup:
-    """One model on so many GPUs, a slice of it."""
+    """One model on so many GPUs, and the simulated slice of it."""
     cluster = ClusterSettings(model=where[0], gpus=where[1])
     settings = SimulationSettings(clusters=(cluster,), scale=scale)
     return setup_of(settings, cluster, checked_constants(constant_values(**(constants or {}))))
@@ -51,7 +51,7 @@ def best_of(on: SimulationSetup, policies: Sequence[str]) -> dict[str, Best]:
 
 
 def speeds(on: SimulationSetup, shares: Mapping[str, float]) -> dict[str, float]:
-    """Policies under splits that are given."""
+    """Policies under given splits."""
     return {name: on.run(policy_of(name), share).tokens_per_s for name, share in shares.items()}
 
 
@@ -61,7 +61,7 @@ def ratio(by: Sequence[Mapping[str, float]], over: str, under: str) -> float:
 
 
 def drawn(count: int) -> list[dict[str, float]]:
-    """Joint uniform draws of every assumed constant from its range; always the same ones."""
+    """Joint uniform draws of every assumed constant from its range; the same draws every time."""
     random = np.random.default_rng(0)
     assumed = {name: c for name, c in CONSTANTS.items() if c.low < c.high}
     return [
@@ -79,5 +79,5 @@ def shares_of(found: Mapping[str, Best]) -> dict[str, float]:
 
 
 def spread(numbers: Sequence[float], form: str = ".2f") -> str:
-    """Least to most."""
+    """The smallest and the largest value."""
     return f"{min(numbers):{form}} to {max(numbers):{form}} over {len(numbers)} draws of constants"

@@ -1,10 +1,10 @@
-"""Published ratios against simulated ones, how far these move over the assumed constants, and how
-long a thousand GPUs take. Never a proof: a model of clusters that nobody here has, held against
-numbers that others measured.
+"""Published ratios against simulated ones, how far these vary over the assumed constants, and the
+time to simulate a thousand GPUs.
 
+It is no proof: a model of clusters that are not available here, compared with published numbers.
 The constants were committed before any result (simulator/constants.py) and are not fitted. Set-ups
 are simulated as a slice: GPUs and groups per step divided alike, so the load of each GPU is the
-published one. A range is the least and the most over joint draws of every assumed constant.
+published one. A range is the minimum and the maximum over joint draws of every assumed constant.
 """
 
 import time
@@ -34,7 +34,7 @@ MIDDLE = (("qwen2.5-7b", 128), ("qwen2.5-32b", 256), ("qwen2.5-72b", 512))
 """One set-up per model, for the ranges."""
 REPACK, HISTOPIPE, AREAL = ("qwen2.5-32b", 128), ("qwen3-14b", 128), ("qwen2.5-7b", 128)
 GENERATION_SHARE = 0.875  # RhymeRL: 84 to 91 % of a step at 16 K
-SMALL_SCALE = 2  # of set-ups whose rollouts are few
+SMALL_SCALE = 2  # of set-ups with few rollouts
 RATIOS = {
     "sim_laminar_sync_error": ("synchronous", "laminar_sync"),
     "sim_laminar_one_step_error": ("one_step", "laminar_one_step"),
@@ -73,7 +73,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def _middle(
     shares: Mapping[SetUp, Speeds], effort: Effort, constants: Mapping[str, float]
 ) -> list[Speeds]:
-    """Every policy on the set-ups in the middle, under the splits of the base values."""
+    """Every policy on the middle set-ups, under the splits of the base values."""
     return [speeds(bench(w, effort.drawn_scale, constants), shares[w]) for w in MIDDLE]
 
 
@@ -157,7 +157,7 @@ def _histopipe(effort: Effort) -> Case:
 
 
 def _off_the_measured(share: float) -> float:
-    """How far generation's part of a step, one after the other, is from what RhymeRL measured."""
+    """The difference between generation's share of a sequential step and RhymeRL's measurement."""
     result = bench(HISTOPIPE, SMALL_SCALE).run(policy_of("one_step"), share)
     training_s = (1 - result.trainer_idle_share) * result.step_s
     return abs(result.step_s / (result.step_s + training_s) - GENERATION_SHARE)
@@ -186,7 +186,7 @@ def _ours(by: Sequence[Speeds], draws: Sequence[Sequence[Speeds]]) -> Case:
 
 
 def _seconds() -> Case:
-    """The largest published set-up, whole, in one core."""
+    """The largest published set-up, in full, on one core."""
     on = bench(("qwen2.5-72b", 1024), 1)
     begin = time.perf_counter()
     result = on.run(policy_of("laminar"), 0.5)

@@ -1,18 +1,18 @@
-"""The archive: its writer against pyarrow alone, against the log that it follows, and what it costs
-a run.
+"""The archive: its writer against pyarrow alone, against the log that it follows, and its cost to a
+run.
 
-`archive_write` begins with messages as the bus gives them and ends with a file created in a store;
-pyarrow alone is given the finished table and writes it with the same options to a file of the same
-folder. `archive_stream` reads a log of 8 192-token trajectories and writes it as files, on one
-core; it is held against the bus's own writer of the same records. `archive_cost` is the share of
+`archive_write` starts with messages as the bus returns them and ends with a file created in a
+store; pyarrow alone gets the finished table and writes it with the same options to a file of the
+same folder. `archive_stream` reads a log of 8 192-token trajectories and writes it as files, on one
+core; it is compared with the bus's own writer of the same records. `archive_cost` is the share of
 trained tokens per second that the quickstart loses with its archive on.
 
 Measured for the encodings (µs of CPU per record of 74 KB, 8 192 tokens drawn from 150 000): arrays
 with dictionaries 760, without 330; without statistics of single tokens 40 less; log-probabilities
-not compressed 30 less, for files 7 % larger. BYTE_STREAM_SPLIT for them costs nothing and saves
-5 %, but no Spark before 2026 reads it.
+not compressed 30 less, for files 7 % larger. BYTE_STREAM_SPLIT for them costs nothing and saves 5
+%, but Spark before 2026 does not read it.
 
-`archive_stream` misses its mark. Per record the bus's writer takes 130 µs of CPU; the archive 260:
+`archive_stream` misses its goal. Per record the bus's writer takes 130 µs of CPU; the archive 260:
 reading from SQLite 56, judging 13, the table 15, Parquet 160, creating the file 14. Pyarrow alone
 is above the bus's writer already: each of the three columns with a value per token costs it 40
 before any compression, 28 of them for the levels of its list; zstd for the tokens adds 32 and takes
@@ -54,7 +54,7 @@ TOPIC = "trajectories"
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Writing, keeping up, and the price of it."""
+    """Yields writing, keeping up with the log, and the cost to a run."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     records = [trajectory_of(TOKENS, seed) for seed in range(256)]
@@ -146,7 +146,7 @@ def _cost(pairs: int) -> Case:
 
 
 def _in_turn(steps: Sequence[Callable[[], None]], turn: int) -> tuple[float, ...]:
-    """Seconds of each step; who goes first changes from turn to turn."""
+    """Seconds of each step; the order alternates from turn to turn."""
     seconds = [0.0] * len(steps)
     for index in range(len(steps)) if turn % 2 else reversed(range(len(steps))):
         started = time.perf_counter()

@@ -3,8 +3,8 @@ on this machine.
 
 The reference for reading is boto3 with 8 threads of ranged GETs into one buffer per shard, for
 writing `upload_file` (multipart, its own 10 threads) of a file in the page cache. The store also
-hashes what it writes and checks what it reads. Both take turns, shard by shard, and which one goes
-first alternates.
+hashes what it writes and checks what it reads. Both take turns, shard by shard, in alternating
+order.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,7 +30,7 @@ RANGE_BYTES = 8 << 20
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Putting and getting 1 GiB in shards of 256 MiB (quick: 128 MiB in shards of 64)."""
+    """Puts and gets 1 GiB in shards of 256 MiB (quick: 128 MiB in shards of 64)."""
     shards, shard_bytes, pairs = (2, 64 << 20, 3) if quick else (4, 256 << 20, 5)
     url = versity.new_url()
     place, store = parse_s3_url(url), open_store(url)
@@ -63,7 +63,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 class _Boto:
-    """What one would write with boto3 alone."""
+    """The same with boto3 alone."""
 
     def __init__(self, place: S3Address) -> None:
         self._place = place

@@ -37,7 +37,7 @@ from rollstream.streams.topics import Topic
 from rollstream.streams.values import Span, Version
 
 BATCH = 64  # records of one append and of one read
-STREAM_BYTES = 150e6  # of one pair: over twice what SQLite holds back until a checkpoint
+STREAM_BYTES = 150e6  # of one pair: over twice the size at which SQLite writes a checkpoint
 PROMPT_TOKENS = 32
 RAW = "raw SQLite"
 TABLE = (
@@ -77,7 +77,9 @@ def _at_length(
 def _pair(
     records: Sequence[Trajectory], encoded: Sequence[bytes], total: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Seconds of bus and raw to write `total` records, and to read them by other connections."""
+    """Seconds of bus and raw SQLite to write `total` records, and to read them by other
+    connections.
+    """
     folder = Path(tempfile.mkdtemp())
     sides: list[_BusSide | _RawSide] = [_BusSide(folder, records), _RawSide(folder, encoded)]
     written = _in_turn([side.write for side in sides], total)
@@ -89,7 +91,9 @@ def _pair(
 
 
 def _in_turn(steps: Sequence[Callable[[int], None]], count: int) -> tuple[float, float]:
-    """Seconds of two steps that take turns, batch by batch, so that both meet the same machine."""
+    """Seconds of two steps that take turns, batch by batch, so that both run under the same
+    load.
+    """
     seconds = [0.0, 0.0]
     for at in range(0, count, BATCH):
         for index in (0, 1) if at // BATCH % 2 else (1, 0):
@@ -183,7 +187,7 @@ def trajectory_of(tokens: int, seed: int) -> Trajectory:
 
 
 def _plain(record: Trajectory) -> dict[str, object]:
-    """A record as a JSON-lines framework holds it: lists and numbers."""
+    """A record in the form of a JSON-lines framework: lists and numbers."""
     return msgspec.to_builtins(record, enc_hook=np.ndarray.tolist)
 
 

@@ -1,8 +1,8 @@
-"""The Kafka bus against the tools that kafka-python itself is measured with
+"""The Kafka bus against the tools that measure kafka-python itself
 (`kafka.benchmarks.producer_performance` and `consumer_performance`): same broker, same topic, same
 50 KB records, each side in a process of its own and in turn. The tools get the batches and the
 linger that suit this size best, and keep every record in memory; the bus waits for each append's
-offsets and bounds what is in flight.
+offsets and bounds the bytes in flight.
 """
 
 import re
@@ -26,7 +26,7 @@ CONSUMER = "consumer_performance", "max_partition_fetch_bytes=4194304"
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Producing and consuming, with the codec on top, and memory before a stopped broker."""
+    """Producing and consuming, with the codec on top, and memory beside a stopped broker."""
     pairs, count = (3, 2_000) if quick else (7, 4_000)
     broker = KafkaBroker(more="log.retention.check.interval.ms=600000\n")
     broker.start()
@@ -58,7 +58,7 @@ def _speeds(broker: KafkaBroker, pairs: int, count: int) -> Iterator[Case]:
 
 
 def _pair(broker: KafkaBroker, count: int, pair: int) -> list[tuple[str, float]]:
-    """Seconds by name; who is first changes from pair to pair."""
+    """Seconds by name; the order alternates from pair to pair."""
     bus = open_bus(f"kafka://{broker.server}")
     run = uuid.uuid4().hex[:8]
     topics = [f"{run}.{side}" for side in ("tool", "bus", "codec")]

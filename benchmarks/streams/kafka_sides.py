@@ -1,9 +1,7 @@
-"""What `benchmarks.streams.kafka` times, each in a process of its own like the tools that it is
-compared with: `python -m benchmarks.streams.kafka_sides
-produce|consume|encode|decode|stopped URL TOPIC COUNT`.
-
-Payloads are made before the clock starts; the seconds, or what else was measured, are the last line
-of the output.
+"""The processes that `benchmarks.streams.kafka` times, each by itself like the tools that it is
+compared with: `python -m benchmarks.streams.kafka_sides produce|consume|encode|decode|stopped URL
+TOPIC COUNT`. Payloads are made before the clock starts; the seconds, or the other measurement, are
+the last line of the output.
 """
 
 import os
@@ -35,7 +33,7 @@ fields_of = attrgetter(*Trajectory.__struct_fields__)
 def produce(bus: Bus, topic: str, count: int) -> float:
     value, partitions = bytes(RECORD_BYTES), bus.partitions(topic)
     batch = [AppendEntry(b"k", value, number % partitions) for number in range(BATCH)]
-    bus.append(topic, batch[:1])  # its client is made, as the tool's is, before the clock starts
+    bus.append(topic, batch[:1])  # creates the client before the clock starts, as the tool does
     return _timed(lambda: [bus.append(topic, batch[:n]) for n in _batches(count)])
 
 
@@ -58,7 +56,7 @@ def encode_and_produce(bus: Bus, topic: str, count: int) -> float:
 
 def consume(bus: Bus, topic: str, count: int, each: Callable[[bytes], object] = len) -> float:
     positions, left = dict.fromkeys(range(bus.partitions(topic)), 0), count
-    bus.read(topic, bus.end(topic))  # makes the client, fetches nothing
+    bus.read(topic, bus.end(topic))  # creates the client, fetches nothing
 
     def work() -> None:
         nonlocal left
@@ -79,7 +77,7 @@ def consume_and_decode(bus: Bus, topic: str, count: int) -> float:
 
 def stopped(bus: Bus, topic: str, bound: int) -> float:
     """MB by which this process grew while the broker was stopped, with more records offered than
-    the bound holds: who calls stops the broker when the first line is printed.
+    the bound. The caller stops the broker when the first line is printed.
     """
     bus.append(topic, [AppendEntry(b"k", bytes(1 << 20), 0)])
     value = os.urandom(1 << 20)

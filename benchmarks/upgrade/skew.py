@@ -1,9 +1,9 @@
 """Two releases in one run: `upgrade_skew` counts records that are lost, trained twice or misread
-where one release lacks a record kind, a feature or a form (goal 0; docs/how-to/upgrade.md).
+where one release lacks a record kind, a feature or a format (goal 0; docs/how-to/upgrade.md).
 
 The older release is this code. What it lacks comes from a newer one: each record kind under its
 next schema name, an `Opened` that needs an unknown feature, and each object of the store in its
-next form. The run is that of `testbed/recorded`, killed within a step; every role that reads the
+next format. The run is that of `testbed/recorded`, killed within a step; every role that reads the
 record or the object is started on it, with the real bus and store.
 """
 
@@ -68,7 +68,7 @@ OBJECTS = {
     "score": ("run.json",),
 }
 LEASES = {"train": "trainer", "dispatch": "dispatch", "prompts": "prompts", "archive": "archive"}
-WAIT_S = 20.0  # for a role that neither refuses nor dead-letters what it must
+WAIT_S = 20.0  # seconds for a role that neither refuses nor dead-letters
 NEED = "a_feature_of_tomorrow"
 
 
@@ -83,7 +83,7 @@ class World:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Every combination; `quick` one kind of each topic."""
+    """Every combination; with `quick` one kind of each topic."""
     logging.disable(logging.WARNING)
     began, ends = time.monotonic(), Counter[str]()
     wrong: list[str] = []
@@ -115,7 +115,7 @@ def _note(end: str, what: str, ends: Counter[str], wrong: list[str]) -> None:
 
 
 def _of_one_role(role: str, topic: str, schema: str) -> str:
-    """A record of the newer release at the end of a topic of one role."""
+    """Appends a record of the newer release to a topic of one role."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
         _append_newer(world.bus, topic, schema)
@@ -124,7 +124,7 @@ def _of_one_role(role: str, topic: str, schema: str) -> str:
 
 
 def _of_many(role: str, topic: str) -> str:
-    """The role goes on, and dead-letters the record once."""
+    """The role continues, and dead-letters the record once."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
         header = json.dumps(
@@ -138,7 +138,7 @@ def _of_many(role: str, topic: str) -> str:
 
 
 def _of_store(role: str, key: str) -> str:
-    """An object in its next form is refused and stays as it is."""
+    """An object in its next format is refused and stays unchanged."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
         prefix = {"checkpoint": "checkpoints/", "manifest": "weights/"}.get(key)
@@ -156,7 +156,7 @@ def _of_store(role: str, key: str) -> str:
 
 
 def _audited(topic: str) -> str:
-    """Audit of a log with a newer record cannot say that all is kept."""
+    """Audit of a log with a newer record cannot report that everything is kept."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
         _append_newer(world.bus, topic, OF_ONE_ROLE[topic][0])
@@ -171,7 +171,7 @@ def _audited(topic: str) -> str:
 
 
 def _copied() -> str:
-    """The archive keeps bytes that it does not understand, or refuses."""
+    """The archive keeps bytes that it cannot decode, or refuses."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
         header = json.dumps({"record": {"schema": "trajectory/2"}}).encode()
@@ -192,7 +192,7 @@ def _archived(world: World) -> int:
 
 
 def _judged(world: World, error: BaseException | None, *, must_refuse: bool) -> str:
-    """How a combination ended; the log says what was lost or trained twice."""
+    """How a combination ended; the log shows what was lost or trained twice."""
     lost = [t.name for t in catalogue() if t.writer and _ends(world.bus, f"{t.name}.dead")]
     if lost:
         return f"lost: moved to {lost[0]}.dead"
@@ -204,7 +204,7 @@ def _judged(world: World, error: BaseException | None, *, must_refuse: bool) -> 
 
 
 def _trained(bus: Bus) -> Counter[str]:
-    """How often each trajectory is named by the takes that this release reads."""
+    """How often the takes that this release reads name each trajectory."""
     found: Counter[str] = Counter()
     reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
     try:
@@ -219,7 +219,7 @@ def _trained(bus: Bus) -> Counter[str]:
 def _run(
     world: World, role: str, until: Callable[[], bool] = lambda: False
 ) -> BaseException | None:
-    """What the role ends with; it is stopped once `until` holds, or after a while."""
+    """The role's exit code; it is stopped once `until` holds, or after a while."""
     stop, errors = threading.Event(), list[BaseException]()
 
     def work() -> None:
@@ -247,7 +247,7 @@ def _name(role: str) -> str:
 
 
 def _nonce(world: World, role: str) -> str | None:
-    """Of the killed holder, as its supervisor hands it on."""
+    """The nonce of the killed holder, as its supervisor passes it on."""
     if role not in LEASES:
         return None
     return str(json.loads(world.store.get(f"roles/{LEASES[role]}.json")).get("nonce"))
@@ -265,7 +265,7 @@ def _world(folder: Path) -> World:
 
 
 def _append_newer(bus: Bus, topic: str, schema: str) -> None:
-    """What the present holder of a newer release would have written next."""
+    """The next record that the present holder of a newer release would have written."""
     reader = TopicReader(bus, topic, from_begin(bus, topic))
     reader.read_to(bus.end(topic))
     role, entries = bus.settings(topic).writer, list[AppendEntry]()

@@ -1,11 +1,11 @@
 """Drafts from history on vLLM: tokens per second through our engine with drafts on against drafts
-off, on the passes of `examples/epochs.toml` as `benchmarks/runs/epochs.py` records them.
+off, on the passes of `examples/epochs.toml` as `benchmarks/runs/epochs.py` records them. The
+history holds the answers of the pass before; in the worst case each of them under another prompt,
+so that next to nothing is accepted.
 
-The history holds the answers of the pass before; in the worst case each of them under another
-prompt, so that next to nothing of it is right. vLLM computes inside of one process with one thread;
-seconds are processor time. Where an engine's memory happens to lie makes it faster or slower for as
-long as it lives, so every pair is measured in a process of its own, each second one with the other
-arm opened first.
+vLLM computes inside one process with one thread; seconds are processor time. An engine's memory
+layout makes it faster or slower for its whole life, so every pair is measured in a process of its
+own, each second one with the other arm opened first.
 """
 
 import json
@@ -56,7 +56,9 @@ WHOLE, SMALL = Sizes(3, 6, 48, 192), Sizes(2, 2, 12, 48, QUICK)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a process measures: `of` is the pass that is answered anew, from the one before it."""
+    """The work of one process: `of` is the pass that is generated again, drafting from the one
+    before it.
+    """
 
     run: str
     passes: int
@@ -93,15 +95,15 @@ def _case(name: str, run: Path, sizes: Sizes, rows: int, *, fits: bool = True) -
 
 
 def _apart(pair: Pair) -> dict[str, float]:
-    """Measured in a process of its own."""
+    """Measures in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.vllm.drafts", json.dumps(asdict(pair))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measured(pair: Pair) -> dict[str, float]:
-    """A few answers of each arm first, in which the gate begins to learn; then both take turns,
-    the second one twice in a row.
+    """Runs a few answers of each arm first, from which the gate starts to learn; then both take
+    turns, the second one twice in a row.
     """
     passes = read(Path(pair.run), pair.passes)
     now, before = passes[pair.of], passes[pair.of - 1]
@@ -141,7 +143,7 @@ def _opened(arm: str, pair: Pair, now: Pass, before: Pass) -> VllmEngine:
 def _seconds_and_tokens(
     engine: VllmEngine, asked: Sequence[GenerationRequest]
 ) -> tuple[float, int]:
-    """All of it, to its end."""
+    """Generates all answers to their end."""
     for request in asked:
         engine.submit(request)
     before, began = engine.stats().tokens, time.process_time()
@@ -152,4 +154,4 @@ def _seconds_and_tokens(
 
 if __name__ == "__main__":
     print(json.dumps(_measured(Pair(**json.loads(sys.argv[1])))), flush=True)
-    os._exit(0)  # what is left to tidy up ends with this process
+    os._exit(0)  # remaining resources end with this process

@@ -1,4 +1,4 @@
-"""Models and prompts of the benchmarks that want vLLM, all of random weights."""
+"""Models and prompts of the benchmarks that use vLLM, all with random weights."""
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ def small_model(seed: int) -> PreTrainedModel:
 
 
 def large_model(seed: int) -> PreTrainedModel:
-    """Qwen3 of 100 M parameters. Its head is its own: of a tied one vLLM's reload on the CPU leaves
-    the packed copy at the old weights, so it would do less than is needed.
+    """Qwen3 of 100 M parameters. Its head is not tied to the embedding: vLLM's reload on the CPU
+    leaves the packed copy of a tied head at the old weights, so it would do less than is needed.
     """
     return _drawn(_config(16_000, 768, 12, 2048, tied=False), seed)
 

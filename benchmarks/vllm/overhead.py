@@ -1,12 +1,12 @@
-"""Tokens per second through a whole rollout worker as it is by default (orders, partials, status, a
-SQLite log, and a history to draft from, which is empty) against bare `AsyncLLM`: the same prompts,
-lengths, seeds, number of requests at a time and log-probabilities asked for.
+"""Tokens per second through a whole rollout worker with its defaults (assignments, partials,
+status, a SQLite log, and an empty history to draft from) against bare `AsyncLLM`: the same prompts,
+lengths, seeds, number of concurrent requests and requested log-probabilities.
 
 Both have their core in a process of its own with one thread of OpenMP, and one thread of torch on
-this side, so that each arm has one core to compute and one to serve. Wall-clock. Two processes of
-the very same engine differ by some 6 % for as long as they live, where their memory happens to lie,
-and the first to be opened was mostly the slower: so every pair is measured in new processes, each
-second one with the other arm opened first.
+this side, so that each arm has one core to compute and one to serve. Seconds are wall-clock. Two
+processes of the very same engine differ by some 6 % for their whole lives, because of their memory
+layout, and the first to be opened was mostly the slower. So every pair is measured in new
+processes, each second one with the other arm opened first.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ def _measured(first: str, lengths: list[int]) -> dict[str, float]:
 
 
 class Until:
-    """A stop that is set once something is so."""
+    """A stop event that is set once a condition holds."""
 
     def __init__(self, so: Callable[[], bool]) -> None:
         self.is_set = so
@@ -96,7 +96,7 @@ class Until:
 
 
 def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callable[[], None]:
-    """A rollout that is handed orders, until all of their trajectories are in the log."""
+    """A rollout that gets assignments, until all of their trajectories are in the log."""
     bus = open_bus(f"sqlite:{folder / 'bus'}")
     bus.create(catalogue())
     store = open_store(f"file:{folder / 'store'}")
@@ -130,7 +130,7 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
 def _bare(
     model: PreTrainedModel, lengths: list[int], folder: Path, closing: ExitStack
 ) -> Callable[[], None]:
-    """vLLM's own asynchronous engine and nothing else, as many requests at a time."""
+    """vLLM's own asynchronous engine alone, with as many concurrent requests."""
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -186,4 +186,4 @@ def _bare(
 
 if __name__ == "__main__":
     print(json.dumps(_measured(sys.argv[1], json.loads(sys.argv[2]))), flush=True)
-    os._exit(0)  # what is left to tidy up ends with this process
+    os._exit(0)  # remaining resources end with this process

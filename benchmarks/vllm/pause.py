@@ -1,11 +1,10 @@
-"""What an in-flight update costs: how long decoding stops, ours against vLLM's own pause and reload
-of the same weights, on the same core, with the same requests running; and whether a request is lost
-or repeated over many updates under load.
+"""The cost of an in-flight update: how long decoding stops, ours against vLLM's own pause and
+reload of the same weights, on the same core, with the same requests running; and whether a request
+is lost or repeated over many updates under load.
 
 vLLM's own way is the one that it has without a GPU: pause (`keep`), `reload_weights` from a
-checkpoint in memory (`/dev/shm` where there is one), resume. Ours loads from the shared memory that
-`prepare` wrote beside decoding. Both wait for the end of the step under way. The core has one
-thread.
+checkpoint in memory (`/dev/shm` where it exists), resume. Ours loads from the shared memory that
+`prepare` wrote beside decoding. Both wait for the end of the current step. The core has one thread.
 """
 
 import tempfile
@@ -34,7 +33,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def update_pause(pairs: int) -> list[Case]:
-    """Full and delta, each in `pairs` pairs of which every second one begins with vLLM's."""
+    """Full and delta, each in `pairs` pairs of which every second one starts with vLLM's."""
     model = large_model(0)
     old = dict(model.state_dict())
     new, patches = _changed(old)
@@ -53,7 +52,7 @@ def update_pause(pairs: int) -> list[Case]:
 
 
 class _Pauses:
-    """One engine with requests that never run out."""
+    """One engine with a constant supply of requests."""
 
     def __init__(self, engine: VllmEngine, folder: str) -> None:
         self._engine, self._folder = engine, folder
@@ -97,7 +96,7 @@ class _Pauses:
         return Case(name, mine, "s", reference, other, ratio, RATIO_MAX, met, note)
 
     def _take(self, tensors: Tensors, patches: tuple[TensorPatch, ...] | None) -> float:
-        """Seconds from the pause on until decoding goes on; what comes before is done beside it."""
+        """Seconds from the pause until decoding continues; earlier work is done beside decoding."""
         self._number += 1
         base = None if patches is None else self._engine.version
         update = WeightUpdate(Version(self._number, 1), tensors, base, patches)
@@ -116,7 +115,7 @@ class _Pauses:
         return time.perf_counter() - began
 
     def _decode(self) -> None:
-        """Some steps, with as many requests as ever."""
+        """Runs some steps with a full set of requests."""
         target = self._engine.stats().tokens + 4 * RUNNING
         while self._engine.stats().tokens < target:
             while len(self._engine.running()) < RUNNING:
@@ -126,7 +125,7 @@ class _Pauses:
 
 
 def updates_lost(count: int, slots: int) -> Case:
-    """Requests that are missing, cut short or said twice after `count` updates under load."""
+    """Requests that are missing, cut short or answered twice after `count` updates under load."""
     states = [dict(small_model(seed).state_dict()) for seed in (0, 1)]
     engine = VllmEngine(small_model(0).config, states[0], V1, EngineOptions(slots, CONTEXT))
     tokens, finished, spans = dict[str, int](), list[str](), 0
@@ -164,7 +163,7 @@ def _request(name: str, index: int, tokens: int) -> GenerationRequest:
 
 
 def _changed(old: Tensors) -> tuple[dict[str, torch.Tensor], tuple[TensorPatch, ...]]:
-    """The tensors with `CHANGED` of the elements of each drawn anew, and the patches to them."""
+    """The tensors with `CHANGED` of the elements of each drawn again, and the patches to them."""
     kept, tied = untie(old)
     new: dict[str, torch.Tensor] = {}
     patches: list[TensorPatch] = []

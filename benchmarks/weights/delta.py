@@ -1,18 +1,18 @@
 """The delta codec: bytes against their entropy floor, speed on one core, and real training runs.
 
 The synthetic tensor has 16.8 M bfloat16 weights cast from float32 masters, N(0, 0.02²), before and
-after a step of normal size: Adam's on gradients that are noise (β1 0.9) at a learning rate 4.4 ×
-as large. The floor takes positions for independent, n·h(p) bits, and adds the empirical entropy of
-the changed elements' differences in representable numbers.
+after a step of normal size: Adam's on random gradients (β1 0.9) at a learning rate 4.4 × as large.
+The floor treats positions as independent, n·h(p) bits, and adds the empirical entropy of the
+changed elements' differences in representable numbers.
 
-Speeds are GB of full bfloat16 weights per second of processor time: encoding with the comparison
-of both tensors, applying with the hash of the result. Between two of them a copy of the weights is
+Speeds are GB of full bfloat16 weights per second of processor time: encoding with the comparison of
+both tensors, applying with the hash of the result. Between two of them a copy of the weights is
 measured, which also empties the caches.
 
 Measured and left out: both sides know the parent's weights, and small ones change far more often
 (at 1.3 %, half of those near 3e-4 and one of 200 near 0.02). Flags for the small ones and positions
 for the others took 21 % off, past the floor, and three quarters of both speeds: more time than a
-network of 10 Mbit/s gives back.
+network of 10 Mbit/s gains.
 """
 
 import gc
@@ -47,7 +47,7 @@ LONG_STEPS, LONG_STEPS_QUICK = 40, 8
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Size at two densities, speed of both directions, and two runs of real training."""
+    """Yields size at two densities, speed of both directions, and two runs of real training."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -83,7 +83,7 @@ def _size(case: str, base: Words, new: Words, least: float) -> Case:
 
 
 def floor_bytes(base: Words, new: Words) -> float:
-    """What independent positions and independent differences cost at least."""
+    """The lowest cost of independent positions and independent differences."""
     differs = base != new
     steps = _ordered(new[differs]) - _ordered(base[differs])
     return _entropy_bits(differs) / 8 + _entropy_bits(steps) / 8
@@ -170,7 +170,7 @@ def _model() -> Qwen3ForCausalLM:
 
 
 def _quickstart(steps: int) -> Case:
-    """Every two consecutive versions of a short run of the product, as they were published."""
+    """Every two consecutive versions of a short run of the product, as published."""
     total = _Total()
     with tempfile.TemporaryDirectory(prefix="rollstream-delta-") as scratch:
         folder = Path(scratch) / "run"

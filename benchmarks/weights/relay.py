@@ -1,4 +1,4 @@
-"""A chain of relays as real processes over links of equal bandwidth, and what it asks of the store.
+"""A chain of relays as real processes over links of equal bandwidth, and its requests to the store.
 
 Each link is the sending side of a process (`relay.send_bytes_per_s`, the trainer's push too): a
 token bucket of 25 MB/s that lets at most 20 ms of it pass at once. The reference for publishing is
@@ -65,7 +65,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _at_most(case: str, value: float, reference: str, base: float, goal: float, note: str) -> Case:
-    """Seconds against seconds; the goal is the highest ratio."""
+    """Seconds over seconds; the goal is the highest ratio that meets it."""
     ratio = value / base
     return Case(case, value, "s", reference, base, ratio, goal, ratio <= goal, note)
 
@@ -108,7 +108,7 @@ def _pushed(files: dict[str, bytes], latency_s: float) -> tuple[list[float], flo
 
 
 def _arrivals(relays: Sequence[RelayProcess], version: Version) -> list[float]:
-    """When each relay offered the last of the version: its manifest says it has no other object."""
+    """When each relay offered the last object of the version: its manifest lists no other."""
     arrived: dict[str, float] = {}
     while len(arrived) < len(relays):
         for relay in relays:
@@ -147,7 +147,7 @@ def _copy_s(size: int) -> float:
 
 
 def _egress(files: dict[str, bytes], size: int) -> Iterator[Case]:
-    """Nobody pushes: all relays hear of the version at the same moment, one reads the bucket."""
+    """Without a push: all relays get the announcement at the same moment, one reads the bucket."""
     url = versity.new_url()
     with _counted(url) as (counted_url, sent), _net(counted_url, 0.0) as (net, relays):
         manifest = net.write(1, files)
@@ -170,7 +170,7 @@ def _encoded(manifest: object) -> bytes:
 
 @contextmanager
 def _counted(url: str) -> Generator[tuple[str, list[int]]]:
-    """The same place behind a proxy that counts what the server sends."""
+    """The same store behind a proxy that counts the bytes that the server sends."""
     split = urlsplit(url.split("endpoint=")[1].split("&")[0])
     server = (split.hostname or "", split.port or 80)
     sent = [0]

@@ -51,7 +51,7 @@ def large_tensors(megabytes: int) -> dict[str, torch.Tensor]:
 
 
 def nudged(tensors: Tensors, share: float, seed: int) -> dict[str, torch.Tensor]:
-    """Each tensor with this share of its elements moved by one place of their mantissa."""
+    """Each tensor with this share of its elements changed by one step of their mantissa."""
     draw = np.random.default_rng(seed)
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -89,7 +89,7 @@ class Receiver:
         self.version = update.version
 
     def patch(self, tensors: Tensors, changes: Mapping[str, Changes | None]) -> None:
-        """Take decoded changes, as the follower would hand them over."""
+        """Takes decoded changes, as the follower would pass them."""
         patches = tuple(
             TensorPatch(
                 name,
@@ -167,13 +167,13 @@ class Sides:
         self._receiver: Receiver | None = None
 
     def start(self, tensors: Tensors) -> None:
-        """Publish the first version and take it; nothing of this is measured."""
+        """Publishes the first version and takes it; this is not measured."""
         self._receiver = Receiver(tensors)
         self.follower.prepare = self._receiver.prepare
         self.publish_to_applied(tensors)
 
     def publish_to_applied(self, tensors: Tensors) -> float:
-        """Seconds from the trainer's snapshot to the receiver that has it."""
+        """Seconds from the trainer's snapshot until the receiver has the version."""
         assert self._receiver is not None, "start comes first"
         began = time.perf_counter()
         version = self.publish(tensors)

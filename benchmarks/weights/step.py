@@ -1,9 +1,9 @@
-"""What publishing takes from a training step, and what an update takes from decoding.
+"""The cost of publishing to a training step, and of an update to decoding.
 
-The stall beyond the snapshot, which is faster than the copy that it is held against, is a step that
-takes 5 % longer while the publisher's thread compares and encodes on the other core: memory and the
-interpreter's lock are shared. A lower priority of that thread and a shorter switch interval were
-tried and change nothing.
+The stall beyond the snapshot, which is faster than the copy that it is compared with, is a step
+that takes 5 % longer while the publisher's thread compares and encodes on the other core: memory
+and the interpreter's lock are shared. A lower priority of that thread and a shorter switch interval
+were tried and change nothing.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,7 +35,7 @@ from rollstream.streams.records import GENERATED, PROMPT, Position, StepDone
 from rollstream.streams.values import Sampling, Span, Version
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 8192, 8, 40
-STEPS = 3  # between two times that publishing is waited for
+STEPS = 3  # steps between two waits for publishing
 ROWS, CONTEXT = 8, 512
 CHANGED = 0.01
 SETTINGS = TrainerSettings(workers=1, threads=1, lr=1e-6, lr_ramp_steps=0, steps=1000)
@@ -61,13 +61,12 @@ def model_of(layers: int) -> PreTrainedModel:
 
 def measure_stall(quick: bool) -> Case:
     """Difference of paired step times with publishing on and off, against a copy of the masters.
-
-    Steps of few tokens, so that the weights' share of a step is as large as it gets.
+    Steps have few tokens, so that the weights' share of a step is as large as possible.
     """
     learner = TorchLearner(model_of(4 if quick else 16), SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         stepper = _Stepper(learner, Path(folder))
-        stepper.steps(STEPS, publish=True)  # memory is faulted in
+        stepper.steps(STEPS, publish=True)  # touches all memory pages
         on: list[float] = []
         off: list[float] = []
         copies: list[float] = []
@@ -110,7 +109,7 @@ class _Stepper:
         self._sample = _sample()
 
     def steps(self, count: int, publish: bool) -> float:
-        """Seconds of one of `count` steps; what is still being published is waited for after."""
+        """Seconds of one of `count` steps; publishing in progress is waited for afterwards."""
         began, busy = time.perf_counter(), time.thread_time() + self._learner.busy_s
         for _ in range(count):
             self._learner.submit([self._sample])

@@ -1,9 +1,9 @@
-"""Counts the CPU time that a process spends in named functions; Python imports this file by itself
-where its folder is on PYTHONPATH, so the product need not know of it.
+"""Counts the CPU time that a process spends in named functions. Python imports this file by itself
+where its folder is on PYTHONPATH, so the product does not depend on it.
 
-`CPU_COUNTED_IN` is the folder to write to, one JSON file a process. A call inside another
+`CPU_COUNTED_IN` is the folder for the results, one JSON file a process. A call inside another
 counted one counts once, as the outer one's. The clock of a process starts with the first counted
-call: imports and warm-up are outside it.
+call: imports and warm-up are excluded.
 """
 
 import atexit
@@ -35,7 +35,7 @@ SECTIONS = {
     },
     "rollstream.producers.rollout.sender": {"publish_all": "partials"},
 }  # fmt: skip
-"""Module → function → what it is counted as."""
+"""Module → function → section that it counts for."""
 
 _found: dict[str, float] = defaultdict(float)
 _calls: Counter[str] = Counter()
@@ -45,7 +45,7 @@ _lock = threading.Lock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module of SECTIONS on the usual path, and counts in it once it is loaded."""
+    """Finds a module of SECTIONS on the usual path, and wraps its functions after loading."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
