@@ -1,7 +1,9 @@
 """What tests and benchmarks both start: real servers, processes of the product, and workloads.
 
-`servers` starts Kafka and S3, `run_process` a run, `relay_network` a chain of relays. `kills` ends
+`servers` starts Kafka and S3, `run_process` a run, `relay_network` a chain of relays. `kills` kills
 real processes at chosen writes, `stepped` runs every role in one process under one clock, `hostile`
-appends malformed records, `violations` plants what audit must find. `waiting` is the one poll loop.
+appends malformed records, `violations` plants violations that audit must find. `waiting` is the one
+poll loop.
+
 The product never imports this package.
 """

@@ -1,10 +1,10 @@
-"""Counts a run again without any of the product's code: raw SQLite rows, Kafka records and Parquet
-columns, decoded by what docs/reference/wire-format.md and docs/reference/archive.md say.
-`rollstream audit` must agree.
+"""Counts a run again without the product's code: raw SQLite rows, Kafka records and Parquet
+columns, decoded by docs/reference/wire-format.md and docs/reference/archive.md alone. `rollstream
+audit` must agree.
 
 `python -m testbed.recount RUN` prints one JSON object; RUN is a run's folder, a folder with an
 archive, `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. Content hashes are not recomputed (the
-standard library has no XXH3): trajectories are told apart by name and place.
+standard library has no XXH3): trajectories are identified by name and position.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from testbed.recount_rows import Places, Row, rows
 
 @dataclass
 class Fence:
-    """Which records of a topic that one role writes count; per partition."""
+    """The records of a single-holder topic that count; per partition."""
 
     fences: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     void: int = 0
@@ -42,7 +42,7 @@ class Fence:
 
 
 def recount(places: Places) -> dict[str, Any]:
-    """Groups by how they ended, trajectories and tokens, and what stands twice."""
+    """Groups by how they ended, trajectories and tokens, and duplicates."""
     fence = Fence()
     admitted = {
         row.fields["group"]
@@ -106,7 +106,7 @@ def count_tokens(
     place_of: dict[str, tuple[int, int]],
     versions: dict[int, dict[str, int]],
 ) -> dict[str, Any]:
-    """Completions, and of those that takes name the tokens above and within `max_lag`."""
+    """Completions, and the tokens of those named by takes, above and within `max_lag`."""
     seen: Counter[str] = Counter()
     trained = masked = generated = elsewhere = 0
     for row in rows(places, "trajectories"):
@@ -138,7 +138,7 @@ def count_tokens(
 
 
 def places_of(named: str) -> Places:
-    """What a person names."""
+    """A name as a person types it."""
     if named.startswith("kafka://"):
         return Places(kafka=named)
     if named.startswith("sqlite:"):

@@ -1,6 +1,5 @@
-"""Records of a run as plain rows, read without any of the product's code: SQLite tables, Kafka's
-records, Parquet columns. What docs/reference/wire-format.md and docs/reference/archive.md say is
-all that it knows.
+"""Records of a run as plain rows, read without the product's code: SQLite tables, Kafka's records,
+Parquet columns. It relies on docs/reference/wire-format.md and docs/reference/archive.md alone.
 """
 
 import json
@@ -33,7 +32,7 @@ class Row:
 
 @dataclass
 class Places:
-    """Where a run lies; any of them may be missing."""
+    """The places of a run; any of them may be missing."""
 
     sqlite: Path | None = None
     kafka: str = ""
@@ -46,7 +45,7 @@ class Places:
 
 
 def decode(value: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Fields and envelope of a record; None for bytes that are none."""
+    """Fields and envelope of a record; None for bytes that cannot be decoded."""
     if value[:4] != b"RSR1" or len(value) < 16:
         return None
     (size,) = struct.unpack_from("<I", value, 4)
@@ -69,7 +68,7 @@ def decode(value: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def row_of(partition: int, offset: int, value: bytes | None, store: Path | None) -> Row | None:
-    """The record that lies there, its large bytes fetched from the store."""
+    """The record at this position, with its large bytes fetched from the store."""
     decoded = None if value is None else decode(value)
     if decoded is not None and decoded[0].get("schema") == "claim/1" and store is not None:
         blob = store / decoded[0]["blob"]
@@ -85,7 +84,7 @@ def row_of(partition: int, offset: int, value: bytes | None, store: Path | None)
 
 
 def sqlite_rows(folder: Path, topic: str, store: Path | None) -> Iterator[Row | int]:
-    """A topic's records; an int before each partition's is where that begins."""
+    """A topic's records; an int before each partition's is its first offset."""
     with sqlite3.connect(f"file:{folder / topic}.db?mode=ro", uri=True) as connection:
         begins = connection.execute("SELECT partition, begin FROM begins ORDER BY 1").fetchall()
         for partition, begin in begins:
@@ -151,7 +150,7 @@ def archive_rows(store: Path, run: str, topic: str) -> Iterator[Row]:
 
 
 def archived_row(line: dict[str, Any]) -> Row:
-    """A row of columns; one whose bytes the columns do not give carries them."""
+    """The record of a row; rows whose bytes the columns do not give carry them."""
     at = line["partition"], line["offset"]
     if line["original"] is not None and line["reason"] is None:
         row = row_of(*at, line["original"], None)
@@ -162,7 +161,7 @@ def archived_row(line: dict[str, Any]) -> Row:
 
 
 def rows(places: Places, topic: str) -> Iterator[Row]:
-    """Archived rows below what the log keeps, then the log's."""
+    """Archived rows below the log's begin, then the log's."""
     log: list[Row] = []
     begins: list[int] = []
     if places.sqlite is not None or places.kafka:

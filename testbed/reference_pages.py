@@ -41,7 +41,7 @@ TYPE_NAMES: dict[Any, str] = {
 
 
 def page_text(name: str) -> str:
-    """The page as the code of today has it: its own text, and the generated part renewed."""
+    """Returns the page with its generated part renewed from the present code."""
     text = (FOLDER / name).read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -98,7 +98,7 @@ def _has_commands(one: argparse.Action) -> bool:
 
 
 def arguments_of(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """All arguments of a parser but `--help`; argparse has no public name for them."""
+    """All arguments of a parser except `--help`; argparse has no public name for them."""
     actions = cast(list[argparse.Action], vars(command)["_actions"])
     return [one for one in actions if one.dest != "help"]
 
@@ -182,7 +182,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _change(name: str) -> str:
-    """Between two starts of a run: freely, only when it is accepted, or never."""
+    """Whether a setting may change between two starts: freely, only with acceptance, or never."""
     if _is_under(name, FIXED_SETTINGS):
         return "no"
     if _is_under(name, INCIDENTAL_SETTINGS) and name not in ESSENTIAL_EXCEPTIONS:
@@ -272,7 +272,7 @@ def metric_lines() -> Iterator[str]:
 
 
 def _type(annotation: Any) -> str:
-    """A type in the words of TOML and JSON."""
+    """A type in the terms of TOML and JSON."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{json.dumps(one)}`" for one in arguments)

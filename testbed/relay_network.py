@@ -1,5 +1,5 @@
-"""Relays as real processes over one log and one store, and a trainer's hand that publishes raw
-objects as versions.
+"""Relays as real processes over one log and one store, and a stand-in for the trainer that
+publishes raw objects as versions.
 """
 
 import http.client
@@ -116,20 +116,20 @@ class RelayNet:
         self.bus.close()
 
     def trainer(self, term: int) -> None:
-        """The next trainer: what it announces fences lower terms."""
+        """The next trainer: its announcements fence lower terms."""
         self.term = term
         self.writer = FencedWriter(self.bus, "weights", "trainer", term)
         self.writer.open()
 
     def start(self, *names: str, **changed: object) -> list[RelayProcess]:
-        """In this order of their terms; returns when they serve."""
+        """Starts relays in this order of their terms; returns when they serve."""
         started = [self._start(name, {**self.settings, **changed}) for name in names]
         for relay in started:
             wait_for(lambda relay=relay: relay.status()["url"])
         return started
 
     def start_chain(self, *names: str, **changed: object) -> list[RelayProcess]:
-        """One after the other, so that each reads from the one before."""
+        """Starts them one after the other, so that each reads from the one before."""
         return [relay for name in names for relay in self.start(name, **changed)]
 
     def store_for(self, relay: RelayProcess) -> RelayStore:
@@ -146,7 +146,7 @@ class RelayNet:
         store: ObjectStore | None = None,
         parent: Version | None = None,
     ) -> Manifest:
-        """A whole version, not announced."""
+        """A complete version, not announced."""
         version, store = Version(number, self.term), store or self.store
         for name, data in files.items():
             store.create(f"{version_folder(version)}/{name}", data)
@@ -197,7 +197,7 @@ class RelayNet:
 def manifest_of(
     version: Version, files: Mapping[str, bytes], parent: Version | None = None
 ) -> Manifest:
-    """A manifest that names these files and no tensors, which a relay does not look at."""
+    """A manifest that names these files and no tensors; relays do not read tensor entries."""
     entries = tuple(FileEntry(name, len(data), content_hash(data)) for name, data in files.items())
     kind = "anchor" if parent is None else "delta"
     anchor = version if parent is None else parent

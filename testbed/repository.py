@@ -1,4 +1,4 @@
-"""Where the repository is that tests and benchmarks run in."""
+"""The path of the repository that tests and benchmarks run in."""
 
 from pathlib import Path
 

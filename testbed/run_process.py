@@ -1,7 +1,6 @@
-"""`rollstream run` as a process of a test, and the counts of its log afterwards: the same over
-every bus and store, since the run's own configuration says where they are.
-
-Import as `testbed.run_process`, from everywhere.
+"""`rollstream run` as a process of a test, and the counts of its log afterwards. They are the same
+over every bus and store, since the run's own configuration names them. Import it as
+`testbed.run_process` everywhere.
 """
 
 import subprocess
@@ -45,7 +44,7 @@ SIZES: dict[str, Any] = {
 
 
 def random_model(folder: Path) -> Path:
-    """A model with the task's vocabulary: nothing is to be learnt here."""
+    """A model with the task's vocabulary and random weights."""
     tokenizer = load_task(TaskSettings()).tokenizer()
     sizes = SIZES | {"vocab_size": tokenizer.size} | dict(tokenizer.special)
     build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
@@ -56,7 +55,7 @@ def random_model(folder: Path) -> Path:
 def run_line(
     configuration: Path, folder: Path, settings: Sequence[str], module: str = "rollstream"
 ) -> list[str]:
-    """The command line of a run, `settings` laid over its configuration."""
+    """The command line of a run with `settings` in addition to its configuration."""
     line = [sys.executable, "-m", module, "run", str(configuration), "--run", str(folder)]
     return [*line, *(word for setting in settings for word in ("--set", setting))]
 
@@ -69,8 +68,8 @@ def running(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A process of its own that writes to the end of `output`; none of it is left afterwards,
-    whatever the block does.
+    """A process of its own whose output is appended to `output`; it and its children are killed at
+    the end of the block.
     """
     with output.open("ab") as file:
         process = subprocess.Popen(
@@ -83,7 +82,7 @@ def running(
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a supervisor by its id; its roles go with it, and none is left when this returns."""
+    """Kills a supervisor by its id; its roles end with it, and all have ended when this returns."""
     if process.poll() is None:
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -95,7 +94,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 def started(
     folder: Path, model: Path, more: Sequence[str] = ()
 ) -> Generator[subprocess.Popen[bytes]]:
-    """The run in its own process, `more` laid over its settings."""
+    """Starts the run in its own process, with `more` in addition to its settings."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
     line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *more])
@@ -104,7 +103,7 @@ def started(
 
 
 def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
-    """All records of the topic: what the log has forgotten meanwhile is in the archive."""
+    """All records of the topic; truncated ones are read from the archive."""
     if not (folder / "config.json").exists():
         return []
     configuration = load(folder / "config.json")
@@ -115,7 +114,7 @@ def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
         whole = whole_topic(bus, store, configuration.run, topic)
         return [record for record in whole if isinstance(record, kind)]
     except BusError as error:
-        if "has no topic" in str(error):  # the run has not come that far
+        if "has no topic" in str(error):  # the topic does not exist yet
             return []
         raise
     finally:
@@ -123,7 +122,7 @@ def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
 
 
 def steps_done(folder: Path) -> int:
-    """The last step that the trainer noted beside the run; asks neither log nor store."""
+    """The last step in the trainer's metrics file; opens neither log nor store."""
     file = folder / "metrics" / "trainer.jsonl"
     return max((int(line["step"]) for line in read_metrics(file)), default=0)
 
@@ -144,7 +143,7 @@ def role_restarted(process: subprocess.Popen[bytes], name: str, before: int) -> 
 
 
 def assert_the_log_adds_up(folder: Path, steps: int = STEPS) -> None:
-    """Invariants 1 and 2 over the whole log, whatever was killed; what was trained is there."""
+    """Invariants 1 and 2 over the whole log, with any kills; returns what was trained."""
     takes = read(folder, "ledger", Take)
     used = Counter(member.trajectory for take in takes for member in take.members)
     assert max(used.values()) == 1, "a trajectory was trained twice"

@@ -1,4 +1,4 @@
-"""Asking an endpoint as Prometheus and a health check would."""
+"""Reads an endpoint as Prometheus and a health check do."""
 
 import json
 import urllib.error

@@ -1,5 +1,5 @@
-"""What an update in flight must give, by transformers: the new weights go on over the old weights'
-cache. Import as `testbed.update_reference`, from everywhere.
+"""The reference of an in-flight update, by transformers: the new weights continue on the old
+weights' cache. Import it as `testbed.update_reference` everywhere.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Waiting for other threads and processes: `wait_for` is the one poll loop of the tests.
 
-A test that passes returns as soon as its condition holds, so the bound only ends a hang: it is that
-of a machine whose cores other programs keep busy. Import as `testbed.waiting`, from everywhere.
+A test that passes returns as soon as its condition holds, so the bound only ends a hang, also on a
+machine whose cores other programs keep busy. Import it as `testbed.waiting` everywhere.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 WAIT_S = 600.0
 PAUSE_S, PAUSE_S_MAX = 0.002, 0.1
-"""Of the first look and of later ones: what takes long is often costly to look at, too."""
+"""Pauses before the first and later polls: a slow condition is often costly to check, too."""
 
 
 def wait_for(
@@ -18,12 +18,12 @@ def wait_for(
     process: subprocess.Popen[bytes] | None = None,
     said: Callable[[], str] = lambda: "",
 ) -> None:
-    """Return once `condition` holds; fail after `WAIT_S`, or when `process` has ended without it,
+    """Returns once `condition` holds; fails after `WAIT_S`, or when `process` has ended before,
     with the text of `said`.
     """
     give_up, pause_s = time.monotonic() + WAIT_S, PAUSE_S
     while True:
-        ended = process is not None and process.poll() is not None  # before the look: no race
+        ended = process is not None and process.poll() is not None  # before the check: no race
         if condition():
             return
         assert not ended, f"the process ended early {said()}"

@@ -140,8 +140,8 @@ class _Stepper:
         return time.perf_counter() - began
 
     def processor_s(self) -> float:
-        """Median difference that publishing makes to a step's processor time in the trainer's own
-        threads: neighbours on the machine disturb it less.
+        """Median difference that publishing makes to the processor time of a step in the trainer's
+        own threads, which other load on the machine disturbs less.
         """
         on, off = self._busy[True][1:], self._busy[False]
         return statistics.median(a - b for a, b in zip(on, off, strict=True))

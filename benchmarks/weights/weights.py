@@ -4,7 +4,7 @@ version is applied, and the pause in decoding.
 `publish_to_applied_*`: the trainer's own writer publishes 500 MB of bf16 weights to a file store; a
 rollout's own follower, in the same process, reads the announcement, moves its held tensors and
 prepares them; the receiver is the torch engine's weight code with tensors served as the checkpoint
-has them (no model is run, no product with a norm). It ends when the receiver has them.
+has them (no model runs). It ends when the receiver has them.
 """
 
 import statistics
@@ -32,7 +32,9 @@ FULL_MB, QUICK_MB = 500, 50
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The step first; then a version's way, by delta and whole; then the gap between two tokens."""
+    """Yields the step first, then a version's way by delta and in full, then the gap between two
+    tokens.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -63,7 +65,7 @@ def _delta_way(
     sides.start(tensors)
     found: list[float] = []
     alone: list[float] = []
-    for number in range(pairs + 1):  # the first pair is not counted: memory is faulted in
+    for number in range(pairs + 1):  # the first pair is not counted: it touches the memory pages
         new = nudged(tensors, CHANGED, number)
         alone.append(_coding(tensors, new))
         found.append(sides.publish_to_applied(new))
@@ -130,7 +132,7 @@ def _storing(store: ObjectStore, tensors: Tensors, number: int) -> float:
 
 
 def _slow_link(tensors: Tensors, pairs: int, note: str) -> Case:
-    """Both directions of the store at 1 Gbit/s; the ratio is how often the delta is faster."""
+    """Both directions of the store at 1 Gbit/s; the ratio is how many times faster the delta is."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for deltas in (True, False):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
-"""A run of real processes that meets hostile records in every topic of many writers, and what it
-made of each of them.
+"""Runs of real processes with hostile records in every topic of many writers, and how each record
+was handled.
 """
 
 import time
@@ -29,12 +29,12 @@ REFUSING = (
     ("trainer", "trainer_completions_total"),
     ("dispatch", "dispatch_records_refused_total"),
 )
-"""Roles that act on a topic of many writers, and what they count there."""
+"""The roles that act on a topic of many writers, and their counters for it."""
 
 
 @dataclass
 class Met:
-    """One run: who ended, what was trained, what was found, what was counted."""
+    """One run: the roles that ended, the groups trained, the findings of audit, the counters."""
 
     ended: Counter[str] = field(default_factory=Counter[str])
     trained: frozenset[int] = frozenset()
@@ -46,14 +46,16 @@ class Met:
 
     @property
     def unaccounted(self) -> int:
-        """Hostile records without their one dead letter or their one refusal, and copies."""
+        """Hostile records without their one dead letter or their one refusal, and records counted
+        twice.
+        """
         wrong = sum(count != 1 for count in self.letters.values())
         wrong += len(self.expected ^ set(self.letters))
         return wrong + abs(self.refused - self.readable)
 
 
 def hostile_pair(base: Path, form: str, seed: int, count: int, steps: int) -> tuple[Met, Met]:
-    """The run without hostile records and with `count` of them."""
+    """Runs without hostile records and with `count` of them."""
     model = random_model(base / "model")
     records = list(hostile_records(seed, count))
     calm = _run(base / "calm", model, form, [], steps)
@@ -61,7 +63,7 @@ def hostile_pair(base: Path, form: str, seed: int, count: int, steps: int) -> tu
 
 
 def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps: int) -> Met:
-    """The run to its end, `records` appended once its first step is trained."""
+    """Runs to the end; `records` are appended once the first step is trained."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = [
         f"trainer.steps={steps}", "trainer.filter_equal_rewards=false", "truncate=false",
@@ -87,7 +89,9 @@ def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps
 
 
 def _append_all(bus: Bus, records: Sequence[Hostile], met: Met) -> None:
-    """By topic, in batches; notes where each one lies and whether it is a record at all."""
+    """Appends the records by topic, in batches; notes the position of each and whether it can be
+    decoded.
+    """
     for first in range(0, len(records), BATCH):
         batch = records[first : first + BATCH]
         for topic in sorted({one.topic for one in batch}):
@@ -112,7 +116,7 @@ def _partition(one: Hostile, partitions: int) -> int:
 
 
 def _refused(folder: Path) -> int:
-    """What the acting roles have counted up to now; 0 where one does not answer."""
+    """The counters of the acting roles now; 0 where a role does not answer."""
     found = 0
     for name, counter in REFUSING:
         try:

@@ -1,5 +1,5 @@
 """Seeded hostile records for the topics of many writers: malformed, out of bounds, misplaced, or
-naming what does not exist.
+naming things that do not exist.
 
 The same (seed, number) gives the same record. A record never names a trajectory, an attempt or a
 (rollout, term) that the run itself has: a well-formed lie in the name of a living participant is a
@@ -28,7 +28,7 @@ NATURAL = {
     "status": ("rollout_status/1", "relay_status/1"),
     "applied": ("applied/1",),
 }
-"""Topics of many writers and the schemas that belong there."""
+"""The topics of many writers and the schemas that belong there."""
 
 INTS = (
     -1, 0, 1, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 2**70, -(2**31),
@@ -40,7 +40,7 @@ TEXTS = (
     "999999999.0", "x/y", "-1.-1", "NaN", "http://127.0.0.1:1/",
 )  # fmt: skip
 OTHERS: tuple[Any, ...] = (None, True, [], {}, [[]], {"a": 1}, [1, 2, 3])
-GROUP = 1_000_000_000  # far beyond what a run admits
+GROUP = 1_000_000_000  # far above the groups that a run admits
 _PREFIX = struct.Struct("<4sIQ")
 _NAMES = ("trajectory", "rollout", "relay", "scorer")
 _SAMPLES: dict[str, Record] = {record.schema(): record for record in SAMPLES}
@@ -48,7 +48,7 @@ _SAMPLES: dict[str, Record] = {record.schema(): record for record in SAMPLES}
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One message; `partition` None leaves it to the key. `kind` says what is wrong with it."""
+    """One message; `partition` None derives it from the key. `kind` names its fault."""
 
     topic: str
     key: bytes
@@ -58,7 +58,9 @@ class Hostile:
 
 
 def hostile_records(seed: int, count: int, partitions: int = 4) -> Iterator[Hostile]:
-    """`count` records over all topics of many writers; `partitions` is that of the spread ones."""
+    """Returns `count` records over all topics of many writers; `partitions` is the count of the
+    spread topics.
+    """
     topics = tuple(NATURAL)
     kinds = tuple(_KINDS)
     for number in range(count):
@@ -67,7 +69,7 @@ def hostile_records(seed: int, count: int, partitions: int = 4) -> Iterator[Host
         value = _KINDS[kind](drawn, topic, number)
         spread = 1 if topic in ("status", "applied") else partitions
         partition = drawn.randrange(spread) if drawn.random() < 0.5 else None
-        # A key of its own: compaction of `status` may not remove it before it was read.
+        # A key of its own: compaction of `status` must not remove it before it was read.
         key = f"hostile-{number}".encode() + (b"\xff\x00" if drawn.random() < 0.1 else b"")
         yield Hostile(topic, key, value, partition, kind)
 
@@ -91,10 +93,10 @@ def _field(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _values(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Arrays of any bytes, of another length than the fields beside them need."""
+    """Arrays of random bytes, of a length that contradicts other fields."""
     header, arrays = _sample(drawn, topic, number)
     keys = [key for key in header["record"] if ":" in key]
-    if keys and drawn.random() < 0.5:  # an honest length of other content
+    if keys and drawn.random() < 0.5:  # the right length with other content
         return _assembled(header, drawn.randbytes(len(arrays)))
     arrays = b""
     for key in keys:
@@ -105,7 +107,7 @@ def _values(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _spans(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Spans that overlap, leave gaps, run backwards or name versions that never were."""
+    """Spans that overlap, leave gaps, are out of order or name versions that never existed."""
     header, arrays = _sample(drawn, topic, number)
     if "spans" in header["record"]:
         header["record"]["spans"] = [
@@ -124,7 +126,7 @@ def _misplaced(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _forged(drawn: random.Random, topic: str, number: int) -> bytes:
-    """With the envelope of a single-holder role, of any term and sequence."""
+    """A record with the envelope of a single-holder role, of any term and sequence."""
     header, arrays = _sample(drawn, topic, number)
     role = drawn.choice(("trainer", "dispatch", "prompts", "x"))
     term, sequence = drawn.choice(INTS), drawn.choice(INTS)
@@ -133,7 +135,7 @@ def _forged(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _unknown(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Of a schema that nobody knows: a foreign version, or no name at all."""
+    """An unknown schema: a later version, or no name at all."""
     header, arrays = _sample(drawn, topic, number)
     schema = drawn.choice(("trajectory/2", "partial/99", "status/1", "", "x", "take/7", 5, None))
     header["record"]["schema"] = schema
@@ -141,7 +143,7 @@ def _unknown(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _lacking(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Without one of its fields, or with fields and arrays that nobody knows."""
+    """A record without one of its fields, or with unknown fields and arrays."""
     header, arrays = _sample(drawn, topic, number)
     record = header["record"]
     if drawn.random() < 0.5:
@@ -153,7 +155,7 @@ def _lacking(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _damaged(drawn: random.Random, topic: str, number: int) -> bytes:
-    """A record with bits flipped, bytes cut off or added, or any bytes at all."""
+    """A record with bits flipped, bytes cut off or added, or random bytes."""
     value = bytearray(_absent(drawn, topic, number))
     how = drawn.randrange(5)
     if how == 0:
@@ -162,7 +164,7 @@ def _damaged(drawn: random.Random, topic: str, number: int) -> bytes:
         return bytes(value[: drawn.randrange(len(value))])
     if how == 2:
         return bytes(value) + drawn.randbytes(drawn.choice((1, 8, 100)))
-    if how == 3:  # a header of another length under a right checksum
+    if how == 3:  # a header of another length under a valid checksum
         struct.pack_into("<I", value, 4, drawn.choice((0, 1, len(value), 2**31, 2**32 - 1)))
         return bytes(value)
     at = drawn.randrange(len(value))
@@ -171,7 +173,7 @@ def _damaged(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _nested(drawn: random.Random, topic: str, number: int) -> bytes:
-    """JSON that is deep, repeats its keys or is none."""
+    """JSON that is deeply nested, repeats its keys or is invalid."""
     depth = drawn.choice((100, 5000))
     header = drawn.choice(
         (
@@ -187,7 +189,7 @@ def _nested(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _claim(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Claims of objects that are not there, are others' or are no keys of a store."""
+    """Claims of objects that do not exist or belong to others, or with invalid keys."""
     blob = drawn.choice(
         (
             f"blobs/{topic}/2026-01-01T00/{number:032x}", f"blobs/ledger/2026-01-01T00/{number:x}",
@@ -208,13 +210,13 @@ def _claim(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _chain(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Partials that continue themselves, what comes later, or what is nowhere."""
+    """Partials that continue themselves, later partials or missing ones."""
     header, arrays = _parts(_SAMPLES["partial/1"], number)
     record = header["record"]
     partition, offset = drawn.choice((0, 1, 99, -1, 2**31)), drawn.choice(INTS)
     record["previous"] = {"partition": partition, "offset": offset}
     record["start"] = drawn.choice(INTS)
-    if drawn.random() < 0.5:  # of a trajectory that there is, in an attempt that nobody ordered
+    if drawn.random() < 0.5:  # of an existing trajectory, in an attempt that was never assigned
         group = drawn.randrange(20)
         record |= {"trajectory": f"{group}.{drawn.randrange(2)}", "group": group}
         record["attempt"] = drawn.choice((1_000_000, 2**53, 2**63 - 1))
@@ -223,7 +225,7 @@ def _chain(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _real_group(drawn: random.Random, topic: str, number: int) -> bytes:
-    """Of a group that there is, but no trajectory of it."""
+    """A completion for an existing group that names no trajectory of it."""
     header, arrays = _sample(drawn, topic, number)
     if "group" in header["record"]:
         header["record"]["group"] = drawn.randrange(20)
@@ -231,7 +233,7 @@ def _real_group(drawn: random.Random, topic: str, number: int) -> bytes:
 
 
 def _restarted(drawn: random.Random, topic: str, number: int) -> bytes:
-    """A rollout that there is, in a term that it never took."""
+    """An existing rollout in a term that it never took."""
     header, arrays = _sample(drawn, topic, number)
     record = header["record"]
     term = drawn.choice((1_000, 2**31, 2**62))
@@ -257,7 +259,7 @@ def _sample(drawn: random.Random, topic: str, number: int) -> tuple[dict[str, An
 
 
 def _parts(record: Record, number: int) -> tuple[dict[str, Any], bytes]:
-    """JSON header, with names that nobody has and all fields in place, and the arrays' bytes."""
+    """A JSON header with unknown names and all fields present, and the arrays' bytes."""
     value = encode(record)
     length = _PREFIX.unpack_from(value)[1]
     header = json.loads(value[_PREFIX.size : _PREFIX.size + length])
@@ -302,12 +304,12 @@ def _assembled(header: dict[str, Any], arrays: bytes) -> bytes:
 
 
 def _plain(value: object) -> Any:
-    """A field's default that `encode` had left out."""
+    """Restores a field's default that `encode` left out."""
     return msgspec.to_builtins(value)
 
 
 def _framed(header: bytes, arrays: bytes) -> bytes:
-    """The record's frame around a header and arrays, with a right length and checksum."""
+    """The record's frame around a header and arrays, with valid length and checksum."""
     padding = bytes(-len(header) % 8) if arrays else b""
     body = header + padding + arrays
     return _PREFIX.pack(b"RSR1", len(header), xxh3_64_intdigest(body)) + body

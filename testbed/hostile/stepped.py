@@ -18,7 +18,7 @@ SHAPE = Shape(steps=12, groups=2, samples=2)
 
 
 def hostile_trial(seed: int, count: int, shape: Shape = SHAPE) -> tuple[Trial, SteppedRun]:
-    """The run to its end; a role that any record ended, once, is a finding."""
+    """Runs to the end; a role that ends through a record is a finding."""
     with scratch_folder() as folder:
         baton, store = Baton(seed), MemoryStore()
         bus = ClaimCheck(MemoryBus(baton.clock), store)
@@ -39,7 +39,7 @@ def hostile_trial(seed: int, count: int, shape: Shape = SHAPE) -> tuple[Trial, S
 
 
 def append_all(bus: Bus, records: Sequence[Hostile]) -> None:
-    """Each to its topic, in one append a topic."""
+    """Appends each record to its topic, in one append a topic."""
     for topic in {record.topic for record in records}:
         entries = [
             AppendEntry(record.key, record.value, record.partition)

@@ -1,6 +1,6 @@
-"""`python -m testbed.kills.aimed_drafts COMMAND …` is `testbed.kills.aimed_moves` where rollouts
-draft whether or not that pays, and on the torch engine change between plain steps and drafts all
-the time: none of it may change a token.
+"""`python -m testbed.kills.aimed_drafts COMMAND …` is `testbed.kills.aimed_moves` with rollouts
+that draft whether or not it pays, and that change between plain steps and drafts all the time on
+the torch engine. None of it may change a token.
 """
 
 import sys
@@ -12,8 +12,8 @@ from testbed.kills.aimed_role import aim_at_history
 from testbed.kills.aims import AimedGate
 
 
-class RestlessSwitch(DraftGate):
-    """On and off in turn, at each look."""
+class RestlessGate(DraftGate):
+    """Turns drafts on and off at each look, in turn."""
 
     def __init__(self, rule: WindowRule = MARGINAL) -> None:
         super().__init__(rule, forced=True)
@@ -25,9 +25,9 @@ class RestlessSwitch(DraftGate):
 
 def drafts_aimed(gate: AimedGate) -> None:
     aim_at_history(gate)
-    import rollstream.roles.rollout as rollout_role  # behind the doors, which are wrapped by now
+    import rollstream.roles.rollout as rollout_role  # after aimed_role wrapped it
 
-    rollout_role.Switch = RestlessSwitch  # type: ignore[misc]
+    rollout_role.DraftGate = RestlessGate  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""`python -m testbed.kills.aimed_moves COMMAND …` is `testbed.kills.aimed_role` where each record
-of a move has a kind of its own, so that a test can aim at the middle of one
+"""`python -m testbed.kills.aimed_moves COMMAND …` is `testbed.kills.aimed_role` with a kind of its
+own for each record of a move, so that a test can aim at the middle of one
 (docs/explanation/scheduling.md, "A move").
 """
 
@@ -33,7 +33,7 @@ def kind_of(record: Record) -> str | None:
 
 
 class AimedMoves(aimed_role.AimedBus):
-    """One kind per append: the first that a record of it has."""
+    """One kind per append: the first one among its records."""
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         kinds = [kind_of(decode(entry.value).record) for entry in entries if entry.value]

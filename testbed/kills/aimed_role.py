@@ -1,8 +1,10 @@
-"""`python -m testbed.kills.aimed_role COMMAND …` is `rollstream COMMAND …`, every write of which
-may be aimed at (`aims.py`). A supervisor started this way starts its roles this way.
+"""`python -m testbed.kills.aimed_role COMMAND …` is `rollstream COMMAND …` with every write passing
+a gate, at which a test can aim a signal (`aims.py`). A supervisor started this way starts its roles
+this way.
 
-Only the doors are wrapped: what opens the bus, what opens the store, a line of metrics, the
-supervisor's note of nonces, and the way into the history that a node's rollouts draft from.
+Only the entry points are wrapped: the functions that open the bus and the store, a line of metrics,
+the supervisor's file of nonces, and the insertion into the history that a node's rollouts draft
+from.
 """
 
 import os
@@ -30,7 +32,7 @@ MODULE = "testbed.kills.aimed_role"
 
 
 class AimedBus:
-    """See `Bus`; what is not written here reads."""
+    """See `Bus`; methods that are not defined here only read."""
 
     def __init__(self, inner: Bus, gate: AimedGate) -> None:
         self._inner, self._gate = inner, gate
@@ -61,7 +63,7 @@ class AimedBus:
 
 
 def aim_at_writes(gate: AimedGate) -> None:
-    """Before anything else of the product is imported: who opens, opens an aimed one."""
+    """Wraps the opening functions. Call it before any other import of the product."""
     open_bus, open_store = connect.open_bus, stores_connect.open_store
     line = MetricsFile.append
 
@@ -81,7 +83,7 @@ def aim_at_writes(gate: AimedGate) -> None:
 
 
 def aim_at_supervisor(gate: AimedGate) -> None:
-    """Its own note, and the command lines of its roles."""
+    """Wraps the supervisor's file of nonces and the command lines of its roles."""
     from rollstream.supervisor import plan
     from rollstream.supervisor.supervisor import RunLock
 
@@ -100,8 +102,8 @@ def aim_at_supervisor(gate: AimedGate) -> None:
 
 
 def aim_at_history(gate: AimedGate) -> None:
-    """Of the rollout that fills it: `FILL` is the midst of an insertion, whose tokens lie in the
-    ring while its patterns enter the table; the folder's lock is held, as ever.
+    """Wraps insertion in the rollout that fills the history: `FILL` is the middle of one, when its
+    tokens are in the ring and its patterns enter the table, under the folder's lock.
     """
     from rollstream.producers.drafts.node import NodeHistory
 

@@ -1,8 +1,9 @@
-"""A signal that a process sends to itself exactly before or after its n-th write of a kind, and a
-list of the writes that a run makes: what a test leaves in a folder for real processes to find.
+"""Aims: a signal that a process sends to itself exactly before or after its n-th write of a kind,
+and the list of writes that a run makes. They are files that a test puts into a folder for real
+processes.
 
-The folder has `aims.json` (what is to happen), `writes/<process>-<pid>` (a line per write that was
-made) and `fired-<n>` (an aim that has happened: once per run, whoever starts again).
+The folder has `aims.json` (the planned signals), `writes/<process>-<pid>` (a line per write) and
+`fired-<n>` (an aim that was fired: once per run, whatever restarts).
 """
 
 import json
@@ -26,8 +27,8 @@ Deed = Literal["KILL", "STOP"]
 @dataclass(frozen=True)
 class Aim:
     """`process` sends itself SIGKILL or SIGSTOP at one side of its `nth` write of `kind`, counted
-    from 1 in the life of a process, 0 being the next after it was aimed. With `everybody` its
-    supervisor is killed first, and all roles with it.
+    from 1 in the life of a process; 0 is the next one after the aim was set. With `everybody` its
+    supervisor and all roles are killed too.
     """
 
     process: str
@@ -51,22 +52,24 @@ class AimFolder:
         self.aim()
 
     def aim(self, *aims: Aim) -> None:
-        """Add to what is to happen."""
+        """Adds an aim."""
         self.aims += aims
         partial = self.path / "aims.partial"
         partial.write_text(json.dumps([asdict(one) for one in self.aims]))
         partial.replace(self.path / "aims.json")
 
     def environment(self) -> dict[str, str]:
-        """Of a process that is to find the folder, and this repository wherever it starts."""
+        """The environment of a process that uses the folder, and this repository wherever it
+        starts.
+        """
         return {**os.environ, FOLDER: str(self.path), "PYTHONPATH": str(ROOT)}
 
     def fired(self) -> list[bool]:
-        """Which of the aims have happened, in their order."""
+        """The aims that were fired, in their order."""
         return [(self.path / f"fired-{n}").exists() for n in range(len(self.aims))]
 
     def writes(self, process: str, pid: int | None = None) -> Counter[str]:
-        """Kinds of a process' writes by how often it made them, over all its lives or in one."""
+        """The kinds of a process' writes by count, over all its lives or in one."""
         files = self.path.glob(f"writes/{process}@{'*' if pid is None else pid}")
         return Counter(line for file in files for line in file.read_text().splitlines())
 
@@ -75,7 +78,7 @@ class AimFolder:
 
 
 class AimedGate:
-    """The process' side; it has the two methods of `Gate` that a store asks for."""
+    """The process' side, with the two methods of `Gate` that a store calls."""
 
     def __init__(self, folder: Path, process: str) -> None:
         self._folder, self._process = folder, process
@@ -88,10 +91,10 @@ class AimedGate:
         self._writes = os.open(folder / "writes" / f"{process}@{os.getpid()}", flags, 0o666)
 
     def look(self) -> None:
-        """Reads are left alone."""
+        """Reads pass at once."""
 
     def write(self, kind: str, make: Callable[[], Result]) -> Result:
-        """Make the write, unless the process is killed before it."""
+        """Makes the write, unless the process is killed before it."""
         with self._turn:
             self._counts[kind] += 1
             nth = self._counts[kind]
@@ -111,7 +114,7 @@ class AimedGate:
         return made
 
     def _known(self) -> list[tuple[int, Aim]]:
-        """The aims at this process, read again when there are more."""
+        """The aims at this process; the file is read again when it changed."""
         file = self._folder / "aims.json"
         changed = file.stat().st_ino  # each writing is a new file
         if changed != self._read:
@@ -132,12 +135,13 @@ class AimedGate:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _stop(self) -> None:
-        """Between the writes of all threads: who is stopped within one holds a lock of SQLite or of
-        the file store, and others can only wait until it goes on or is ended.
+        """Stops the process between the writes of all threads: a thread stopped within a write
+        holds a lock of SQLite or of the file store, and other processes could only wait until it
+        continues or ends.
         """
         with self._turn:
             self._turn.wait_for(lambda: not self._making)
-            # To this thread: a signal to the process may let it go on for a moment.
+            # To this thread: after a signal to the process it may run on for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def _is_first(self, number: int) -> bool:

@@ -1,9 +1,9 @@
 """A run of real processes under its supervisor, in which every process is killed once before and
 once after each kind of write that it makes.
 
-A run that nobody kills gives the list of (process, kind); each of the following runs takes the next
-few of them for every process, until none is left. An aim that its run did not come to, because the
-kills before left less to write, is tried once more by itself. `python -m testbed.kills.every_kind
+A run without kills gives the list of (process, kind); each of the following runs takes the next few
+of them for every process, until none is left. An aim that its run did not reach, because the kills
+before left less to write, is tried once more by itself. `python -m testbed.kills.every_kind
 --process NAME --kind KIND --side after` is a run with one kill.
 """
 
@@ -33,14 +33,14 @@ SMALL = [
 WAIT_S = 600.0
 DEATHS = 3  # of a process in a run; a supervisor gives up after five in a minute
 LATEST = 3
-"""A kind that is written n times is aimed at in its n / 3rd: in the midst of the run, and early
-enough that a run with fewer writes has it too.
+"""Of a kind that is written n times the n / 3rd write is aimed at: in the middle of the run, and
+early enough that a run with fewer writes has it too.
 """
 
 
 @dataclass
 class Swept:
-    """What was found; an aim that was `missed` was never reached, so nothing was shown by it."""
+    """The findings; an aim that was `missed` was never reached, so it shows nothing."""
 
     kinds: int = 0
     killed: int = 0
@@ -50,7 +50,7 @@ class Swept:
 
 
 def sweep(base: Path, every: int = 1) -> Swept:
-    """All kinds on both sides, or every so many of the runs; `base` is an empty folder."""
+    """Runs all kinds on both sides, or every so many of the runs; `base` is an empty folder."""
     model, found = random_model(base / "model"), Swept()
     calm = run_aimed(base / "calm", model, ())
     found.wrong += _wrong(base / "calm", calm)
@@ -75,7 +75,7 @@ def aims_of(calm: AimFolder) -> list[Aim]:
 
 
 def packs(aims: Sequence[Aim], deaths: int) -> list[list[Aim]]:
-    """Every aim in one run, no process more than `deaths` times in any."""
+    """Runs with every aim, no process more than `deaths` times in any run."""
     runs: list[list[Aim]] = []
     counts: Counter[str] = Counter()
     for aim in aims:
@@ -99,7 +99,7 @@ def sweep_one(folder: Path, model: Path, aimed: Sequence[Aim], found: Swept) -> 
 
 
 def run_aimed(folder: Path, model: Path, aimed: Sequence[Aim]) -> AimFolder:
-    """To its end, by the same command again where the supervisor was the victim."""
+    """Runs to the end; the same command resumes the run where its supervisor was the victim."""
     folder.mkdir(parents=True)
     aims = AimFolder(folder / "aims")
     aims.aim(*aimed)
@@ -117,7 +117,7 @@ def run_aimed(folder: Path, model: Path, aimed: Sequence[Aim]) -> AimFolder:
 
 
 def _wrong(folder: Path, aims: AimFolder) -> Iterator[str]:
-    """What the audit, the recount and the count of groups say against it."""
+    """The faults that the audit, the recount and the count of groups find."""
     output = (folder / "output.txt").read_text()
     if not (folder / "run" / "report.html").exists():
         yield f"it did not end: {output[-1000:]}"

@@ -1,5 +1,5 @@
-"""What a run of real processes says when it is over: `rollstream audit`, a recount that shares no
-code with it, and the archive's rows by their places.
+"""The counts of a finished run of real processes: `rollstream audit`, a recount that shares no code
+with it, and the archive's rows by their positions.
 """
 
 import io
@@ -26,8 +26,8 @@ AUDIT_S = 600.0
 
 @dataclass
 class Counted:
-    """`lost` sums what is missing and what the audit holds against the run; nothing is wrong where
-    it and `twice` are 0. `void` are records that a fence dropped.
+    """`lost` sums missing groups and audit's violations; a run is right where it and `twice` are 0.
+    `void` counts records that a fence dropped.
     """
 
     trained: int
@@ -44,7 +44,7 @@ class Counted:
 
 
 def counted(folder: Path, steps: int) -> Counted:
-    """Over log, store and archive, wherever they are."""
+    """Counts over log, store and archive, wherever they are."""
     report = audited(folder)
     again = recount(places_of(str(folder)))
     groups, trajectories = again["groups"], again["trajectories"]
@@ -87,7 +87,7 @@ def audited(folder: Path) -> dict[str, Any]:
 
 
 def rows_twice(store: ObjectStore) -> int:
-    """Records of the archive that stand in it again."""
+    """Records that the archive holds more than once."""
     found = Counter(_rows(store))
     return sum(found.values()) - len(found)
 

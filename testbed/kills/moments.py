@@ -1,9 +1,9 @@
-"""The moments that a run under kills is aimed at: what a process is writing when it dies."""
+"""The moments at which a run under kills is aimed: the write that a process makes when it dies."""
 
 from collections.abc import Mapping, Sequence
 
 TRAINER, DISPATCH = "trainer", "dispatch"
-FILL = "fill history"  # that drafts come from, by whichever rollout does
+FILL = "fill history"  # insertion into the draft history, by any rollout
 VERSION, CHECKPOINT = "weights/vN-tN", "checkpoints/sN-tN"
 
 Writes = Sequence[tuple[str, str]]
@@ -31,6 +31,6 @@ MOMENTS: Mapping[str, Writes] = {
     "compaction": [("rollout-0", "append status"), (TRAINER, "append weights")],
     "insertion into the history of drafts": [("rollout-0", FILL)],
 }
-"""An append to a compacted topic of SQLite compacts it."""
+"""With SQLite, an append to a compacted topic compacts it."""
 EMBEDDED_ONLY = ("truncation", "compaction")
 """A broker compacts by itself, and a run whose archive is in a bucket truncates nothing here."""

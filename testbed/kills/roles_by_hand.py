@@ -1,5 +1,5 @@
-"""The roles of a run as separate processes, started by a test in whatever order, with no supervisor
-that hands leases on or restarts what died; each of their writes may be aimed at.
+"""The roles of a run as separate processes that a test starts in any order, without a supervisor
+that passes leases on or restarts them; a signal may be aimed at each of their writes.
 """
 
 import signal
@@ -45,7 +45,7 @@ class Hand:
         self.process.wait(WAIT_S)
 
     def is_stopped(self) -> bool:
-        """By SIGSTOP; a role that ended instead is a failure."""
+        """Returns whether it was stopped by SIGSTOP; a role that ended instead is a failure."""
         assert self.process.poll() is None, self.said()
         return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
 
@@ -55,15 +55,15 @@ class Hand:
 
 @dataclass
 class RunByHand:
-    """`aims` says what happens to processes that start from then on."""
+    """`aims` holds for processes that start from then on."""
 
     folder: Path
     aims: AimFolder
     hands: list[Hand] = field(default_factory=list[Hand])
 
     def start(self, name: str, node: Path | None = None) -> Hand:
-        """Another process of this name: a successor too; `node` is the run's folder on another
-        machine.
+        """Starts another process of this name, a successor too; `node` is the run's folder on
+        another machine.
         """
         command = [sys.executable, "-m", "testbed.kills.aimed_role", COMMANDS[name]]
         command += [str((node or self.folder) / "config.json"), "--name", name]
@@ -79,8 +79,8 @@ class RunByHand:
         wait_for(condition, said=lambda: self._told(""))
 
     def wait_complete(self, *others: Callable[[], object]) -> None:
-        """Until a trainer says that the run is complete; then every other role is asked to stop,
-        the archive last. Each of `others` is called again and again meanwhile.
+        """Waits until a trainer ends with the run complete, then stops every other role, the
+        archive last. Each of `others` is called again and again meanwhile.
         """
 
         def is_complete() -> bool:
@@ -98,7 +98,7 @@ class RunByHand:
                 self.wait_for(lambda hand=hand: hand.process.poll() is not None)
 
     def end(self) -> None:
-        """Whatever the test did, nobody is left."""
+        """Kills every process that is left."""
         for hand in self.hands:
             if hand.process.poll() is None:
                 hand.signal(signal.SIGCONT)
@@ -110,7 +110,7 @@ class RunByHand:
 
 @contextmanager
 def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Generator[RunByHand]:
-    """A run whose folder is made and of which nothing runs yet."""
+    """A new run without processes."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
     settings = [*SETTINGS, f"model.path={model}", f"folder={folder}", *more]

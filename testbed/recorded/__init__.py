@@ -1,4 +1,4 @@
-"""Runs that earlier releases recorded; what they are: README.md."""
+"""Runs that earlier releases recorded, described in README.md."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Real servers for tests and measurements, and a list of those that this session used.
 
-Import as `testbed.servers`, from everywhere: two names would be two lists.
+Import it as `testbed.servers` everywhere: a second name would be a second list.
 """
 
 import fcntl
@@ -15,7 +15,9 @@ _USED: dict[str, str] = {}
 
 @contextmanager
 def installing() -> Generator[None]:
-    """One process at a time fetches or builds servers; who waited finds them there."""
+    """Holds a lock under which one process at a time fetches or builds servers; those that waited
+    find them.
+    """
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -23,17 +25,17 @@ def installing() -> Generator[None]:
 
 
 def use(name: str, what: str) -> None:
-    """Note that the server `name` is used; `what` is its version and address."""
+    """Notes that the server `name` is used; `what` is its version and address."""
     _USED[name] = what
 
 
 def used_elsewhere(there: Mapping[str, str]) -> None:
-    """What another process of this session used; its server is another one."""
+    """Notes the servers of another process of this session."""
     for name, what in there.items():
         known = _USED.get(name)
         _USED[name] = what if known in (None, what) else f"{known}, {what}"
 
 
 def used() -> dict[str, str]:
-    """What was used so far, by name: printed at the end of a test session."""
+    """The servers used so far, by name: printed at the end of a test session."""
     return dict(_USED)

@@ -1,7 +1,7 @@
-"""A small HTTP proxy in front of a real server that misbehaves as it is told: faults are items of a
-test's input, taken one per matching request, and everything else passes through unchanged.
+"""A small HTTP proxy in front of a real server that injects faults: a test lists them, each
+matching request takes one, and all other requests pass unchanged.
 
-The server behind it is real, so after a fault one can look there at what truly happened.
+The server behind it is real, so after a fault a test can look there for the true outcome.
 """
 
 import http.client
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 FOREVER = 1 << 30
 CODES = {503: "SlowDown", 409: "ConditionalRequestConflict", 403: "AccessDenied"}
-PIECES = 20  # of a body that drips
+PIECES = 20  # of a slowly sent body
 
 
 def _nothing() -> None:
@@ -25,13 +25,13 @@ def _nothing() -> None:
 
 @dataclass
 class Fault:
-    """What happens to the next `count` requests of this method whose target contains `where`.
+    """The fault of the next `count` requests of this method whose target contains `where`.
 
     Without forwarding: `status` (answer `value`), `reset`, `blackhole` (silent for `value` s, then
     closed). Forwarded first: `status_after`, `reset_after` (the answer is lost), `delay` (answer
     `value` s late), `truncate` (connection closed after the share `value` of the body), `shorten`
-    (the same, and the length says so), `drip` (the body over `value` s), `corrupt` (one bit).
-    `then` runs after forwarding, before the client learns anything.
+    (the same, and the length agrees with it), `drip` (the body over `value` s), `corrupt` (one
+    bit). `then` runs after forwarding, before the client gets the answer.
     """
 
     kind: str
@@ -73,12 +73,12 @@ class FaultProxy:
             self._faults += faults
 
     def clear(self) -> None:
-        """All faults end, as when an outage is over."""
+        """Ends all faults, as at the end of an outage."""
         with self._lock:
             self._faults.clear()
 
     def take(self, method: str, target: str) -> Fault | None:
-        """The fault that this request meets."""
+        """The fault of this request."""
         with self._lock:
             self.requests.append(f"{method} {target}")
             for fault in self._faults:
@@ -94,7 +94,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # clients that give up are what these tests are about
+        pass  # clients that give up are the subject of these tests
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,5 +1,5 @@
-"""A server that speaks enough of S3 for small objects and forgets the conditions that it is told to
-forget, as some do: it answers 200 where S3 answers 412.
+"""A server with enough of S3 for small objects that ignores the given conditions, as some servers
+do: it answers 200 where S3 answers 412.
 """
 
 import os
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(*forgets: str) -> Generator[tuple[str, dict[str, Any]]]:
-    """The URL of an empty place there, and what is stored; `forgets` are names of headers."""
+    """The URL of an empty prefix on it, and its objects; `forgets` are names of ignored headers."""
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "forgetful")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "forgetful")
     server = _Server(forgets)

@@ -1,9 +1,9 @@
 """A real Apache Kafka for tests and measurements: one KRaft process per broker on free ports of
 127.0.0.1, its logs in a temporary folder, stopped by its own process id.
 
-The jars come through Maven once (`pom.xml` beside this file) into `.servers/` of the repository.
-Where Java or Maven is missing the error says what to install. Compaction is made eager, so that
-tests see it.
+Maven fetches the jars once (`pom.xml` beside this file) into `.servers/` of the repository. Where
+Java or Maven is missing the error names the package to install. Compaction is eager, so that tests
+see it.
 """
 
 import atexit
@@ -30,7 +30,7 @@ POM = HERE / "pom.xml"
 JARS = CACHE / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
 CLUSTER = "cm9sbHN0cmVhbS10ZXN0cw"  # any 16 bytes in base64
 SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Of a JVM of a test: it ends before optimising would pay."""
+"""JVM options of a test's broker: it ends before optimising would pay."""
 LOG4J = """
 status=warn
 appender.out.type=Console
@@ -71,7 +71,7 @@ broker.heartbeat.interval.ms=500
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns free ports."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -106,9 +106,8 @@ def _fetch_jars() -> None:
 
 
 class KafkaBroker:
-    """One broker; `start` and `kill` may alternate, its data stay until `close`.
-
-    `more` are further lines of server.properties.
+    """One broker; `start` and `kill` may alternate, and its data stay until `close`. `more` are
+    further lines of server.properties.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class KafkaBroker:
         )
 
     def start(self) -> None:
-        """Start the process; `wait_ready` tells when it serves."""
+        """Starts the process; `wait_ready` returns when it serves."""
         self._output = (self._folder / "broker.log").open("ab")
         self._process = subprocess.Popen(
             [
@@ -160,7 +159,7 @@ class KafkaBroker:
         )
 
     def wait_ready(self) -> None:
-        """Until the broker accepts connections; an error shows the end of its log."""
+        """Waits until the broker accepts connections; an error shows the end of its log."""
         assert self._process is not None
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end and self._process.poll() is None:
@@ -179,7 +178,7 @@ class KafkaBroker:
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop the process and remove its data."""
+        """Stops the process and removes its data."""
         if self._process is not None:
             self._end(signal.SIGKILL)
         shutil.rmtree(self._folder)
@@ -214,7 +213,7 @@ def start_three() -> list[KafkaBroker]:
 
 @functools.cache
 def server() -> str:
-    """`host:port` of the one broker of this process, started at the first call, gone with the
+    """`host:port` of the one broker of this process, started at the first call and stopped with the
     process; or of the one that BUS_TEST_KAFKA names.
     """
     existing = os.environ.get(EXISTING)

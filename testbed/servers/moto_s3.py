@@ -1,7 +1,7 @@
 """A second, independent S3 server: moto, in a thread of this process. It checks no credentials.
 
-S3 looks at a condition and writes in one step, moto in two, with a thread per request. Here a
-request is read whole, and then served by itself.
+S3 checks a condition and writes in one step; moto does so in two, with a thread per request. Here
+each request is read completely and then served alone.
 """
 
 import atexit
@@ -29,7 +29,7 @@ class _OneAtATime(DomainDispatcherApplication):
         self._serving = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        whole = environ.get("wsgi.input_terminated")  # chunked: it ends by itself
+        whole = environ.get("wsgi.input_terminated")  # chunked: the body marks its own end
         length = -1 if whole else int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
         with self._serving:
@@ -53,6 +53,6 @@ def endpoint() -> str:
 
 
 def new_url(parameters: str = "") -> str:
-    """URL of an empty place there."""
+    """The URL of an empty prefix on it."""
     more = f"&{parameters}" if parameters else ""
     return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}?endpoint={endpoint()}{more}"

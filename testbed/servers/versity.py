@@ -2,8 +2,8 @@
 127.0.0.1, stopped by its own process id.
 
 `go install` builds it once (a minute) into `.servers/bin` of the repository. Where Go is missing
-the error says what to install; `STORE_TEST_S3=s3://bucket/prefix?endpoint=…` uses a server that
-exists instead, with the credentials of the environment.
+the error names the package to install; `STORE_TEST_S3=s3://bucket/prefix?endpoint=…` uses an
+existing server instead, with the credentials of the environment.
 """
 
 import atexit
@@ -61,7 +61,9 @@ def _build() -> None:
 
 
 class VersityGW:
-    """One server and its bucket; `start` and `stop` may alternate, its data stay until `close`."""
+    """One server and its bucket; `start` and `stop` may alternate, and its data stay until
+    `close`.
+    """
 
     def __init__(self) -> None:
         self._program = program()
@@ -75,7 +77,7 @@ class VersityGW:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process and wait until it serves."""
+        """Starts the process and waits until it serves."""
         self._log = (self._folder / "server.log").open("ab")
         self._process = subprocess.Popen(
             [
@@ -106,7 +108,7 @@ class VersityGW:
             self._log.close()
 
     def close(self) -> None:
-        """Stop the process and remove its data."""
+        """Stops the process and removes its data."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -147,9 +149,8 @@ def _folder_with_attributes() -> Path:
 
 @functools.cache
 def server() -> VersityGW:
-    """The one server of this process, started at the first call, gone with the process.
-
-    Its credentials are in the environment afterwards, where boto3 and child processes find them.
+    """The one server of this process, started at the first call and stopped with the process. Its
+    credentials are in the environment afterwards, for boto3 and child processes.
     """
     started = VersityGW()
     atexit.register(started.close)
@@ -164,7 +165,7 @@ def server() -> VersityGW:
 
 
 def new_url(parameters: str = "") -> str:
-    """URL of an empty place on the real server: `STORE_TEST_S3`'s, or the one started here."""
+    """The URL of an empty prefix on the real server: `STORE_TEST_S3`'s, or the one started here."""
     existing = os.environ.get(EXISTING)
     if existing is None:
         base, query = f"s3://{BUCKET}", f"endpoint={server().endpoint}"

@@ -1,4 +1,4 @@
-"""Many seeded runs, a batch to a process: threads that a crash left waiting end with it.
+"""Many seeded runs, a batch per process: threads left by crashes end with their process.
 
 `python -m testbed.stepped.batches FIRST COUNT` is one batch; it prints one JSON object.
 """
@@ -18,14 +18,14 @@ BATCH_S = 1800.0
 
 @dataclass
 class Told:
-    """What all batches found; a line of `wrong` ends with the command that repeats its run."""
+    """The findings of all batches; a line of `wrong` ends with the command that repeats its run."""
 
     wrong: list[str] = field(default_factory=list[str])
     happened: Counter[str] = field(default_factory=Counter[str])
 
 
 def seeded_batches(count: int, first: int = 0) -> Told:
-    """Seeds `first` to `first + count`."""
+    """Runs the seeds `first` to `first + count`."""
     told = Told()
     for start in range(first, first + count, BATCH):
         size = min(BATCH, first + count - start)

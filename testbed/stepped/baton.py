@@ -1,10 +1,10 @@
-"""One thread of many at a time, in an order drawn from a seed, under a clock that only this file
-moves: the same seed gives the same run.
+"""Runs one thread of many at a time, in an order drawn from a seed, under a clock that only this
+module moves: the same seed gives the same run.
 
 A task is a thread that holds the baton between two *points* (the calls of its bus and store, and
-its waits). At a point the baton may go to another task that is ready; when none is, the clock jumps
-to the next one's waking. A process is a few tasks that die together: a dead task raises `Crashed`
-at its next point, before it can write anything.
+its waits). At a point the baton may pass to another ready task; when none is ready, the clock jumps
+to the earliest wake-up time. A process is a group of tasks that die together: a dead task raises
+`Crashed` at its next point, before it can write anything.
 """
 
 import random
@@ -13,12 +13,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-SWITCHES_MAX = 400_000  # of one run: a run that never ends is a failure, not a hang
+SWITCHES_MAX = 400_000  # of one run: a run that never ends fails in place of hanging
 ANSWER_S = 300.0  # real seconds that a task may hold the baton: a busy machine is no fault
 
 
 class Crashed(BaseException):
-    """The process is gone; nothing of it may go on."""
+    """The process was killed; none of its tasks may continue."""
 
 
 class Stuck(Exception):
@@ -36,8 +36,8 @@ class Process:
     tasks: list["Task"] = field(default_factory=list["Task"])
     error: BaseException | None = None
     appending: "Task | None" = None
-    """A writer of the product holds a lock while it appends: others of its process would wait for
-    it with the baton in their hand.
+    """Holds the baton through a block. A writer of the product holds a lock while it appends;
+    others of its process that wait for the lock would hold the baton.
     """
 
     @property
@@ -54,8 +54,8 @@ class Task:
 
 
 class Baton:
-    """`switch` is the chance that a point passes the baton on. The thread that makes it is the
-    first task.
+    """`switch` is the probability that a point passes the baton on. The thread that creates it is
+    the first task.
     """
 
     def __init__(self, seed: int, switch: float = 0.2) -> None:
@@ -71,20 +71,20 @@ class Baton:
         return self.now_s
 
     def start(self, process: Process, work: Callable[[], None]) -> None:
-        """Another task of the process; it runs when it gets the baton."""
+        """Adds a task of the process; it runs when it gets the baton."""
         task = Task(process, self.now_s)
         process.tasks.append(task)
         self._tasks.append(task)
         threading.Thread(target=self._run, args=(task, work), daemon=True).start()
 
     def point(self) -> None:
-        """The holder may be interrupted here."""
+        """A point: the holder may be interrupted here."""
         if self.random.random() < self._switch:
             self._pass_on(self._held_by)
         self._check(self._held_by)
 
     def wait(self, seconds: float) -> None:
-        """The holder does nothing for this long."""
+        """The holder sleeps for so long."""
         task = self._held_by
         task.wake_s = self.now_s + seconds
         self._pass_on(task)
@@ -92,7 +92,7 @@ class Baton:
 
     @contextmanager
     def appending(self) -> Generator[None]:
-        """The holder's process does nothing else meanwhile; other processes do."""
+        """The holder's whole process sleeps meanwhile; other processes run."""
         process = self._held_by.process
         process.appending = self._held_by
         try:
@@ -101,7 +101,9 @@ class Baton:
             process.appending = None
 
     def kill(self, process: Process) -> None:
-        """Its tasks raise `Crashed` when they get the baton next; the caller may be one of them."""
+        """Kills a process: its tasks raise `Crashed` when they next get the baton; the caller may
+        be one of them.
+        """
         process.dead, process.frozen_s = True, 0.0
         for task in process.tasks:
             task.wake_s = 0.0
@@ -148,7 +150,7 @@ class Baton:
 
 
 class Stop:
-    """What a role's loop takes for its `threading.Event`; waiting passes the baton on."""
+    """Stands in for a role's `threading.Event`; waiting passes the baton on."""
 
     def __init__(self, baton: Baton) -> None:
         self._baton = baton

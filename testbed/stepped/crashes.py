@@ -1,5 +1,5 @@
-"""Where a run is killed: every write of every process passes here, before it is made and again
-before it is answered.
+"""Crash plans: every write of every process passes here, before it is made and again before it
+returns.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from typing import Literal, Protocol, TypeVar
 from testbed.stepped.baton import Baton, Crashed, Process
 
 Result = TypeVar("Result")
-WRITE_S_MAX = 0.02  # how long a write takes
+WRITE_S_MAX = 0.02  # duration of a write
 Side = Literal["before", "after"]
 
 
 class Plan:
-    """Kills nothing; what it counts are the boundaries of a run."""
+    """Kills nothing; counts the boundaries of a run."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.writes = 0
 
     def passes(self, side: Side, process: Process, kind: str) -> None:
-        """Raise `Crashed` here, or let the process go on."""
+        """Raises `Crashed` here, or returns."""
         if side == "before":
             self.kinds[kind] += 1
             self.writes += 1
@@ -48,7 +48,7 @@ class AllAtOnce(Plan):
 
 @dataclass
 class Rates:
-    """Chances per write."""
+    """Probabilities per write."""
 
     kill: float
     freeze: float
@@ -56,7 +56,9 @@ class Rates:
 
 
 class Drawn(Plan):
-    """Who writes is killed or frozen with these chances, at most `most` times a run."""
+    """The writing process is killed or frozen with these probabilities, at most `most` times a
+    run.
+    """
 
     def __init__(
         self, baton: Baton, processes: Callable[[], list[Process]], rates: Rates, most: int
@@ -87,7 +89,7 @@ class Drawn(Plan):
 
 
 class WriteGate(Protocol):
-    """What a store or a bus asks before it reads, and to make a write."""
+    """The methods that a store or a bus calls before a read, and to make a write."""
 
     def look(self) -> None: ...
 
@@ -96,18 +98,18 @@ class WriteGate(Protocol):
 
 @dataclass
 class Gate:
-    """One process's way to bus and store."""
+    """One process's gate to bus and store."""
 
     baton: Baton
     process: Process
     plan: Plan = field(default_factory=Plan)
 
     def look(self) -> None:
-        """Before a read: others may run here."""
+        """Called before a read: other tasks may run here."""
         self.baton.point()
 
     def write(self, kind: str, make: Callable[[], Result]) -> Result:
-        """Make the write unless the process dies before it; its answer may be lost."""
+        """Makes the write unless the process dies before it; its result may be lost."""
         self.baton.wait(self.baton.random.uniform(0.0, WRITE_S_MAX))
         self.plan.passes("before", self.process, kind)
         made = make()

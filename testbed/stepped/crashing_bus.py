@@ -1,4 +1,4 @@
-"""A real bus as one process sees it: each write passes its gate, each wait is the baton's."""
+"""A real bus as one process sees it: each write passes its gate, each wait passes the baton on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class CrashingBus:
         raise NotImplementedError("no role of a stepped run joins a group")
 
     def close(self) -> None:
-        """The medium is closed by who opened it."""
+        """The opener closes the medium."""
 
     def _read(
         self, topic: str, positions: Mapping[int, int], records_max: int, bytes_max: int

@@ -45,5 +45,5 @@ class CrashingStore:
 
 
 def _kind(what: str, key: str) -> str:
-    """The same for all versions, checkpoints and archive files."""
+    """One kind for all versions, checkpoints and archive files."""
     return f"{what} {re.sub(r'[0-9a-f]{16,}|[0-9]+', 'N', key)}"

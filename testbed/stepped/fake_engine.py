@@ -1,5 +1,5 @@
 """An engine without a model, and rewards without a process: tokens and rewards are functions of
-(seed, trajectory, position), so whoever resumes a trajectory goes on as the one before.
+(seed, trajectory, position), so every rollout that resumes a trajectory continues it identically.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from rollstream.streams.values import Tokens, Version
 
 CHUNK = 3  # tokens of each trajectory per emission
 ENDS_ONE_IN = 8
-TOKENS = 16  # of its vocabulary
+TOKENS = 16  # size of its vocabulary
 END = 2
 
 
 class FakeEngine:
-    """`Engine`, emitting once per moment of the clock; with `is_slow` one token of each trajectory,
-    and longer ones.
+    """`Engine` that emits once per moment of the clock; with `is_slow` one token of each
+    trajectory, and longer ones.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FakeEngine:
 
 
 class FakeRewards:
-    """`RewardPool` at once."""
+    """`RewardPool` that answers at once."""
 
     def __init__(self) -> None:
         self._decided: list[tuple[str, RewardOutcome]] = []
@@ -115,4 +115,4 @@ class FakeRewards:
         return decided
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Returns whether it is empty."""

@@ -1,4 +1,4 @@
-"""What is wrong with a run that is over: the audit, and counts that need no audit."""
+"""The faults of a finished run: the audit's findings, and counts that need no audit."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ class Findings:
     trained: int = 0
     closed: Counter[str] = field(default_factory=Counter[str])
     poisoned: dict[int, str] = field(default_factory=dict[int, str])
-    """Groups of superseded takes that end dead, and why."""
+    """Groups of superseded takes that ended dead, and why."""
 
 
 def policy_of(shape: Shape) -> AuditPolicy:
-    """What audit knows of the run's settings."""
+    """The settings of the run that audit uses."""
     return AuditPolicy(
         MAX_LAG,
         shape.keep_version,
@@ -39,7 +39,9 @@ def policy_of(shape: Shape) -> AuditPolicy:
 
 
 def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
-    """Invariants 1 to 7, and that this run trained as much as any other of its shape."""
+    """Checks invariants 1 to 7, and that this run trained as much as any other with its
+    settings.
+    """
     found = Findings()
     for tally in Audit(bus, store, RUN, policy_of(shape)).check():
         found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]

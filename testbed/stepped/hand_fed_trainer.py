@@ -1,5 +1,5 @@
-"""A trainer whose groups are written by hand, over a log in memory, with a learner that only keeps
-time: what it decides is in the ledger within milliseconds.
+"""A trainer whose groups a test writes, over a log in memory, with a learner that only keeps time:
+its decisions are in the ledger within milliseconds.
 """
 
 import threading
@@ -40,12 +40,12 @@ MODEL = PacedModel(seed=0, weights_bytes=4096, changed_share=0.1, step_s=0.0, to
 
 
 class Killed(BaseException):
-    """As `kill -9`: nothing of the process runs afterwards."""
+    """Acts like `kill -9`: none of the process runs afterwards."""
 
 
 @dataclass
 class Breaking:
-    """A learner that raises `error` when it meets one of these trajectories."""
+    """A learner that raises `error` when it gets one of these trajectories."""
 
     learner: Any
     names: frozenset[str]
@@ -77,7 +77,7 @@ def completion(name: str, version: Version = START, **changed: Any) -> Trajector
 
 @dataclass
 class HandFed:
-    """`train` is one term of the trainer."""
+    """`train` runs one term of the trainer."""
 
     folder: Path
     max_lag: int | None = None
@@ -105,7 +105,7 @@ class HandFed:
             publish(self.bus, "trajectories", str(record.group), record)
 
     def feed(self, *groups: int) -> None:
-        """Whole groups that nothing is wrong with."""
+        """Whole, valid groups."""
         for group in groups:
             self.admit(group)
             self.finish(completion(f"{group}.0"), completion(f"{group}.1"))
@@ -132,7 +132,7 @@ class HandFed:
         self._apply()
         trainer.take_feeder.learner = Breaking(trainer.take_feeder.learner, broken, error)  # pyright: ignore[reportAttributeAccessIssue]
         stop = threading.Event()
-        alarm = threading.Timer(30.0, stop.set)  # short of groups it would wait for ever
+        alarm = threading.Timer(30.0, stop.set)  # short of groups it would wait forever
         alarm.start()
         try:
             return trainer.run(stop)
@@ -140,14 +140,14 @@ class HandFed:
             alarm.cancel()
 
     def offences(self) -> list[str]:
-        """What an audit finds wrong."""
+        """The findings of an audit."""
         self._apply()
         policy = AuditPolicy(self.max_lag, self.keep_version, rule=self.rule)
         tallies = Audit(self.bus, self.store, "hand", policy).check()
         return [offender.what for tally in tallies for offender in tally.offenders]
 
     def _apply(self) -> None:
-        """The one rollout serves the version that is announced."""
+        """The one rollout serves the announced version."""
         weights = TopicReader(self.bus, "weights", from_begin(self.bus, "weights"))
         for one in weights.read_to(self.bus.end("weights")):
             assert isinstance(one.record, WeightsAnnounced)

@@ -1,5 +1,5 @@
-"""The history that drafts come from in a stepped run: the product's own, one for all its rollouts.
-The engine there guesses nothing, so what is tried is who writes, and from what.
+"""The draft history of a stepped run: the product's own, one for all its rollouts. The engine there
+drafts nothing; the tests cover which rollout writes, and what it reads.
 """
 
 import atexit
@@ -19,7 +19,7 @@ TOKENS = 1024
 def remembering(
     folder: Path, bus: Bus, earlier: Bus, counts: Counter[str], clock: Callable[[], float]
 ) -> Generator[DraftFeed]:
-    """A rollout's part in it; however that ends, its locks are freed, as a kernel frees those of a
+    """A rollout's part in it. However it ends, its locks are freed, as a kernel frees those of a
     process.
     """
     node = NodeHistory(folder / "rollstream-stepped-drafts", TOKENS)

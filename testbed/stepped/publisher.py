@@ -1,4 +1,6 @@
-"""The trainer's publisher as a task under the baton: the same steps, no thread of its own."""
+"""The trainer's publisher as a task under the baton: the same steps, without a thread of its
+own.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ WAIT_S = 0.01
 
 @dataclass
 class SteppedPublisher:
-    """What `Trainer` asks of its publisher; `inner` publishes, in the task that calls `run`."""
+    """The interface that `Trainer` uses; `inner` publishes, in the task that calls `run`."""
 
     inner: StepPublisher
     baton: Baton
@@ -22,7 +24,7 @@ class SteppedPublisher:
     _failed: BaseException | None = None
 
     def run(self) -> None:
-        """Publish what was handed over until `close`."""
+        """Publishes the queued versions until `close`."""
         try:
             while self._queue or not self._closed:
                 if not self._queue:

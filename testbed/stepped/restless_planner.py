@@ -1,5 +1,5 @@
-"""A planner that moves whatever it can, and puts some off: moves without end, so that crashes and
-completions meet them in every phase.
+"""A planner that moves all that it can and postpones some, so that moves meet crashes and
+completions in every phase.
 """
 
 import random
@@ -15,7 +15,7 @@ from rollstream.streams.records import Assignment
 
 @dataclass(slots=True, kw_only=True)
 class Restless(RepackPlanner):
-    """One in three of what runs is asked back at each look."""
+    """Asks one in three running trajectories back at each look."""
 
     random: random.Random
     asked: Counter[str]
@@ -29,7 +29,7 @@ class Restless(RepackPlanner):
         return RepackPlan(tuple(r for r in releases if r is not None), deferred)
 
     def _release(self, state: DispatchState, trajectory: str) -> Assignment | None:
-        """To anyone who serves; one of another version must be found out later."""
+        """Moves to any serving rollout; the rollout itself must detect another version."""
         order, group = state.assignments[trajectory], state.groups[int(trajectory.split(".")[0])]
         others = [n for n, s in sorted(state.rollouts.items()) if is_serving(s)]
         if group.prompt is None or not others:

@@ -1,8 +1,8 @@
-"""A whole run in one process, step by step: every role but the engine and the rewards is the
-product's own, on a bus and a store of the caller's, all of it under one baton.
+"""A whole run in one process, step by step: every role except engine and rewards is the product's
+own, on a bus and a store of the caller's, all of it under one baton.
 
-Its supervisor starts what died again after a drawn pause, hands the dead holder's lease on as the
-real one does, and starts successors of frozen processes, which then come back as zombies.
+Its supervisor restarts dead roles after a drawn pause, passes the dead holder's lease on as the
+real one does, and starts successors of frozen processes, which then resume as zombies.
 """
 
 import copy
@@ -68,7 +68,7 @@ Medium = tuple[Bus, ObjectStore]
 
 
 class AtOnceFollower(WeightsFollower):
-    """Fetches in its caller's thread: there is one thread at a time."""
+    """Fetches in its caller's thread: one thread runs at a time."""
 
     def _begin(self, work: Callable[[], None]) -> None:
         self._run(work)
@@ -76,7 +76,7 @@ class AtOnceFollower(WeightsFollower):
 
 @dataclass(frozen=True)
 class Shape:
-    """How much a run does."""
+    """The size of a run."""
 
     steps: int = 20
     groups: int = 2
@@ -84,11 +84,11 @@ class Shape:
     checkpoint_every: int = 3
     keep_version: bool = False
     restless: bool = False
-    """Dispatch moves whatever it can."""
+    """Dispatch moves all that it can."""
     is_slow: bool = False
-    """Answers take long, every token of them is in a partial, and the log forgets nothing."""
+    """Answers take long, every token of them is in a partial, and the log is not truncated."""
     drafts: bool = False
-    """Rollouts remember what the log says, whichever of them holds the lock."""
+    """Rollouts fill a draft history from the log; the one with the lock writes."""
     micro_batch_tokens: int = 64
     uncomputable: str = ""
     """The learner raises on a micro-batch with this trajectory, which ends the trainer."""
@@ -96,7 +96,7 @@ class Shape:
 
 @dataclass(eq=False)
 class SteppedRun:
-    """`reopen` gives bus and store again after everything died."""
+    """`reopen` opens bus and store again after all processes died."""
 
     reopen: Callable[[], Medium]
     folder: Path
@@ -121,9 +121,7 @@ class SteppedRun:
     # ---- supervisor ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the last step is trained and everything is archived; what a role fails with is
-        raised.
-        """
+        """Runs until the last step is trained and everything is archived; raises a role's error."""
         for name in ROLES:
             self._start(name)
         while not self.complete:
@@ -181,7 +179,7 @@ class SteppedRun:
     # ---- roles ---------------------------------------------------------------------------------
 
     def _term(self, process: Process, store: ObjectStore) -> int:
-        """With the lease; the nonce of the process before is handed on."""
+        """With the lease; the nonce of the process before is passed on."""
         count = self.starts[process.name]
         handed = f"{process.name}-{count - 1}"
         who = LeaseCandidate(process.name, "here", f"{process.name}-{count}", 10.0, handed)
@@ -264,7 +262,7 @@ class SteppedRun:
     def _rollout(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         name, stop = process.name, self._stops[process.name]
         on_update = "keep_version" if self.shape.keep_version else "in_flight"
-        is_slow = self.shape.restless or self.shape.is_slow  # enough to be moved
+        is_slow = self.shape.restless or self.shape.is_slow  # long enough to be moved
         tokens = 1 if is_slow else 4
         settings = RolloutSettings(
             slots=4, context_max=64, status_s=0.3, partial_tokens=tokens, on_update=on_update

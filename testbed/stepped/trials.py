@@ -1,7 +1,7 @@
 """Whole runs under a plan of crashes, each with its findings; the medium is a real SQLite bus and
 files, or memory.
 
-`python -m testbed.stepped.trials --seed S` runs one seeded trial again, `--boundary N --side after`
+`python -m testbed.stepped.trials --seed S` repeats one seeded trial, `--boundary N --side after`
 one boundary of the fixed run.
 """
 
@@ -31,7 +31,7 @@ BOUNDARY_SEED = 7
 
 @dataclass
 class Trial:
-    """What was done to a run and what was found; `again` is the command that repeats it."""
+    """The crashes of a run and its findings; `again` is the command that repeats it."""
 
     again: str
     found: Findings
@@ -45,8 +45,8 @@ class Trial:
 
 
 def at_boundary(boundary: int, side: Side = "before") -> Trial:
-    """The 20-step run over SQLite and files, everything killed at one side of this write; −1 kills
-    nothing and counts.
+    """The 20-step run over SQLite and files, with everything killed at one side of this write; −1
+    kills nothing and counts.
     """
     with scratch_folder() as folder:
         baton = Baton(BOUNDARY_SEED)
@@ -69,7 +69,7 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
 
 
 def seeded(seed: int, restless: bool = False, calm: bool = False) -> Trial:
-    """A short run in memory, its order, kills and freezes drawn from the seed; `restless` moves
+    """A short run in memory with order, kills and freezes drawn from the seed; `restless` moves
     trajectories between rollouts all the time, `calm` kills and freezes nothing.
     """
     with scratch_folder() as folder:

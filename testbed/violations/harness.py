@@ -1,5 +1,5 @@
-"""Every kind of violation planted into a copy of the healthy run, and what audit finds of it: tests
-and `benchmarks/analysis/audit.py` ask the same.
+"""Plants every kind of violation into a copy of the healthy run and audits it: for tests and
+`benchmarks/analysis/audit.py`.
 """
 
 import shutil
@@ -17,8 +17,8 @@ from testbed.violations.planted_objects import OF_OBJECTS
 
 @dataclass(frozen=True)
 class Kind:
-    """`plant` writes the violation into an open run and returns the invariant and the words that
-    audit must find.
+    """`plant` writes the violation into an open run and returns the invariant and the text that
+    audit must report.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Kind:
 
 
 def kinds() -> Iterator[Kind]:
-    """All that a log can show."""
+    """All kinds that a log can show."""
     for plant, invariant, said in PLANTED:
         yield Kind(plant.__name__, partial(_planted, plant, (invariant, said)))
     for plant in (*OF_FIELDS, *OF_OBJECTS):
@@ -39,7 +39,7 @@ def _planted(plant: Callable[[AuditedRun], None], found: Found, run: AuditedRun)
 
 
 def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
-    """Why this kind is not found; "" where it is."""
+    """The reason why this kind was not found; "" where it was."""
     folder = Path(shutil.copytree(healthy, scratch / kind.name))
     run = open_run(folder, 2, seed)
     invariant, said = kind.plant(run)
@@ -53,7 +53,7 @@ def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
 
 
 def unseen(healthy: Path, scratch: Path) -> Iterator[tuple[str, str, dict[int, InvariantResult]]]:
-    """The kinds that a log cannot show: name, why, and what audit says."""
+    """The kinds that a log cannot show: name, reason, and audit's text."""
     for plant in UNSEEN:
         folder = Path(shutil.copytree(healthy, scratch / plant.__name__))
         run = open_run(folder, 2)

@@ -1,5 +1,6 @@
 """A small healthy run, written by the product's own writers into a SQLite bus and a file store, and
-a hand to write more into it: what is planted is as a broken program would have written it.
+a writer for further records: violations are planted in the form in which a faulty program would
+write them.
 
 Nine groups of two trajectories, group 2 of three: 0 to 3 are trained in steps 1 and 2, in step 2
 group 4 is filtered, 7 dead, 8 expired at its deadline; 5 is open and has both its completions, 6 is
@@ -84,7 +85,7 @@ STEP_S = 10.0
 
 @dataclass
 class AuditedRun:
-    """One term of prompt source, trainer and dispatch, writing; `random` draws what a plant may."""
+    """One term of prompt source, trainer and dispatch; `random` draws what a plant may choose."""
 
     folder: Path
     bus: Bus
@@ -105,7 +106,7 @@ class AuditedRun:
             writer.open()
 
     def admit(self, *groups: int) -> None:
-        """The prompt of each, its admission, and the first order of each trajectory."""
+        """The prompt of each group, its admission, and the first assignment of each trajectory."""
         self.prompts.append([(str(group), prompt(group)) for group in groups])
         self.admissions.append([(str(group), admitted(group)) for group in groups])
         self.order(*(order(group, i) for group in groups for i in range(samples(group))))
@@ -147,7 +148,7 @@ class AuditedRun:
         notes: tuple[AnnotationUsed, ...] = (),
         **said: Any,
     ) -> None:
-        """One take and its `StepDone`; `said` overrides what the latter says."""
+        """One take and its `StepDone`; `said` overrides fields of the latter."""
         every = [m for named in groups.values() for m in named]
         members = tuple(m for m in every if m.trajectory not in untrained)
         begun = tuple(GroupMembers(group, tuple(named)) for group, named in groups.items())
@@ -158,7 +159,7 @@ class AuditedRun:
         )
 
     def read(self) -> tuple[ReadTo, ...]:
-        """A trainer that has read all there is."""
+        """A trainer that has read everything."""
         return tuple(
             ReadTo(topic, tuple(at for _, at in sorted(self.bus.end(topic).items())))
             for topic in ("trajectories", "annotations")
@@ -190,7 +191,7 @@ def admitted(group: int, deadline_s: float = DEADLINE_S) -> Admitted:
 
 
 def order(group: int, index: int, attempt: int = 1, **changed: Any) -> Assignment:
-    """To rollout-0, or as `changed` says."""
+    """Assigns to rollout-0, or as `changed` specifies."""
     values: dict[str, Any] = {
         "kind": "start", "trajectory": f"{group}.{index}", "group": group, "index": index,
         "attempt": attempt, "rollout": "rollout-0", "rollout_term": 1, "version": Version(0, 0),
@@ -254,7 +255,7 @@ def announced(manifest: Manifest, manifest_hash: str | None = None) -> WeightsAn
 
 
 def open_run(folder: Path, term: int, seed: int = 0) -> AuditedRun:
-    """A new term of all roles on what is there."""
+    """Opens a new term of all roles."""
     bus = open_bus(f"sqlite:{folder / 'bus'}")
     bus.create(catalogue(2))
     return AuditedRun(folder, bus, open_store(f"file:{folder / 'store'}"), term, Random(seed))
@@ -279,13 +280,13 @@ def make_run(folder: Path) -> Path:
     run.keep(2)
     for index in (0, 1):
         run.complete(completion(5, index, 1, 2))
-    run.complete(completion(5, 1, 2, attempt=2))  # too late: counted, no more
+    run.complete(completion(5, 1, 2, attempt=2))  # too late: only counted
     run.bus.close()
     return folder
 
 
 def complete_group(run: AuditedRun, group: int, version: int) -> list[Member]:
-    """What its rollout publishes: group 2 has one that died, 3.1 no reward yet."""
+    """The completions of its rollout: group 2 has a dead one, 3.1 no reward yet."""
     members: list[Member] = []
     for index in range(samples(group)):
         record = completion(group, index, version)
@@ -313,7 +314,7 @@ def late_reward(run: AuditedRun) -> AnnotationUsed:
 
 
 def close_some(run: AuditedRun) -> None:
-    """In step 2: equal rewards, nobody lived, the deadline."""
+    """In step 2: equal rewards, no survivor, the deadline."""
     for index in (0, 1):
         run.complete(completion(4, index, 0, 1, reward=0.0))
         run.complete(completion(7, index, 0, finish="dead", reason="no room"))

@@ -1,4 +1,4 @@
-"""Kinds of violation: how each is planted, which invariant it breaks, what audit says of it."""
+"""Kinds of violation: how each is planted, which invariant it breaks, and audit's text."""
 
 import sqlite3
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Plant = Callable[[AuditedRun], None]
 
 
 def first(run: AuditedRun, name: str) -> Member:
-    """The completion of this name that the run holds first."""
+    """The first completion of this name in the run."""
     found = (at for at in members_of(run) if at.trajectory == name)
     return next(found)
 
@@ -139,7 +139,7 @@ def stamps_tokens_twice(run: AuditedRun) -> None:
 
 
 def _train_with(run: AuditedRun, spans: tuple[Span, ...]) -> None:
-    """Only what is trained is held to it: anybody may append such a record."""
+    """Only trained trajectories must satisfy it: any program may append such a record."""
     members = [run.complete(completion(6, 0, spans=spans)), run.complete(completion(6, 1, 2))]
     run.train(3, {6: members})
     run.publish_version(3, None)

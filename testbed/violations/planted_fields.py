@@ -1,5 +1,5 @@
-"""Kinds of violation in what the trainer decides and in the fields of records; `PLANTED` of
-`planted.py` takes them in.
+"""Kinds of violation in the trainer's decisions and in the fields of records; `PLANTED` of
+`planted.py` includes them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from testbed.violations.healthy_run import (
 from testbed.violations.planted import append_raw, first
 
 Found = tuple[int, str]
-"""The invariant, and the words that audit must find."""
+"""The invariant, and the text that audit must report."""
 
 
 def both(run: AuditedRun, group: int, *versions: int, **changed: Any) -> list[Member]:
@@ -56,7 +56,7 @@ def train(run: AuditedRun, members: list[Member], **said: Any) -> None:
 
 
 def closes_what_lived(run: AuditedRun) -> Found:
-    """A group whose members all lived is thrown away as dead."""
+    """A group whose members all survived is closed as dead."""
     run.say(GroupClosed(5, "dead", "0 of 2 lived: ", 3))
     return 1, "ledger 0:10: group 5 is closed as dead, the rule gives trained"
 
@@ -82,25 +82,25 @@ def closes_for_a_deadline_what_was_complete(run: AuditedRun) -> Found:
 
 
 def closes_what_is_not_complete(run: AuditedRun) -> Found:
-    """A group without completions is closed for what they were."""
+    """A group without completions is closed with a reason that needs completions."""
     run.say(GroupClosed(6, "dead", "0 of 2 lived: ", 3))
     return 1, "group 6 is closed as dead, but 0 of its 2 completions are in the log"
 
 
 def counts_completions_that_never_came(run: AuditedRun) -> Found:
-    """A closing says that more finished than did."""
+    """A closing counts more finished trajectories than there are."""
     run.say(GroupClosed(6, "expired", "deadline of 600 s passed, 1 of 2 finished; ", 3))
     return 1, "group 6 is closed as expired, but 0 of its 2 completions are in the log, not 1 of 2"
 
 
 def closes_by_another_deadline(run: AuditedRun) -> Found:
-    """A closing names a deadline that its admission has not."""
+    """A closing names a deadline that its admission does not have."""
     run.say(GroupClosed(6, "expired", "deadline of 1 s passed, 0 of 2 finished; ", 3))
     return 1, "group 6 is closed as expired, but a passed deadline of 600 s closes it as expired"
 
 
 def calls_a_deadline_death(run: AuditedRun) -> Found:
-    """The reason of a closing is another one than its detail's."""
+    """The reason of a closing contradicts its detail."""
     run.say(GroupClosed(6, "dead", "deadline of 600 s passed, 0 of 2 finished; ", 3))
     return 1, "group 6 is closed as dead, but a passed deadline of 600 s closes it as expired"
 
@@ -112,7 +112,7 @@ def closes_as_poisoned(run: AuditedRun) -> Found:
 
 
 def gives_a_take_up_at_once(run: AuditedRun) -> Found:
-    """A take is superseded that had not failed."""
+    """A take that had not failed is superseded."""
     named = (first(run, "5.0"), first(run, "5.1"))
     run.say(Take(3, 0, 0, named, (GroupMembers(5, named),), (), run.read(), Version(2, 1)))
     run.say(
@@ -122,7 +122,7 @@ def gives_a_take_up_at_once(run: AuditedRun) -> Found:
 
 
 def gives_up_what_is_no_take(run: AuditedRun) -> Found:
-    """A take is superseded that the ledger does not hold."""
+    """A superseded take is not in the ledger."""
     run.say(Superseded(3, 0, (4,), (), "overflow"))
     return 1, "take 4 of step 3 is superseded, but is not open"
 
@@ -156,14 +156,14 @@ def trains_equal_rewards(run: AuditedRun) -> Found:
 
 
 def trains_without_a_reward(run: AuditedRun) -> Found:
-    """A member is trained whose reward nobody knows."""
+    """A member without a known reward is trained."""
     members = [run.complete(completion(6, index, 2, reward=None)) for index in (0, 1)]
     train(run, members)
     return 1, "6.0 was trained without all of reward"
 
 
 def trains_a_lone_survivor(run: AuditedRun) -> Found:
-    """A group with fewer survivors than the rule asks for is trained."""
+    """A group with fewer survivors than the rule requires is trained."""
     dead = run.complete(completion(6, 1, 2, finish="dead", reason="no room"))
     train(run, [run.complete(completion(6, 0, 2)), dead], untrained=("6.1",))
     return 1, "group 6 was trained with 6.0, which the rule leaves out: 1 of 2 lived: no room"
@@ -177,26 +177,26 @@ def omits_an_admission(run: AuditedRun) -> Found:
 
 
 def omits_a_take(run: AuditedRun) -> Found:
-    """A step counts a take that the ledger does not hold."""
+    """A step counts a take that is not in the ledger."""
     run.say(done(3, 2, 0))
     run.publish_version(3, None)
     return 1, "step 3 states 1 takes, the ledger holds 0"
 
 
 def takes_a_group_twice(run: AuditedRun) -> Found:
-    """A second take begins a group anew."""
+    """A second take starts a group again."""
     run.train(3, {0: both(run, 0, 2, attempt=2)})
     return 1, "group 0: trained in step 3, but trained in step 1 already"
 
 
 def miscounts_groups(run: AuditedRun) -> Found:
-    """`StepDone.counts.groups` is not what the ledger holds."""
+    """`StepDone.counts.groups` differs from the ledger."""
     train(run, both(run, 6, 2), counts={"groups": 3})
     return 1, "step 3 states 3 groups, the ledger holds 2"
 
 
 def miscounts_closings(run: AuditedRun) -> Found:
-    """`StepDone.counts.dead` is not what the ledger holds."""
+    """`StepDone.counts.dead` differs from the ledger."""
     train(run, both(run, 6, 2), counts={"dead": 1})
     return 1, "step 3 states 1 dead, the ledger holds 0"
 
@@ -209,7 +209,7 @@ def admits_another_prompt(run: AuditedRun) -> Found:
 
 
 def admits_too_few(run: AuditedRun) -> Found:
-    """An admission names fewer trajectories than its prompt asks for."""
+    """An admission names fewer trajectories than its prompt requires."""
     run.prompts.append([("70", replace(prompt(70), samples=4))])
     at = Address(0, run.bus.end("prompts")[0] - 1)
     run.admissions.append([("70", replace(admitted(70), prompt=at))])
@@ -220,7 +220,7 @@ def admits_too_few(run: AuditedRun) -> Found:
 
 
 def leaves_a_member_out(run: AuditedRun) -> Found:
-    """A take begins a group without a completion that its trainer had read."""
+    """A take starts a group without a completion that its trainer had read."""
     one, _ = both(run, 6, 2)
     train(run, [one])
     return 2, "step 3 began group 6 without 6.1, which it had read"
@@ -233,7 +233,7 @@ def leaves_a_member_untrained(run: AuditedRun) -> Found:
 
 
 def leaves_an_annotation_out(run: AuditedRun) -> Found:
-    """A take does not name an annotation that counts and had been read."""
+    """A take omits an annotation that counts and had been read."""
     members = both(run, 6, 2)
     run.note(Annotation("6.0", 6, "reward", np.array([0.5], np.float32), "judge"))
     train(run, members)
@@ -255,7 +255,7 @@ def takes_members_of_another_group(run: AuditedRun) -> Found:
 
 
 def changes_the_bytes_of_an_annotation(run: AuditedRun) -> Found:
-    """A take names an annotation with another hash than it has."""
+    """A take names an annotation with a wrong hash."""
     members = both(run, 6, 2)
     used = run.note(Annotation("6.0", 6, "reward", np.array([0.5], np.float32), "judge"))
     train(run, members, notes=(AnnotationUsed(used.trajectory, used.name, used.at, "0" * 16),))
@@ -263,7 +263,9 @@ def changes_the_bytes_of_an_annotation(run: AuditedRun) -> Found:
 
 
 def states_less_than_it_read(run: AuditedRun) -> Found:
-    """A take states read positions below a member that it names: those of its members count."""
+    """A take states read positions below a member that it names; audit applies the members'
+    positions.
+    """
     members = both(run, 6, 2)
     left = run.complete(completion(6, 1, 2, trajectory="6.1"))
     del left
@@ -285,14 +287,14 @@ def changed(run: AuditedRun, said: str, **values: Any) -> Found:
 
 
 def names_a_version_that_nobody_applied(run: AuditedRun) -> Found:
-    """A completion of a rollout that never applied anything."""
+    """A completion of a rollout that never applied a version."""
     run.order(order(6, 0, rollout="rollout-9"))
     said = "has tokens of v00000002-t0001, which rollout-9 of term 1 never applied"
     return changed(run, said, rollout="rollout-9")
 
 
 def names_a_version_that_was_passed_over(run: AuditedRun) -> Found:
-    """Tokens of a version that their rollout passed over on its way to a newer one."""
+    """Tokens of a version that their rollout skipped."""
     hash_ = run.publish_version(3, None).hash
     applied = Applied("rollout-2", 1, Version(3, 2), hash_, "hashes", 1, 0.1, 1.0)
     publish(run.bus, "applied", "rollout-2", applied)
@@ -316,12 +318,12 @@ def takes_prompt_tokens_for_the_environment(run: AuditedRun) -> Found:
 
 
 def changes_the_temperature(run: AuditedRun) -> Found:
-    """A completion says another temperature than was asked."""
+    """A completion states another temperature than was requested."""
     return changed(run, "is of 't' at temperature 0.5, its prompt of 't' at 1", temperature=0.5)
 
 
 def changes_the_task(run: AuditedRun) -> Found:
-    """A completion says another task than was asked."""
+    """A completion states another task than was requested."""
     return changed(run, "is of 'u' at temperature 1, its prompt of 't' at 1", task="u")
 
 
@@ -336,13 +338,13 @@ def changes_the_wave(run: AuditedRun) -> Found:
 
 
 def claims_another_attempt(run: AuditedRun) -> Found:
-    """A completion of an attempt that nobody ordered."""
+    """A completion of an attempt that was never assigned."""
     said = "is attempt 7 by rollout-0 of term 1, which was never assigned"
     return changed(run, said, attempt=7)
 
 
 def claims_another_term(run: AuditedRun) -> Found:
-    """A completion of a term of its rollout that was given no order."""
+    """A completion of a term of its rollout that had no assignment."""
     said = "is attempt 1 by rollout-0 of term 4, which was never assigned"
     return changed(run, said, rollout_term=4)
 
@@ -380,7 +382,7 @@ def continues_another_version(run: AuditedRun) -> Found:
 
 
 def orders_other_tokens(run: AuditedRun) -> Found:
-    """An order has other tokens than the prompt."""
+    """An assignment has other tokens than the prompt."""
     run.order(order(6, 0, 2, tokens=np.arange(1, PROMPT + 1, dtype=np.uint32)))
     return 3, "6.0 was assigned with other tokens than its prompt has"
 
@@ -413,32 +415,32 @@ def reorders_spans(run: AuditedRun) -> Found:
 
 
 def miscounts_masked_tokens(run: AuditedRun) -> Found:
-    """A step says that it masked tokens which it trained."""
+    """A step reports masked tokens that it trained."""
     train(run, both(run, 6, 2), counts={"masked_tokens": 3})
     return 5, "step 3 states 21 tokens trained, not 24"
 
 
 def says_a_lag_above_the_bound(run: AuditedRun) -> Found:
-    """A step's own metrics name a lag above max_lag."""
+    """A step's own metrics report a lag above max_lag."""
     train(run, both(run, 6, 2), metrics={"lag_consumed_max": 9.0})
     return 5, "step 3 states lag 9 > 1"
 
 
 def trains_a_version_that_was_replaced(run: AuditedRun) -> Found:
-    """Tokens of a version in whose place the ledger has another one are trained."""
+    """Tokens of a version that the ledger replaced are trained."""
     spans = tuple(replace(span, version=Version(2, 9)) for span in completion(6, 0, 2).spans)
     train(run, both(run, 6, 2, spans=spans))
     return 5, "step 3 trained 6.0 at lag 0"
 
 
 def numbers_a_version_otherwise(run: AuditedRun) -> Found:
-    """A step says that it made a version of another number."""
+    """A step reports a version of another number."""
     run.say(done(3, 2, 0, version=Version(4, 2)))
     return 6, "step 3 as v00000004-t0002: the numbers differ"
 
 
 def makes_a_version_of_a_later_term(run: AuditedRun) -> Found:
-    """A step says that it made a version of a term that is not opened."""
+    """A step reports a version of a term that is not opened."""
     run.say(done(3, 2, 0, version=Version(3, 7)))
     return 6, "step 3 as v00000003-t0007: its trainer's term is 2, which is lower"
 
@@ -450,7 +452,7 @@ def opens_another_term(run: AuditedRun) -> Found:
 
 
 def reorders_the_ledger(run: AuditedRun) -> Found:
-    """Two records of the ledger stand in the wrong order."""
+    """Two records of the ledger are in the wrong order."""
     for number in (2, 1):
         append_raw(run, "ledger", GroupClosed(6, "dead", "", 3), "trainer", 2, number)
     return 7, "ledger 0:10: trainer term 2 wrote #2 where #1 comes next"
@@ -481,13 +483,13 @@ OF_FIELDS = (
 
 
 def changes_what_was_sampled(run: AuditedRun) -> str:
-    """A rollout publishes other tokens, log-probabilities or rewards than it had."""
+    """A rollout publishes tokens, log-probabilities or rewards that differ from its own."""
     train(run, [run.complete(replace(completion(6, i, 2), reward=4.0 + i)) for i in (0, 1)])
     return "only the rollout knew what it had sampled; the record is the first that anybody sees"
 
 
 def changes_a_metric(run: AuditedRun) -> str:
-    """A step says another loss, or another time, than it had."""
+    """A step reports a wrong loss or a wrong time."""
     train(run, both(run, 6, 2), metrics={"loss": 9.0})
     return (
         "losses, seconds and texts are what their writer measured; a replay computes losses again"
@@ -495,7 +497,7 @@ def changes_a_metric(run: AuditedRun) -> str:
 
 
 def takes_a_version_and_dies(run: AuditedRun) -> str:
-    """The newest version that a rollout names was never applied by it."""
+    """A rollout names a newest version that it never applied."""
     for name in ("6.0", "6.1"):
         run.order(order(6, int(name[-1]), 2, rollout="rollout-3"))
     applied = Applied("rollout-3", 1, Version(1, 1), "x", "hashes", 1, 0.1, 1.0)

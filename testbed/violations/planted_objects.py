@@ -1,5 +1,5 @@
-"""Kinds of violation in bytes and objects: damaged records, blobs, checkpoints, versions, and what
-only a newer release understands; `PLANTED` of `planted.py` takes them in.
+"""Kinds of violation in bytes and objects: damaged records, blobs, checkpoints, versions, and
+records that only a newer release understands; `PLANTED` of `planted.py` includes them.
 """
 
 import sqlite3
@@ -74,7 +74,7 @@ def damages_a_trained_completion(run: AuditedRun) -> Found:
 
 
 def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
-    """A bit of a completion flips that a trainer had read and not taken."""
+    """A bit flips in a completion that a trainer had read and not taken."""
     at = run.complete(completion(6, 0, 2)).at
     go_on(run, (3,))
     flip(run, "trajectories", at)
@@ -85,7 +85,7 @@ def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
 
 
 def damages_what_nobody_had_read(run: AuditedRun) -> Found:
-    """A bit of a completion flips before any take was written behind it."""
+    """A bit flips in a completion before any take follows it."""
     at = run.complete(completion(6, 0, 2)).at
     flip(run, "trajectories", at)
     return 0, f"whether there was a record at trajectories {at.partition}:{at.offset}"
@@ -98,7 +98,7 @@ def damages_an_annotation(run: AuditedRun) -> Found:
 
 
 def damages_the_length_of_a_header(run: AuditedRun) -> Found:
-    """The header's length changes, which the checksum does not cover."""
+    """The header's length, which the checksum does not cover, changes."""
     member = both(run, 6, 2)
     train(run, member)
     rewrite(run, "trajectories", member[1].at, lambda v: v[:4] + b"\xff\xff\xff\xff" + v[8:])
@@ -160,7 +160,7 @@ def damages_an_order(run: AuditedRun) -> Found:
 
 
 def removes_a_take(run: AuditedRun) -> Found:
-    """A record of the ledger is gone from the middle of its partition."""
+    """A record is missing in the middle of the ledger's partition."""
     with sqlite3.connect(run.folder / "bus" / "ledger.db") as connection:
         connection.execute("DELETE FROM log_0 WHERE first = 1")
     connection.close()
@@ -177,7 +177,7 @@ def next_address(run: AuditedRun, topic: str) -> Address:
 
 
 def claimed(run: AuditedRun) -> tuple[Path, Address]:
-    """Group 6 is trained, 6.0 lies in the object store; its blob."""
+    """Group 6 is trained and 6.0 is in the object store; returns its blob."""
     record = completion(6, 0, 2)
     bus = ClaimCheck(run.bus, run.store, bytes_max=100)
     at = publish(bus, "trajectories", "6", record)
@@ -188,7 +188,7 @@ def claimed(run: AuditedRun) -> tuple[Path, Address]:
 
 
 def loses_a_blob(run: AuditedRun) -> Found:
-    """The object of a claim is gone."""
+    """The object of a claim is missing."""
     blob, at = claimed(run)
     blob.unlink()
     return (
@@ -228,13 +228,13 @@ def cuts_the_tensors_of_a_checkpoint(run: AuditedRun) -> Found:
 
 
 def loses_the_tensors_of_a_checkpoint(run: AuditedRun) -> Found:
-    """A file of the only checkpoint is gone."""
+    """A file of the only checkpoint is missing."""
     checkpoint(run, "state-*.safetensors").unlink()
     return 11, "checkpoints/s00000002-t0001/: "
 
 
 def changes_the_state_of_a_checkpoint(run: AuditedRun) -> Found:
-    """The state of the only checkpoint says another step."""
+    """The state of the only checkpoint names another step."""
     path = checkpoint(run, "state.json")
     text = path.read_bytes().replace(b'"step": 2', b'"step": 1')
     path.chmod(0o644)
@@ -249,14 +249,14 @@ def damages_the_manifest_of_a_checkpoint(run: AuditedRun) -> Found:
 
 
 def names_a_checkpoint_otherwise(run: AuditedRun) -> Found:
-    """The only checkpoint lies under another step's name."""
+    """The only checkpoint has another step's name."""
     folder = checkpoint(run, "manifest.json").parent
     folder.rename(folder.parent / "s00000001-t0001")
     return 11, "checkpoints/s00000001-t0001/: its state is of step 2, its manifest of step 2"
 
 
 def loses_every_checkpoint(run: AuditedRun) -> Found:
-    """No checkpoint is left of a run that has passed one."""
+    """A run that has passed a checkpoint has none left."""
     go_on(run, (3,))
     for one in list(run.store.list("checkpoints/")):
         run.store.delete(one.key)
@@ -267,7 +267,7 @@ def loses_every_checkpoint(run: AuditedRun) -> Found:
 
 
 def loses_the_pointer(run: AuditedRun) -> Found:
-    """`latest.json` is gone."""
+    """`latest.json` is missing."""
     run.store.delete(POINTER_KEY)
     return 6, "weights/latest.json: versions exist, but no pointer"
 
@@ -295,7 +295,7 @@ def needs_what_is_not_known(run: AuditedRun) -> Found:
 
 
 def orders_behind_its_own_chain(run: AuditedRun) -> Found:
-    """An order of a role that was replaced is written without its `Opened`."""
+    """An assignment of a replaced dispatch is written without its `Opened`."""
     value = encode(order(6, 0, 3), Envelope("dispatch", 9, 4))
     run.bus.append("assignments", [AppendEntry(b"6.0", value, 0)])
     return 7, "dispatch term 9 wrote #4 before any `Opened`"

@@ -1,8 +1,8 @@
-"""A small run whose every figure is known, in a real folder: SQLite log, file store, metrics.
+"""A small run whose every count is known, in a real folder: SQLite log, file store, metrics.
 
 Three groups of two trajectories: 0 is trained in step 1, 1 in step 2 (which term 2 of the trainer
-did again), 2 is filtered; 3 is open and has one dead completion. Into it come what a view must not
-count: a second completion, a zombie's records, bytes that are no record, a NaN from a scorer.
+repeated), 2 is filtered; 3 is open and has one dead completion. It also has records that a view
+must not count: a second completion, a zombie's records, undecodable bytes, a NaN from a scorer.
 """
 
 import json
@@ -54,7 +54,7 @@ EVALUATION = {
 
 
 def make_run(folder: Path) -> Path:
-    """The whole run in `folder`; nothing is archived yet."""
+    """Writes the whole run into `folder`; nothing is archived yet."""
     (folder / "model").mkdir(parents=True)
     (folder / "store").mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIGURATION))
@@ -62,7 +62,7 @@ def make_run(folder: Path) -> Path:
     with MetricsFile(folder / "metrics" / "eval.jsonl") as lines:
         lines.append(EVALUATION)
     with (folder / "metrics" / "eval.jsonl").open("a") as file:
-        file.write('{"step": 10, "sec')  # torn by a kill
+        file.write('{"step": 10, "sec')  # cut off by a kill
     bus = open_log(folder)
     bus.create(catalogue(2))
     publish_first(bus)
@@ -76,7 +76,7 @@ def open_log(folder: Path) -> Bus:
 
 
 def archive(folder: Path) -> None:
-    """Archive everything up to the present ends."""
+    """Archives everything up to the present ends."""
     bus, stop = open_log(folder), threading.Event()
     stop.set()
     ArchiveService(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
@@ -109,7 +109,7 @@ def publish_first(bus: Bus) -> None:
 
 
 def publish_rest(bus: Bus) -> None:
-    """Steps 2 of both terms, group 2, the open group 3, and what counts for nothing."""
+    """Steps 2 of both terms, group 2, the open group 3, and the records that do not count."""
     dispatch = FencedWriter(bus, "admissions", "dispatch", 2)
     dispatch.open()
     dispatch.append([(str(group), admitted(group)) for group in (2, 3)])

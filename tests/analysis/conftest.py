@@ -21,7 +21,7 @@ STATES = ("live", "half", "whole", "archive")
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """One folder per state; read them only."""
+    """One folder per state; only read them."""
     root = tmp_path_factory.mktemp("asked")
     found = {state: root / state for state in STATES}
     make_run(found["live"])
@@ -49,7 +49,7 @@ def folder(request, folders):
 
 @pytest.fixture
 def asked(folder):
-    """Runs a query and returns its rows; `told` holds the warnings for the user."""
+    """Runs a query and returns its rows; `told` collects the warnings for the user."""
     told: list[str] = []
     with QuerySession(locate_run(str(folder)), told.append) as session:
 

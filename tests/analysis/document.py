@@ -1,8 +1,8 @@
-"""The blocks of docs/how-to/query-the-log.md: run as written, their output compared or written.
+"""The blocks of docs/how-to/query-the-log.md: run as written, their output compared or rewritten.
 
-A ```console block is one `$ command` (to the line that ends its quotes) and what it prints; a
-```python block runs in the namespace of those before it, and a ```text block behind it is what it
-prints. `python -m tests.analysis.document` writes what they print now into the document.
+A ```console block is one `$ command` (to the line that ends its quotes) and its output; a ```python
+block runs in the namespace of those before it, and a ```text block behind it is its output. `python
+-m tests.analysis.document` writes the present output into the document.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """`printed` is what the document says of the code's output."""
+    """`printed` is the output in the document."""
 
     kind: str
     code: str
@@ -33,7 +33,7 @@ class Block:
     end: int
 
     def text(self, printed: str) -> str:
-        """The block as the document writes it."""
+        """The block's text in the document."""
         if self.kind == "console":
             return f"```console\n{self.code}{printed}```\n"
         shown = f"```text\n{printed}```\n" if printed else ""
@@ -49,7 +49,7 @@ def blocks(document: str) -> Iterator[Block]:
 
 
 def run(block: Block, namespace: dict[str, object]) -> str:
-    """What the block prints now."""
+    """The block's output now."""
     if block.kind == "console":
         return _run_command(block.code.removeprefix("$ "))
     printed = io.StringIO()
@@ -59,7 +59,9 @@ def run(block: Block, namespace: dict[str, object]) -> str:
 
 
 def _command_and_output(code: str) -> tuple[str, str]:
-    """Lines belong to the command until its double quotes are closed and no backslash goes on."""
+    """Lines belong to the command until its double quotes are closed and no backslash continues
+    it.
+    """
     lines = code.splitlines(keepends=True)
     assert lines[0].startswith("$ "), lines[0]
     for count in range(1, len(lines) + 1):
@@ -70,7 +72,7 @@ def _command_and_output(code: str) -> tuple[str, str]:
 
 
 def _run_command(command: str) -> str:
-    """Standard output of a shell's command, at 100 columns."""
+    """Standard output of a shell command, at 100 columns."""
     shell = f'rollstream() {{ "{sys.executable}" -m rollstream "$@"; }}\n{command}'
     environment = os.environ | {"COLUMNS": "100", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(

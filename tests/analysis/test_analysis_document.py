@@ -1,5 +1,5 @@
-"""docs/how-to/query-the-log.md: every block runs as written and prints what stands there; its
-tables are the views.
+"""docs/how-to/query-the-log.md: every block runs as written and prints the output shown; its tables
+match the views.
 """
 
 import re

@@ -15,7 +15,7 @@ from tests.analysis.asked_run import archive, open_log
 
 @pytest.fixture(params=["archive", "whole"])
 def damaged(request, folders, tmp_path):
-    """A copy of a run, and a way to spoil one of its files."""
+    """A copy of a run, and a function that damages one of its files."""
     folder = tmp_path / "run"
     shutil.copytree(folders[request.param], folder)
     (file,) = folder.glob("store/archive/topic=trajectories/*/*/*-00001-*.parquet")
@@ -96,7 +96,7 @@ def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
 
 
 def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folders, tmp_path):
-    """What happens: the archive is listed, then the archive role writes a file and the log is
+    """The interleaving: the archive is listed, then the archive role writes a file and the log is
     truncated up to it, then the log is read.
     """
     folder = tmp_path / "run"

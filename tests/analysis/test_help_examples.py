@@ -1,4 +1,4 @@
-"""Every example in the help of `query`, `tail` and `inspect` is run as it stands."""
+"""Every example in the help of `query`, `tail` and `inspect` runs as written."""
 
 import shlex
 import shutil

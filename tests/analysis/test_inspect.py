@@ -1,4 +1,4 @@
-"""`rollstream inspect`: one trajectory, all that is known of it."""
+"""`rollstream inspect`: all information on one trajectory."""
 
 import json
 

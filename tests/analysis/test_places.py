@@ -1,4 +1,4 @@
-"""What may be named as a run, where its files are found, and what starting to ask costs."""
+"""The names by which a run is found, its files, and the cost of starting a query."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What may be asked, and what is said to a question that cannot be answered."""
+"""Valid queries, and the errors of invalid ones."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rollstream.errors import ConfigurationError
 
 @pytest.fixture
 def complaint(folders, capsys):
-    """What `rollstream query` says to a query, and that it exits 2."""
+    """Returns the error of `rollstream query`, after checking that it exits with 2."""
 
     def of(sql: str, state: str = "archive") -> str:
         assert main(["query", sql, "--run", str(folders[state])]) == 2

@@ -130,7 +130,7 @@ def test_following_shows_what_comes_and_ends_at_ctrl_c(tmp_path):
     bus = open_log(folder)
     assert process.stdout is not None
     try:
-        while process.poll() is None:  # until it has found the end, what is published passes unseen
+        while process.poll() is None:  # records published before the end is found are skipped
             publish(bus, "annotations", "1", note("1.0", "late", [2.0]))
             line = _line_within(process, 1.0)
             if line:
@@ -163,7 +163,9 @@ def test_a_reader_that_goes_away_is_no_error(folders):
 
 
 def test_asking_changes_nothing(tmp_path):
-    """No group, no buried record, no topic: the log's files hold the same rows afterwards."""
+    """It creates no consumer group, dead letter or topic: the log's files hold the same rows
+    afterwards.
+    """
     folder = make_run(tmp_path / "run")
     archive(folder)
     bus = open_log(folder)
@@ -177,7 +179,7 @@ def test_asking_changes_nothing(tmp_path):
 
 
 def test_words_survive_any_record_of_the_log(folders):
-    """What is in the log can be shown, whatever it is."""
+    """Every record of the log can be printed."""
     bus = open_log(folders["live"])
     for topic in TOPIC_RECORDS:
         begin = bus.begin(topic)

@@ -1,4 +1,4 @@
-"""What each view says of a run whose figures are known, whether archived, live or half and half."""
+"""The rows of each view over a run with known counts, archived, live or half and half."""
 
 import shutil
 
@@ -21,7 +21,7 @@ def rows_of(folder, sql):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_is_the_same_however_much_is_archived(view, folders):
-    """Each row once: archived, or live where the archive does not reach."""
+    """Each row appears once: archived, or live where the archive does not reach."""
     live, half, whole, archived = (
         sorted(map(str, rows_of(folder, f"FROM {view}"))) for folder in folders.values()
     )
@@ -145,9 +145,7 @@ def test_tokens_are_text(asked):
 
 
 def test_counting_reads_no_tokens(folders):
-    """A projection reaches the files through the view, so columns that nobody asked for stay
-    unread.
-    """
+    """A projection reaches the files through the view, so unused columns are not read."""
     plan = rows_of(
         folders["archive"], "EXPLAIN SELECT task, avg(reward) FROM trajectories GROUP BY 1"
     )
@@ -184,7 +182,7 @@ def _said(file):
 
 
 def test_drafts_are_told_by_pass_over_the_prompt(asked):
-    """Of those that were drafted; groups 1 and 2 ask the same prompt."""
+    """Only drafted tokens count; groups 1 and 2 have the same prompt."""
     sql = (
         "SELECT pass, count(*), sum(tokens), sum(steps), sum(guessed), sum(accepted), sum(asked), "
         "sum(found) FROM drafts GROUP BY pass ORDER BY pass"
@@ -197,7 +195,7 @@ def test_drafts_are_told_by_pass_over_the_prompt(asked):
 
 
 def test_files_from_before_drafts_have_the_view_without_rows():
-    """The shipped archive is older than the field; views made before it are made anew."""
+    """The shipped archive is older than the field; views made earlier are made again."""
     place = locate_run(str(EXAMPLES / "archive"))
     with QuerySession(place, lambda text: None) as session:
 

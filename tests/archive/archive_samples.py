@@ -31,7 +31,7 @@ ARRAYS = {"u4": np.uint32, "u1": np.uint8, "f4": np.float32}
 
 
 def records(cls: type[Record]) -> st.SearchStrategy[Record]:
-    """Any record of a class, NaN in its arrays included."""
+    """Any record of a class, with NaN in its arrays."""
     parts: dict[str, st.SearchStrategy[Any]] = {}
     for field in msgspec.structs.fields(cls):
         kind = field.encode_name.partition(":")[2]
@@ -74,12 +74,12 @@ def log_of(topic: str, given: Sequence[Record]) -> list[Message]:
 
 
 def through_parquet(topic: str, messages: Sequence[Message]) -> pa.Table:
-    """The table of a file that was written and read again."""
+    """The table of a file after writing and reading."""
     return pq.read_table(io.BytesIO(encode_file(topic, messages, Fence()).data))
 
 
 def sealed(header: bytes, arrays: bytes = b"") -> bytes:
-    """A record of this header with a right checksum."""
+    """A record with this header and a valid checksum."""
     return sealed_as_is(header, bytes(-len(header) % 8) + arrays if arrays else b"")
 
 

@@ -1,5 +1,6 @@
-"""An archiver without a lease, as fast as it can, until it is killed: `python -m
-tests.archive.competing_archiver BUS_FOLDER STORE_FOLDER`."""
+"""An archiver without a lease that runs at full speed until it is killed: `python -m
+tests.archive.competing_archiver BUS_FOLDER STORE_FOLDER`.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`docs/reference/archive.md` says what the files hold, and its examples run."""
+"""`docs/reference/archive.md` lists the columns of the files, and its examples run."""
 
 import re
 import subprocess

@@ -1,8 +1,8 @@
-"""Two archivers that compete and die wherever they like leave every row exactly once.
+"""Two competing archivers that die anywhere leave every row exactly once.
 
 Every call to bus and store is a boundary. At each boundary of one archiver another one runs, alive
 or killed at each boundary of its own, before the call or after it; the log grows meanwhile, so the
-two have different amounts in hand when they want the same name.
+two have read different amounts when they create a file of the same name.
 """
 
 from collections.abc import Callable
@@ -39,12 +39,12 @@ NEVER = 10**9
 
 
 class Killed(Exception):
-    """The process would be gone here."""
+    """The process ends here."""
 
 
 class Boundaries:
-    """Counts an archiver's calls to bus and store; at number `fatal` `act` happens, before the call
-    takes effect or after it.
+    """Counts an archiver's calls to bus and store; at number `fatal` it calls `act`, before the
+    call takes effect or after it.
     """
 
     def __init__(self, fatal: int, after: bool, act: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ def die() -> None:
 
 
 class Sips(MemoryBus):
-    """Gives three records a read, so that a life has several files."""
+    """Returns three records a read, so that a life has several files."""
 
     def read(self, topic: str, positions: Any, **bounds: Any) -> list[Message]:
         return super().read(topic, positions, **bounds | {"records_max": 3})  # pyright: ignore[reportArgumentType]
@@ -109,7 +109,7 @@ class World:
         return TopicArchive(bus, store, "tiny", TOPIC, SETTINGS, lambda: 0.0)
 
     def run(self, boundaries: Boundaries) -> int:
-        """A life from start to clean stop, or to its death; the calls that it made."""
+        """A life from start to clean stop, or to its death; returns its calls."""
         archiver = self.archiver(boundaries)
         try:
             archiver.start()
@@ -124,7 +124,9 @@ class World:
         return MemoryBus.read(self.bus, TOPIC, self.bus.begin(TOPIC), records_max=1000)
 
     def assert_exactly_once(self) -> None:
-        """Rows are the log, in order, each once, with its bytes and with what its fence says."""
+        """Rows are the log's records, in order, each once, with their bytes and with the verdict of
+        their fence.
+        """
         tables = [
             table_from(self.store, file) for file in archived_files(self.store, "tiny", TOPIC)
         ]
@@ -162,8 +164,8 @@ def test_one_archive_killed_at_every_boundary_and_started_again(after: bool) -> 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("then_dies", [False, True])
 def test_two_archives_at_every_pair_of_boundaries(after: bool, then_dies: bool) -> None:
-    """While the first stands at boundary m the log grows and the second lives, until its own
-    boundary n; then the first goes on, or dies.
+    """While the first archiver is stopped at boundary m the log grows and the second one runs until
+    its own boundary n; then the first continues or dies.
     """
     boundaries = calls_of_a_life() + 2
     for m in range(boundaries):
@@ -182,8 +184,8 @@ def test_two_archives_at_every_pair_of_boundaries(after: bool, then_dies: bool) 
 
 
 class Competition(RuleBasedStateMachine):
-    """Any number of archivers, step by step, while the log grows and is truncated as far as the
-    archive has committed; each step may be interrupted by a step of another, or killed.
+    """Any number of archivers, step by step, while the log grows and is truncated up to the
+    archive's commits; each step may be interrupted by a step of another, or killed.
     """
 
     @initialize()
@@ -277,7 +279,9 @@ def test_a_log_that_was_replaced_by_a_shorter_one_is_refused() -> None:
 
 
 def test_commits_say_how_far_the_log_may_be_truncated() -> None:
-    """Invariant 11: never beyond what is archived, with the fence there."""
+    """Invariant 11: the log is truncated up to archived positions only, with the fence in the
+    archive.
+    """
     world = World()
     archiver = world.archiver(Boundaries(NEVER, False, die))
     archiver.start()

@@ -1,4 +1,6 @@
-"""Files as others see them: names, contents, what reads them, and what is said of broken ones."""
+"""Archive files as other programs see them: names, contents, readers, and the errors on damaged
+ones.
+"""
 
 import io
 from pathlib import Path
@@ -41,7 +43,7 @@ from tests.archive.archive_samples import admission, append, log_of, trajectory
 
 FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
 SPARK_ENCODINGS = {"PLAIN", "RLE", "RLE_DICTIONARY", "BIT_PACKED"}
-"""What Spark 3.2 and later read in their vectorised reader; BYTE_STREAM_SPLIT they do not."""
+"""Spark 3.2 and later read these encodings in their vectorised reader; not BYTE_STREAM_SPLIT."""
 
 
 class Clock:
@@ -81,7 +83,7 @@ def test_names_hold_topic_run_day_partition_and_first_offset_never_the_last() ->
     )
     assert parse_archive_key(key.replace(".parquet", ".json"), 7) is None
     assert parse_archive_key(key.replace("/trajectories-", "/ledger-"), 7) is None
-    assert utc_day(-5) == 0  # a record that a broker stamped with nonsense still has a day
+    assert utc_day(-5) == 0  # a record with an invalid broker timestamp still has a day
     assert "date=9999-12-31" in archive_key("ledger", "r", 0, 0, 1 << 62)
 
 
@@ -229,7 +231,7 @@ def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
 
 
 def test_data_that_changed_in_the_middle_is_found_when_it_is_read() -> None:
-    """Parquet's pages carry no checksum by default; ours are found by zstd or by a row's hash."""
+    """Parquet's pages have no checksum by default; zstd or a row's hash finds our damage."""
     from rollstream.storage.archive.tables import originals_of
 
     data = bytearray(whole_file())

@@ -1,4 +1,6 @@
-"""Real processes: archivers killed with -9 beside each other, the role, and who stops last."""
+"""Real processes: archivers killed with -9 beside each other, the role, and the order of
+stopping.
+"""
 
 import json
 import os
@@ -110,7 +112,7 @@ def test_the_role_asked_to_stop_archives_all_of_the_log_and_a_standby_goes_on(
 
 
 def test_who_stops_last_is_asked_when_all_others_have_ended(tmp_path: Path) -> None:
-    """What a rollout appends while it stops is in the archive too."""
+    """The archive also holds records that a rollout appends while it stops."""
     note, up = tmp_path / "note", tmp_path / "up"
     slow = f"""
 import signal, sys, time, pathlib

@@ -1,4 +1,4 @@
-"""What the log holds, the archive holds: records, and bytes that are none."""
+"""The archive holds all of the log: records, and undecodable bytes."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ from tests.archive.archive_samples import (
 
 
 def same(one: Record, other: Record) -> bool:
-    """By value: equal records are equal bytes, once a default is left out of both."""
+    """Compared by value: equal records are equal bytes, once a default is left out of both."""
     if type(one) is not type(other):
         return False
     one, other = with_default(one, stated=False), with_default(other, stated=False)
@@ -84,19 +84,19 @@ def test_fields_and_arrays_that_a_newer_program_added_are_kept_as_bytes() -> Non
     value = encode(trajectory(1))
     header = value[16 : 16 + int.from_bytes(value[4:8], "little")]
     newer = header.replace(b'"moves"', b'"mood":"calm","moves"')
-    assert newer == header  # a default, left out: the field goes in front of another
+    assert newer == header  # a default that is left out: the field moves in front of another
     newer = header.replace(b'"task":', b'"mood":"calm","more:u4":2,"task":')
     arrays = value[(16 + len(header) + 7) // 8 * 8 :]
     padded = arrays + bytes(-len(arrays) % 8) + np.array([7, 8], "<u4").tobytes()
     messages = [message("trajectories", 0, sealed(newer, padded))]
     table = through_parquet("trajectories", messages)
     assert list(originals_of(table, "trajectories")) == [messages[0].value]
-    assert table.column("reason").null_count == 1  # it is a record all the same
+    assert table.column("reason").null_count == 1  # it is a valid record
     assert all_same([trajectory(1)], records_of(table))
 
 
 def test_a_default_that_the_bytes_state_and_one_left_out_both_come_back() -> None:
-    """1.0 of a configuration is another object than the class's own 1.0, and is written."""
+    """The 1.0 of a configuration is another object than the class's own 1.0, and is written."""
     stated = msgspec.structs.replace(trajectory(1), temperature=float("1"))
     messages = log_of("trajectories", [trajectory(1), stated, trajectory(2)])
     assert messages[0].value != messages[1].value
@@ -175,7 +175,9 @@ def test_canonical_are_exactly_the_bytes_that_encoding_gives_again(data: st.Data
 
 
 def test_records_of_a_replaced_holder_are_rows_marked_void() -> None:
-    """Invariant 7: whoever reads the archive can leave out what readers of the log left out."""
+    """Invariant 7: a reader of the archive can leave out the records that readers of the log left
+    out.
+    """
 
     def of(term: int, sequence: int, record: Record) -> bytes:
         return encode(record, Envelope("dispatch", term, sequence))
@@ -215,7 +217,7 @@ def test_a_column_that_an_older_file_has_not_leaves_the_field_its_default() -> N
 
 
 def test_a_row_that_a_newer_release_wrote_more_of_is_refused_and_not_damaged() -> None:
-    """A field that is unknown here is a column that is; without it the bytes cannot be made."""
+    """An unknown field is stored as an unknown column; without it the bytes cannot be rebuilt."""
     rows = log_of("trajectories", [trajectory(3)])
     newer = through_parquet("trajectories", rows)
     hashes = pa.array(["00" * 8])
@@ -238,7 +240,7 @@ def test_a_schema_that_a_newer_release_archived_is_no_tombstone() -> None:
 
 
 def test_bytes_that_an_older_release_archived_unread_are_a_record_to_a_newer_one() -> None:
-    """The older one kept them byte for byte, with the reason why they were none to it."""
+    """The older release kept them byte for byte, with the reason why it could not decode them."""
     table = through_parquet("trajectories", log_of("trajectories", [trajectory(3)]))
     value = next(originals_of(table, "trajectories"))
     for name, kept in (("schema", None), ("original", value), ("reason", "schema … not known")):

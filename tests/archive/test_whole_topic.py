@@ -1,4 +1,4 @@
-"""A topic is read from its first record on, however much of it was forgotten (invariant 11)."""
+"""A topic is read from its first record on, however much of it was truncated (invariant 11)."""
 
 from pathlib import Path
 

@@ -10,11 +10,11 @@ from testbed.violations.healthy_run import make_run
 
 @pytest.fixture(scope="session")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read it only."""
+    """Only read it."""
     return make_run(tmp_path_factory.mktemp("audited") / "run")
 
 
 @pytest.fixture
 def folder(healthy: Path, tmp_path: Path) -> Path:
-    """A copy to plant something in."""
+    """A copy to plant a violation in."""
     return Path(shutil.copytree(healthy, tmp_path / "run"))

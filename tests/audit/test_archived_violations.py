@@ -1,5 +1,5 @@
-"""What audit says of a log it says of the same records archived: rows are looked at many at a time,
-and every violation is found, counted and worded as it is in the log.
+"""Audit reports the same of a log and of its archive: rows are read in batches, and every violation
+is found, counted and worded as in the log.
 """
 
 import threading
@@ -20,7 +20,7 @@ from testbed.violations.planted import PLANTED, Plant
 
 TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}
-"""The archive stops at a gap and says so."""
+"""The archive stops at a gap and reports it."""
 POLICIES = (POLICY, KEEP)
 
 
@@ -57,7 +57,9 @@ def test_a_violation_is_found_in_the_archive_as_in_the_log(folder: Path, plant: 
 
 
 def test_archived_trajectories_are_read_as_rows_and_odd_ones_as_records(folder: Path) -> None:
-    """Text that JSON escapes in rare ways, dead ones, second completions: the same counts."""
+    """Text that JSON escapes in rare ways, dead trajectories, second completions: the same
+    counts.
+    """
     run = open_run(folder, 2)
     run.complete(completion(6, 0, 2, reason='\x01 " \\ \n ü \u2028', finish="dead"))
     run.complete(completion(6, 1, 2, environment='{"turn": 1}', scores={"a": 0.1, 'b"': 1e-9}))

@@ -1,4 +1,6 @@
-"""A log that is truncated while the audit reads it: what went is read from the archive, once."""
+"""A log that is truncated while the audit reads it: truncated records are read from the archive,
+once.
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,7 @@ def test_what_was_read_before_is_no_second_copy(
     run = open_run(tmp_path, 1)
     archive = TopicArchive(run.bus, run.store, RUN, "admissions", ArchiveSettings())
     archive.start()
-    for group in range(6):  # a file for each, after the opening
+    for group in range(6):  # one file each, after the opening
         run.admit(group)
         archive.finish()
     monkeypatch.setattr(messages, "READ_RECORDS_MAX", 1)

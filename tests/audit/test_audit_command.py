@@ -1,4 +1,4 @@
-"""`rollstream audit`: what it prints, its exit codes, and places that are none."""
+"""`rollstream audit`: its output, its exit codes, and invalid names of runs."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_an_archive_in_a_bucket_is_audited_by_its_url(capsys) -> None:
 
 
 def test_a_damaged_archive_file_is_named(tmp_path: Path, capsys) -> None:
-    """No hole is passed over silently: what lies behind the damage is not checked."""
+    """Every hole is reported: records behind the damage are not checked."""
     place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
     (file,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
     file.chmod(0o644)
@@ -106,7 +106,7 @@ def test_a_damaged_log_could_not_be_checked(folder: Path, capsys) -> None:
 
 
 def test_a_run_that_was_only_prepared_is_no_violation(folder: Path, tmp_path: Path, capsys) -> None:
-    """Nothing is made there, either."""
+    """It creates nothing there, either."""
     place = tmp_path / "prepared"
     place.mkdir()
     shutil.copy(folder / "config.json", place)
@@ -135,7 +135,7 @@ def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monk
 
 
 def test_an_audit_imports_neither_torch_nor_duckdb(folder: Path) -> None:
-    """It may run beside a trainer, on a small machine."""
+    """It may run beside a trainer on a small machine."""
     code = (
         "import sys; from rollstream.cli.main import main; assert main(sys.argv[1:]) == 0; "
         "print(sorted({'torch', 'transformers', 'duckdb', 'pydantic'} & set(sys.modules)))"

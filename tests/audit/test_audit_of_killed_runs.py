@@ -1,4 +1,4 @@
-"""Promise 1 as a person would check it: processes killed with -9, then one command."""
+"""Promise 1 as a user would check it: processes killed with -9, then one command."""
 
 import json
 import signal
@@ -23,8 +23,8 @@ def audit(folder: Path) -> tuple[int, dict]:
 
 
 def test_a_run_whose_roles_were_killed_audits_clean(tmp_path: Path) -> None:
-    """While it lives and when it was stopped; a recount agrees. It has more steps than it trains
-    until then, however slow the audits between the kills are.
+    """Audits while the run lives and after it was stopped; a recount agrees. The run has more steps
+    than it can train until then, however slow the audits between the kills are.
     """
     folder, model = tmp_path / "run", random_model(tmp_path / "model")
     with started(folder, model, ["trainer.steps=100000"]) as process:

@@ -1,5 +1,5 @@
-"""Runs of the product audit clean, whatever happened to them, and a recount that shares no code
-with it says the same: from SQLite, from the archive, from a real Kafka.
+"""Runs of the product audit clean under every history, and a recount that shares no code with it
+agrees: from SQLite, from the archive, from a real Kafka.
 """
 
 import json
@@ -29,7 +29,7 @@ COPIED = ("admissions", "ledger", "trajectories", "annotations", "applied", "pro
 
 
 def configure(folder: Path, on_update: str = "in_flight", bus: str = "sqlite:bus") -> None:
-    """What `audit` reads of a run's settings."""
+    """The settings of a run that `audit` reads."""
     settings = {
         "run": "tiny", "bus": bus, "store": "file:store",
         "dispatch": {"max_lag": DISPATCH.max_lag}, "rollouts": {"on_update": on_update},
@@ -39,7 +39,7 @@ def configure(folder: Path, on_update: str = "in_flight", bus: str = "sqlite:bus
 
 
 def audit(place: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """Exit code and what `--json` printed."""
+    """Exit code and output of `--json`."""
     capsys.readouterr()
     code = main(["audit", str(place), "--json"])
     return code, json.loads(capsys.readouterr().out)
@@ -51,7 +51,7 @@ def counts(report: dict[str, Any], invariant: int) -> dict[str, int]:
 
 
 def assert_equal(report: dict[str, Any], counted: dict[str, Any]) -> None:
-    """Both found the same figures."""
+    """Audit and recount agree."""
     groups, once, lag = (counts(report, number) for number in (1, 2, 5))
     names = ("admitted", "trained", "filtered", "expired", "dead", "open")
     assert {name: counted["groups"][name] for name in names} == {n: groups[n] for n in names}
@@ -82,7 +82,7 @@ def train_until(run: TinyRun, term: int, steps: int) -> None:
 
 
 def archive(run: TinyRun) -> None:
-    """Everything up to the present ends."""
+    """Archives everything up to the present ends."""
     stop = threading.Event()
     stop.set()
     ArchiveService(run.bus, run.store, "tiny", ArchiveSettings()).run(stop)
@@ -106,7 +106,7 @@ def test_a_run_audits_clean_and_its_recount_agrees(tmp_path, capsys, on_update) 
 
 
 def test_a_living_run_whose_trainer_was_replaced_audits_clean(tmp_path, capsys) -> None:
-    """Also in the middle of a step, with groups open and a version on its way."""
+    """It also stops in the middle of a step, with groups open and a version in preparation."""
     configure(tmp_path)
     with tiny_run(tmp_path, trainer={"steps": 6}, checkpoint_every=2) as run:
         run.start_all()
@@ -125,7 +125,9 @@ def test_a_living_run_whose_trainer_was_replaced_audits_clean(tmp_path, capsys) 
 
 
 def test_an_archive_alone_says_what_it_cannot_tell(tmp_path, capsys) -> None:
-    """Log, weights and configuration gone: the counts are the same, the rest is said."""
+    """Without log, weights and configuration the counts are the same, and the missing parts are
+    reported.
+    """
     configure(tmp_path)
     with tiny_run(tmp_path) as run:
         run.start_all()
@@ -151,7 +153,7 @@ def test_an_archive_alone_says_what_it_cannot_tell(tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("archived", [True, False])
 def test_a_truncated_run_is_whole_with_its_archive_only(tmp_path, capsys, archived) -> None:
-    """Invariant 11: what the log forgot is archived, or said to be gone."""
+    """Invariant 11: truncated records are archived, or reported as lost."""
     dispatch = DISPATCH.model_copy(update={"keep_s": 0.05})
     configure(tmp_path)
     with tiny_run(
@@ -176,7 +178,7 @@ def test_a_truncated_run_is_whole_with_its_archive_only(tmp_path, capsys, archiv
 
 
 def test_a_log_in_kafka_is_audited_and_recounted(tmp_path, capsys) -> None:
-    """The same records on a real broker: the same counts."""
+    """The same records on a real broker give the same counts."""
     configure(tmp_path)
     url = new_url()
     with tiny_run(tmp_path) as run:

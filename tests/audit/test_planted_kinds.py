@@ -1,5 +1,5 @@
 """Each kind of violation planted into a healthy log: audit finds it, and names the invariant and
-the place. The kinds that no log shows leave audit clean, and docs/reference/audit.md names each.
+the position. The kinds that no log shows leave audit clean, and docs/reference/audit.md names each.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Each kind of violation planted into a healthy log: audit finds it, and names the invariant and
-the place.
+the position.
 """
 
 from pathlib import Path
@@ -20,7 +20,9 @@ def places(tally) -> list[str]:
 
 
 def test_several_spans_violate_keep_version(folder: Path) -> None:
-    """Invariant 4: what is right in flight is wrong under `keep_version`, once it is trained."""
+    """Invariant 4: spans of two versions are right in flight and wrong under `keep_version`, once
+    trained.
+    """
     run = open_run(folder, 2)
     run.train(3, {6: [run.complete(completion(6, index, 1, 2)) for index in (0, 1)]})
     run.bus.close()
@@ -30,7 +32,7 @@ def test_several_spans_violate_keep_version(folder: Path) -> None:
 
 
 def test_masked_tokens_violate_keep_version(folder: Path) -> None:
-    """Invariant 5: it drops the trajectory whole."""
+    """Invariant 5: it drops the whole trajectory."""
     run = open_run(folder, 2)
     members = [run.complete(completion(6, index, 0, 2)) for index in (0, 1)]
     run.train(3, {6: members}, counts={"masked_tokens": TOKENS_MASKED})
@@ -49,7 +51,7 @@ def test_of_many_violations_the_first_ten_are_shown(folder: Path) -> None:
 
 
 def test_a_zombie_and_a_repeat_are_void_and_no_violation(folder: Path) -> None:
-    """Invariant 7: what is behind the fence changes nothing."""
+    """Invariant 7: records behind the fence change nothing."""
     append = open_run(folder, 2)
     for number in (5, 6):
         append_raw(append, "ledger", GroupClosed(0, "dead", "", 3), "trainer", 1, number)
@@ -72,7 +74,7 @@ def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -
 
 
 def test_audit_writes_nothing(folder: Path) -> None:
-    """Not even bytes that are no record are buried."""
+    """It does not even dead-letter undecodable bytes."""
     run = open_run(folder, 2)
     run.bus.append("trajectories", [AppendEntry(b"6", b"rubbish", 0)])
     run.bus.close()

@@ -14,7 +14,7 @@ from testbed.repository import ROOT
 FOLDER = ROOT / "benchmarks"
 CASES = {"Case", "alone", "paired", "against", "_at_most"}
 BY_HAND = ("benchmarks.__main__", "benchmarks.gpu_check.__main__", "benchmarks.chaos.__main__")
-"""Started by a person (Makefile, docs), besides what these import or start."""
+"""Files that are started from the Makefile or docs, besides those that these import or start."""
 
 
 def parsed(path: Path) -> ast.Module:
@@ -22,7 +22,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def stated_cases(path: Path) -> Iterator[tuple[str, bool]]:
-    """Literal names of cases in a file, and whether the literal is only the beginning of a name."""
+    """Literal names of cases in a file, and whether the literal is only a prefix of a name."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             first = node.args[0]

@@ -1,5 +1,5 @@
-"""`make gpu-check` where there is no GPU, and its figures from records; the whole of it runs among
-vLLM's tests.
+"""`make gpu-check` without a GPU, and its metrics from records; its whole dry run is among vLLM's
+tests.
 """
 
 import os

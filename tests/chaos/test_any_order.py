@@ -1,5 +1,5 @@
-"""The roles of a run may be started, killed and started again in any order, by anybody: here there
-is no supervisor that would do it in the usual one, or hand leases on.
+"""The roles of a run may be started, killed and restarted in any order. No supervisor runs here
+that would use the usual order or pass leases on.
 """
 
 import random
@@ -32,8 +32,8 @@ def wait_for_step(run: RunByHand, wanted: int) -> None:
 
 @pytest.mark.slow
 def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
-    """Promise 1. All are killed in one order and started in another; then each is killed and
-    started by itself, in a third. Whoever fills the history of drafts then, none of it is left.
+    """Promise 1. All roles are killed in one order and started in another; then each is killed and
+    restarted in a third order. The draft history is removed at the end, whichever rollout wrote it.
     """
     drawn, model = random.Random(0), random_model(tmp_path / "model")
     with by_hand(tmp_path / "run", model, SETTINGS) as run:

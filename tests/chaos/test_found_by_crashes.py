@@ -1,4 +1,4 @@
-"""What seeded crashes brought to light, each by itself."""
+"""Faults that seeded crashes found, each reproduced by itself."""
 
 from pathlib import Path
 
@@ -105,7 +105,9 @@ def test_a_group_that_ended_before_its_admission_was_read_stays_ended_over_a_che
 
 
 def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_violation() -> None:
-    """Invariant 6: nobody can believe a version of a fenced term; a believed one must be whole."""
+    """Invariant 6: a version of a fenced term is never believed; a believed one must be
+    complete.
+    """
     bus, store = memory_bus(), MemoryStore()
     tensors = {"w": torch.zeros(4, 4)}
     files = {"config.json": b"{}"}
@@ -149,7 +151,7 @@ def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_p
 
 
 def test_a_trainer_that_is_replaced_between_two_deletions_deletes_no_more(tmp_path: Path) -> None:
-    """It stood still behind its listing: its successor reads one of the checkpoints listed."""
+    """It was frozen after its listing: its successor reads one of the listed checkpoints."""
 
     class Frozen(MemoryStore):
         def delete(self, key: str) -> None:

@@ -1,5 +1,5 @@
-"""Invariant 12: no record that anyone appends to a topic of many writers ends a role or a run, or
-changes what is trained.
+"""Invariant 12: no record appended to a topic of many writers ends a role or a run, or changes the
+training.
 
 `python -m benchmarks hostile` does the same to real processes over SQLite and Kafka.
 """

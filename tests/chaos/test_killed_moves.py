@@ -1,5 +1,5 @@
-"""A kill in the midst of a move, in real processes with the paced engine: whoever of the three dies
-at whichever of its records, every group is trained exactly once (invariants 1, 2, 4).
+"""A kill in the middle of a move, in real processes with the paced engine: whichever of the three
+processes dies at any of its records, every group is trained exactly once (invariants 1, 2, 4).
 """
 
 from pathlib import Path
@@ -31,11 +31,13 @@ SETTINGS = [
     "paced.train_step_s=0.2", "paced.emit_every=8", "paced.time_scale=0.5",
     "paced.kv_tokens=20000", "paced.lengths.median=100", "paced.lengths.p99=1000",
 ]  # fmt: skip
-"""Answers of seconds with a tail ten times as long: whoever has it is soon asked to give it up."""
+"""Answers of seconds with a tail ten times as long: a rollout that has one is soon asked to give it
+up.
+"""
 
 
 def of_rollouts(kind: str) -> list[Aim]:
-    """Whichever rollout comes to it first; the other, should it come to it, too."""
+    """Aims at each rollout; the first to make the write fires, and the other too if it makes it."""
     return [Aim(name, kind) for name in ROLLOUTS]
 
 

@@ -1,5 +1,5 @@
-"""Real processes killed before and after each kind of write: a sample; all of them are measured by
-`python -m benchmarks chaos`. What is aimed at is what a run was seen to write.
+"""Real processes killed before and after each kind of write: a sample; `python -m benchmarks chaos`
+measures all of them. Aims come from the writes that a run was seen to make.
 """
 
 import random
@@ -37,8 +37,8 @@ def unseen_moments(calm: AimFolder) -> list[str]:
 
 
 def calm_run(base: Path, model: Path) -> AimFolder:
-    """One without kills. Eight steps may be over before dispatch first truncates, where this
-    machine was slow at the wrong moment: then another one, at most three.
+    """A run without kills. Eight steps may be over before dispatch first truncates, on a machine
+    that was slow at that moment; then another run follows, at most three.
     """
     calm = run_aimed(base / "calm", model, ())
     for number in range(2):
@@ -50,8 +50,8 @@ def calm_run(base: Path, model: Path) -> AimFolder:
 
 @pytest.mark.slow
 def test_a_kill_before_or_after_a_kind_of_write_loses_nothing(tmp_path: Path) -> None:
-    """Promise 1. Every role writes something, and the moments that the chaos benchmark aims at are
-    moments of a run.
+    """Promise 1. Every role writes something, and the moments of the chaos benchmark are moments of
+    a run.
     """
     model, found = random_model(tmp_path / "model"), Swept()
     calm = calm_run(tmp_path, model)

@@ -1,5 +1,5 @@
 """Promise 1 while everything moves: dispatch asks trajectories back at every look, and roles are
-killed, frozen and come back as zombies in the midst of it.
+killed, frozen and resumed as zombies meanwhile.
 
 `python -m testbed.stepped.trials --seed S --restless` repeats one.
 """
@@ -12,7 +12,9 @@ COUNT = 12
 
 
 def test_runs_that_move_all_the_time_keep_every_promise() -> None:
-    """Invariants 1 to 7: one trajectory whoever finishes it, one version under `keep_version`."""
+    """Invariants 1 to 7: one completion per trajectory whichever rollout finishes it, one version
+    under `keep_version`.
+    """
     happened: Counter[str] = Counter()
     for seed in range(COUNT):
         trial = seeded(seed, restless=True)

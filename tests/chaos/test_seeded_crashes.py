@@ -1,5 +1,5 @@
-"""Promise 1 under orders nobody thought of: short runs in memory, turns, kills, freezes and late
-zombies drawn from a seed.
+"""Promise 1 under random orders: short runs in memory, with turns, kills, freezes and late zombies
+drawn from a seed.
 
 `python -m testbed.stepped.trials --seed S` repeats one; `python -m benchmarks chaos` runs 3 000.
 """
@@ -12,7 +12,7 @@ COUNT = 100
 
 def test_a_hundred_seeded_runs_keep_every_promise() -> None:
     """Invariants 1 to 7; a line of `wrong` names the command that repeats its run. In some of them
-    rollouts remember answers for drafts, and whoever writes them dies like all others.
+    rollouts fill a draft history, and its writer dies like all others.
     """
     told = seeded_batches(COUNT)
     assert told.wrong == []

@@ -1,4 +1,4 @@
-"""A trajectory that the learner cannot compute does not hold a run, whatever else is killed
+"""A trajectory that the learner cannot compute does not hold a run, under kills of all roles
 (invariant 12, last sentence).
 """
 

@@ -1,5 +1,5 @@
-"""Invariant 4 while the only holders of versions are killed: an emptied rollout loads the version
-from history, or the trajectory starts again; never does one have two versions.
+"""Invariant 4 while the only holders of versions are killed: an empty rollout loads the version
+from history, or the trajectory restarts; it never has two versions.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class OnlyRollouts(Drawn):
 
 
 def killed_run(seed: int, folder: Path) -> SteppedRun:
-    """To its end."""
+    """Runs to the end."""
     baton = Baton(seed)
     medium = (MemoryBus(baton.clock), MemoryStore())
     run = SteppedRun(lambda: medium, folder, baton, SHAPE)

@@ -1,5 +1,5 @@
 """Promise 1 at every write: a 20-step run over SQLite and files in one process, killed before or
-after one of its writes and started again.
+after one of its writes and restarted.
 
 `python -m testbed.stepped.trials --boundary N --side after` repeats one of them.
 """
@@ -22,7 +22,7 @@ def calm() -> Trial:
 
 
 def test_the_fixed_run_passes_every_kind_of_write(calm: Trial) -> None:
-    """Else a sweep over its writes would leave out what it never does."""
+    """Otherwise a sweep over its writes would leave out the kinds that it never makes."""
     assert not calm.found.wrong
     kinds = {kind.split(" ")[0] for kind in calm.kinds}
     assert kinds == {"append", "commit", "truncate", "create", "swap", "delete"}
@@ -35,8 +35,8 @@ def test_the_fixed_run_passes_every_kind_of_write(calm: Trial) -> None:
 def test_the_fixed_run_is_the_same_whatever_the_clocks_of_the_machine_show(
     calm: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only so is a write's number the same write in another run. A machine that is busy elsewhere
-    lets seconds pass between any two looks at a clock.
+    """Only then is a write's number the same write in another run. On a machine that is busy
+    elsewhere, seconds pass between any two reads of a clock.
     """
     looks = itertools.count()
 
@@ -61,7 +61,7 @@ def test_a_run_killed_at_a_drawn_write_ends_as_without(calm: Trial, place: int) 
 
 @pytest.mark.long
 def test_a_run_killed_at_every_sixth_write_ends_as_without(calm: Trial) -> None:
-    """Every write, both sides, half an hour: `python -m benchmarks chaos`."""
+    """Every write on both sides takes half an hour: `python -m benchmarks chaos`."""
     for number, boundary in enumerate(range(0, calm.writes, 6)):
         trial = at_boundary(boundary, ("before", "after")[number % 2])
         assert not trial.found.wrong, str(trial)

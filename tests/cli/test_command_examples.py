@@ -1,8 +1,7 @@
-"""Every example in the help of every command, and every command of README, is run as it stands, on
-a real run (examples of `query`, `tail` and `inspect` in `tests/analysis/`, of `audit` in
-`tests/audit/`; the commands of docs/ are checked in `tests/docs/test_commands.py`).
-
-The run is the quickstart, made small by the environment: 60 steps of one short group.
+"""Every example in the help of every command, and every command of README, runs as written, on a
+real run (examples of `query`, `tail` and `inspect` in `tests/analysis/`, of `audit` in
+`tests/audit/`; the commands of docs/ are checked in `tests/docs/test_commands.py`). The run is the
+quickstart, made small by the environment: 60 steps of one short group.
 """
 
 import os
@@ -69,7 +68,9 @@ def _help(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `examples/` and the first example's run, under the names that others use."""
+    """A folder with `examples/` and the first example's run, under the names that other examples
+    use.
+    """
     folder = tmp_path_factory.mktemp("work")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "fake").mkdir()
@@ -110,7 +111,7 @@ def test_examples_that_end_by_themselves(command: str, here: Path):
 
 
 def test_the_commands_of_the_readme(here: Path):
-    """On the same run; what they make gets a name of its own."""
+    """Runs on the same run; its output gets a name of its own."""
     printed = [one.words for one in printed_commands() if one.page == "README.md"]
     found = [words[1:] for words in printed if words[0] == "rollstream"]
     assert found
@@ -158,7 +159,7 @@ def _runs_until_told(words: list[str], name: str, code: int, here: Path) -> None
 
 
 def _state(here: Path, name: str) -> str:
-    """What the process says on its health port."""
+    """The answer of the process on its health port."""
     import json
     import urllib.request
 
@@ -191,7 +192,7 @@ def test_examples_of_forwarding(here: Path):
 
 
 def test_the_example_of_health(here: Path):
-    """A process that listens on the port of the example is asked."""
+    """A process that listens on the port of the example answers."""
     (words,) = examples("health")
     log = here / "asked.log"
     with log.open("wb") as output:

@@ -1,4 +1,6 @@
-"""The command line: help, examples that parse, exit codes, and no slow import before its time."""
+"""The command line: help, examples that parse, exit codes, and no slow import before it is
+needed.
+"""
 
 import shlex
 import subprocess

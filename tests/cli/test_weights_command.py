@@ -1,4 +1,4 @@
-"""`rollstream weights`: what is kept, verified, compared, exported."""
+"""`rollstream weights`: list, verify, compare and export versions."""
 
 import json
 from pathlib import Path
