@@ -1,5 +1,5 @@
-"""What all tests share: threads and byte code of their processes, signals as in a terminal, seeds
-of Hypothesis, the model of runs, real servers used.
+"""Shared by all tests: threads and byte code of their processes, signals as in a terminal, seeds of
+Hypothesis, the model of runs, and the list of real servers used.
 """
 
 import os
@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 from testbed.servers import used, used_elsewhere  # noqa: E402
 
-# A shell that starts us in the background has SIGINT ignored, and children inherit that; tests send
+# A shell that starts pytest in the background ignores SIGINT, and children inherit that; tests send
 # it to processes of their own.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` finds new ones.
-# How long an example takes says how busy the machine is, and nothing else.
+# The duration of an example shows how busy the machine is, and nothing else.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", UNTIMED, derandomize=True)
 settings.register_profile("fuzz", UNTIMED, print_blob=True)
@@ -40,12 +40,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest-xdist keeps the order of files below instead of one of its own."""
+    """pytest-xdist keeps the order of files below in place of its own."""
     config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start whole runs come first: at the end workers share what is short."""
+    """Files that start whole runs come first: at the end workers share the short ones."""
     items.sort(key=lambda item: not starts_runs(item))
 
 
@@ -55,7 +55,7 @@ def starts_runs(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the real servers, so that nobody takes a run without them for one with them."""
+    """Prints the real servers, so that a run without them is not taken for one with them."""
     if used():
         terminalreporter.section("real servers used")
         for name, what in sorted(used().items()):
@@ -63,12 +63,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands the names of its servers on."""
+    """A worker of pytest-xdist passes the names of its servers on."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["servers"] = used()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """Servers of a worker that ended in order; one that crashed fails its tests by itself."""
+    """Reads the servers of a worker that ended in order; one that crashed fails its tests
+    anyway.
+    """
     used_elsewhere(getattr(node, "workeroutput", {}).get("servers", {}))

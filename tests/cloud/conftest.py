@@ -1,4 +1,4 @@
-"""What the cloud tests share: a broker that may be killed, a proxy before the store."""
+"""Shared by the cloud tests: a broker that a test may kill, a proxy before the store."""
 
 import signal
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ def own_broker() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def broker(own_broker: KafkaBroker) -> Iterator[KafkaBroker]:
-    """One that a test may kill and pause; it must run again at its end."""
+    """A broker that a test may kill and pause; it must run again at the end of the test."""
     yield own_broker
     own_broker.signal(signal.SIGCONT)
 
 
 @pytest.fixture
 def proxy() -> Iterator[FaultProxy]:
-    """In front of the real S3 server."""
+    """A proxy in front of the real S3 server."""
     with FaultProxy(versity.server().endpoint) as started:
         yield started

@@ -23,7 +23,9 @@ def asked(*line: str) -> list[dict]:
 def test_a_run_over_kafka_and_s3_trains_every_step_and_the_counts_add_up(
     tmp_path: Path, model: Path
 ) -> None:
-    """Promise 4; invariants 1 and 2 over log and archive. The commands read all of it there."""
+    """Promise 4; invariants 1 and 2 over log and archive. The commands read everything from
+    there.
+    """
     folder = tmp_path / "run"
     urls = [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
     with started(folder, model, urls) as process:

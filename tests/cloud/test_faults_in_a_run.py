@@ -1,5 +1,6 @@
-"""Faults of the broker and of the bucket in the middle of a run: it goes on and ends by itself, the
-counts of invariant 1 add up, and nothing that was acknowledged is lost.
+"""Faults of the broker and of the bucket in the middle of a run: it continues and ends by itself,
+the counts of invariant 1 add up, and no acknowledged record is lost.
+
 `docs/reference/runbook.md` has the table.
 """
 
@@ -25,12 +26,12 @@ from tests.cloud.witness import Witness
 DOWN_S = 10.0
 PAUSE_S = 8.0
 BURST = 40  # requests in a row
-LEASES = ["trainer.lease_s=3", "dispatch.lease_s=3"]  # so that an outage outlasts them
+LEASES = ["trainer.lease_s=3", "dispatch.lease_s=3"]  # shorter than an outage
 
 
 @dataclass
 class Scene:
-    """What a fault may act on."""
+    """The processes that a fault may act on."""
 
     broker: KafkaBroker
     proxy: FaultProxy
@@ -55,7 +56,7 @@ def errors(scene: Scene) -> None:
 
 
 def done_but_said_to_have_failed(scene: Scene) -> None:
-    """Every one of these writes took effect."""
+    """All of these writes took effect."""
     scene.proxy.inject(Fault("status_after", 500, "PUT", count=BURST))
 
 
@@ -117,7 +118,7 @@ def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     proxy: FaultProxy,
     faults: Sequence[Callable[[Scene], None]],
 ) -> None:
-    """Promise 1 with the servers failing."""
+    """Promise 1 with failing servers."""
     folder = tmp_path / "run"
     bus = f"kafka://{broker.server}/{faults[0].__name__.replace('_', '-')}"
     store = versity.new_url().replace(versity.server().endpoint, proxy.endpoint)
@@ -133,7 +134,7 @@ def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     assert_the_log_adds_up(folder)
     witness.assert_nothing_is_lost()
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
-    print(  # docs/reference/runbook.md has the figures: pytest -s
+    print(  # docs/reference/runbook.md has the measurements: pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "
         f"the witness was told of {len(witness.appended)} records "
         f"and {len(witness.created)} objects"

@@ -1,5 +1,6 @@
-"""Three brokers, three copies, two of which must hold a record: one dies unnoticed; with two gone
-writes stop; once they are back all goes on. Every acknowledged record is there exactly once.
+"""Three brokers, three copies, two of which must hold a record. When one dies nothing stops; with
+two gone writes stop; once they are back all continues. Every acknowledged record is there exactly
+once.
 """
 
 import threading
@@ -21,8 +22,8 @@ from testbed.servers import use
 from testbed.servers.kafka_broker import VERSION, KafkaBroker, start_three
 from testbed.waiting import WAIT_S, wait_for
 
-SETTLE_S = 2.0  # for what is under way when a broker dies
-QUIET_S = 6.0  # as long nothing may be acknowledged while two of three are gone
+SETTLE_S = 2.0  # seconds for requests in progress when a broker dies
+QUIET_S = 6.0  # seconds without acknowledgements while two of three are gone
 TOPIC = "ledger"
 TEXT = "x" * 2000
 
@@ -62,8 +63,8 @@ class Writing:
         self._bus.close()
 
     def _write(self) -> None:
-        """As a role's process: a writer that stays in doubt ends, its successor has the next
-        term and reads what is there before it goes on.
+        """Acts as a role's process: a writer that stays in doubt ends; its successor has the next
+        term and reads the present records before it continues.
         """
         while not self._stop.is_set():
             self.terms += 1
@@ -80,7 +81,7 @@ class Writing:
 
 
 def found(bus) -> Counter[int]:
-    """How often each number is there, by the rules of invariant 7."""
+    """How often each number is in the topic, by the rules of invariant 7."""
     reader = TopicReader(bus, TOPIC, from_begin(bus, TOPIC))
     records = [received.record for received in reader.read_to(bus.end(TOPIC))]
     return Counter(record.group for record in records if isinstance(record, GroupClosed))
@@ -110,7 +111,7 @@ def test_one_of_three_dies_unnoticed_two_stop_writes_and_nothing_is_lost(
         before = len(told)
         wait_for(lambda: len(told) > before + 100)
         second = next(n for n in brokers if n not in (first, leader(servers)))
-        brokers[second].kill()  # who leads now is there and has nobody to copy to
+        brokers[second].kill()  # the present leader lives and has no broker to copy to
         time.sleep(SETTLE_S)
         before = len(told)
         time.sleep(QUIET_S)

@@ -1,5 +1,5 @@
-"""Somebody who is no part of a run and writes to the same broker and bucket all the while: what it
-was told is there must be there afterwards.
+"""A witness outside of the run, which writes to the same broker and bucket all the while: every
+write acknowledged to it must be there afterwards.
 """
 
 import threading
@@ -45,7 +45,7 @@ class Witness:
             self._bus.close()
 
     def assert_nothing_is_lost(self) -> None:
-        """Everything acknowledged is there, with its bytes."""
+        """Every acknowledged write is there, with its bytes."""
         found: set[int] = set()
         position, end = 0, self._bus.end(TOPIC)[0]
         while position < end:
@@ -66,7 +66,7 @@ class Witness:
             try:
                 act(number)
             except (BusError, StoreError):
-                pass  # nobody said that it is there
+                pass  # the write was not acknowledged
             else:
                 told.append(number)
             number += 1

@@ -1,5 +1,5 @@
 """docker-compose.yml as a test reads it: services with their variables filled in, and each one's
-command, environment and health check as a process on this machine would get them.
+command, environment and health check for a process on this machine.
 """
 
 import os
@@ -46,7 +46,7 @@ class Service:
 
     @property
     def after(self) -> dict[str, str]:
-        """What it waits for, and until when."""
+        """The services it waits for, and the condition of each."""
         given = self.settings.get("depends_on", {})
         return {name: how["condition"] for name, how in given.items()}
 
@@ -58,12 +58,12 @@ class Service:
 
     @property
     def ends(self) -> bool:
-        """It does something once, before the others."""
+        """Whether it does one task and ends, before the others start."""
         return self.settings.get("restart") == "no"
 
 
 def services() -> dict[str, Service]:
-    """All of them, `${NAME:-default}` filled in from the defaults."""
+    """All services, `${NAME:-default}` filled in from the defaults."""
     found = filled(yaml.safe_load(FILE.read_text()))["services"]
     return {name: Service(name, settings) for name, settings in found.items()}
 
@@ -80,7 +80,7 @@ def filled(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """What stands in for the network and the volume of the file."""
+    """Replacements for the network and the volume of the file."""
 
     kafka: str
     objects: str
@@ -95,7 +95,7 @@ class Machine:
         return [self.placed(word, port) for word in command]
 
     def environment(self, service: Service, port: int) -> dict[str, str]:
-        """Only what the image and the file give: nothing of the test's own gets through."""
+        """Only the variables of image and file: nothing of the test's own environment."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         given = {name: self.placed(text, port) for name, text in service.environment.items()}
         home = {"PATH": path, "HOME": os.environ["HOME"]}
@@ -103,7 +103,7 @@ class Machine:
 
 
 def broker_settings(kafka: Service) -> str:
-    """The broker's settings as lines of server.properties, without those that place it."""
+    """The broker's settings as lines of server.properties, without those of its addresses."""
     own = ("NODE_ID", "PROCESS_ROLES", "LISTENER", "ADVERTISED", "INTER_BROKER", "CONTROLLER")
     lines = [
         f"{name.removeprefix('KAFKA_').lower().replace('_', '.')}={value}"

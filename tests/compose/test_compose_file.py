@@ -1,5 +1,5 @@
-"""docker-compose.yml says what it should, without a daemon: accepted by the program where it is
-installed, and by structure everywhere.
+"""docker-compose.yml is valid without a daemon: accepted by the program where it is installed, and
+by structure everywhere.
 """
 
 import shutil
@@ -27,7 +27,7 @@ def rollstream_words(service: Service) -> list[str]:
 
 
 def test_the_program_accepts_the_file() -> None:
-    """Where it is installed; what the other tests read is the same file by PyYAML."""
+    """Where the program is installed; the other tests read the same file by PyYAML."""
     assert yaml.safe_load(FILE.read_text())["services"]
     if shutil.which("docker-compose") is not None:
         command = ["docker-compose", "--file", str(FILE), "config", "--quiet"]

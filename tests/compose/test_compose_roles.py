@@ -1,5 +1,5 @@
-"""docker-compose.yml as processes: every role's command with the environment that the file gives,
-over the same broker and the same S3 server, in the order that the file demands, until it has
+"""docker-compose.yml as processes: every role's command with the environment of the file, over the
+same broker and the same S3 server, in the order of the file's dependencies, until the model has
 learnt.
 """
 
@@ -22,13 +22,13 @@ from tests.compose.compose_file import ROOT, Machine, Service, broker_settings, 
 ONCE_S = 600.0  # warm-up
 LEARN_S = 600.0
 STOP_S = 60.0
-STEPS = 25  # of 60: it learns in the first ten
+STEPS = 25  # of 60: the model learns in the first ten
 RISE = 0.2  # of the mean reward; the quickstart gains .5
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Both servers as the file sets them up, without the bucket, which a service makes."""
+    """Both servers as the file sets them up, without the bucket, which a service creates."""
     found = services()
     with ExitStack() as stack:
         broker = KafkaBroker(more=broker_settings(found["kafka"]))
@@ -69,7 +69,7 @@ class Containers:
         return (self._logs / f"{name}.log").read_text()[-4000:]
 
     def is_healthy(self, service: Service) -> bool:
-        """What the service's own health check says."""
+        """The result of the service's own health check."""
         port = self.ports[service.name]
         line = self._machine.line(service.health, port)
         environment = self._environment(service, port)
@@ -82,7 +82,7 @@ class Containers:
         wait_for(is_well, process, lambda: f"{service.name}: {self.log(service.name)}")
 
     def stop(self, service: Service) -> int:
-        """As `docker compose stop` does; the exit code."""
+        """Stops as `docker compose stop` does; returns the exit code."""
         self.running[service.name].send_signal(signal.SIGTERM)
         return self.running[service.name].wait(STOP_S)
 
@@ -98,7 +98,7 @@ class Containers:
 
 
 def in_order(found: Mapping[str, Service]) -> list[Service]:
-    """The roles, each after what it waits for."""
+    """Starts the roles, each after those it waits for."""
     roles = {name: service for name, service in found.items() if service.is_role}
     ordered: list[Service] = []
     while len(ordered) < len(roles):
@@ -115,7 +115,9 @@ def in_order(found: Mapping[str, Service]) -> list[Service]:
 
 @pytest.mark.slow
 def test_the_services_start_are_healthy_and_learn(tmp_path: Path, machine: Machine) -> None:
-    """Every role with what the file gives it and nothing else; only the number of steps is ours."""
+    """Every role with the file's command and environment only; the test changes just the number of
+    steps.
+    """
     containers = Containers(machine, tmp_path)
     try:
         ordered = in_order(services())

@@ -12,7 +12,7 @@ TIMES = 50
 
 
 def test_roles_with_one_process_id_settle_in_one_folder_at_once(tmp_path: Path) -> None:
-    """Threads have one process id too."""
+    """Threads share one process id too."""
     folder, configuration = RunFolder(tmp_path / "volume"), Configuration(run="shared")
     failed: list[BaseException] = []
 

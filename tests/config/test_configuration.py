@@ -1,4 +1,4 @@
-"""The configuration says what is wrong, where, and what to write instead."""
+"""Configuration errors name the setting, where it is set, and what to write instead."""
 
 from pathlib import Path
 

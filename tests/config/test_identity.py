@@ -78,7 +78,9 @@ def test_prefix_and_bucket_may_not_even_when_accepted(
 
 
 def test_a_hash_that_was_recorded_over_whole_urls_is_still_the_runs(store: ObjectStore) -> None:
-    """As 0.1.0 recorded it: of the same settings it has another hash, and no difference."""
+    """The hash of 0.1.0's recorded configuration differs from today's for the same settings; the
+    settings do not differ.
+    """
     had = essential_settings(of(**CLUSTER)) | CLUSTER
     store.create(configuration_key("of-old"), encode_json(had))
     assert not accept_change(store, of(**MOVED), False, "of-old")

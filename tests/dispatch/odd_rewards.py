@@ -1,4 +1,4 @@
-"""The remainder task with rewards that are equal for every second prompt, whatever is answered."""
+"""The remainder task with rewards that are equal for every second prompt, whatever the answer."""
 
 import json
 from dataclasses import replace

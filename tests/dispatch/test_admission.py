@@ -1,4 +1,4 @@
-"""Admission: pace first (invariant 5), and no group that ended untrained stalls it."""
+"""Admission keeps the pace first (invariant 5), and no group that ended untrained stalls it."""
 
 from hypothesis import given, strategies as st
 
@@ -68,8 +68,8 @@ def test_a_group_admitted_at_the_limit_obeys_max_lag_when_it_is_trained(version:
     ends=st.lists(st.sampled_from(["trained", "trained", "closed"]), max_size=120),
 )
 def test_groups_that_end_untrained_never_stall_a_run(max_lag: int | None, ends: list[str]):
-    """However many are filtered, expired or dead: once nothing is open, more may be admitted, and
-    in the end the last step has its groups.
+    """However many groups are filtered, expired or dead: once none is open more may be admitted,
+    and in the end the last step has its groups.
     """
     pace = AdmissionPace(groups_per_step=4, max_lag=max_lag, ready_groups_max=8, waves_max=6)
     admitted = trained = closed = 0

@@ -1,5 +1,5 @@
-"""Dropping by lag is a bias against long answers: the report compares what was dropped with what
-was trained, and warns.
+"""Dropping by lag is a bias against long answers: the report compares dropped with trained answers,
+and warns.
 """
 
 import numpy as np

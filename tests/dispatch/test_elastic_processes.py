@@ -1,5 +1,5 @@
-"""Rollouts join and leave a living run, preemptible ones give everything up when they are asked to
-go, and a standby takes over from a dispatch that is gone: as real processes.
+"""Rollouts join and leave a living run, preemptible ones hand everything over when they are
+stopped, and a standby takes over from a dead dispatch: as real processes.
 """
 
 import signal
@@ -24,13 +24,13 @@ PACED = [
     "paced.weights_bytes=100000", "paced.train_step_s=0.01", "trainer.steps=3",
     "truncate=false", "dispatch.max_lag=4",
 ]  # fmt: skip
-"""Answers of some seconds, so that there is always one in progress."""
+"""Answers of some seconds, so that one is always in progress."""
 MANY = [f"trainer.steps={STEPS}", "truncate=false", "dispatch.max_lag=20"]
 
 
 @contextmanager
 def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Generator[Hand]:
-    """`rollstream rollout RUN --name NAME`, as somebody types it; ended by its id."""
+    """`rollstream rollout RUN --name NAME`, as a user types it; ended by its process id."""
     log = folder.parent / f"{name}.log"
     line = [sys.executable, "-m", "rollstream", "rollout", str(folder), "--name", name, *more]
     with log.open("wb") as output:
@@ -59,7 +59,7 @@ def ended(folder: Path) -> set[str]:
 def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
     tmp_path: Path, model: Path
 ) -> None:
-    """Invariants 1 and 2 afterwards; what it had in progress was finished by others."""
+    """Invariants 1 and 2 afterwards; other rollouts finished what it had in progress."""
     folder = tmp_path / "run"
     with started(folder, model, [*PACED, "trainer.steps=100000"]) as process:
         wait_for(lambda: steps_done(folder) > 0, process)
@@ -80,9 +80,9 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
 def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
     tmp_path: Path, model: Path
 ) -> None:
-    """Promise 1: whoever goes on has every token that it generated."""
+    """Promise 1: the rollout that resumes has every token generated before."""
     folder = tmp_path / "run"
-    slow = ["paced.time_scale=1", "rollouts.partial_tokens=8"]  # begun is far from finished
+    slow = ["paced.time_scale=1", "rollouts.partial_tokens=8"]  # started, but far from finished
     with by_hand(folder, model, [*PACED, *slow]) as run:
         for name in ("trainer", "prompts", "dispatch", "archive"):
             run.start(name)
@@ -140,7 +140,9 @@ def test_a_standby_takes_over_from_a_dispatch_that_was_killed(tmp_path: Path, mo
 def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
     tmp_path: Path, model: Path
 ) -> None:
-    """`dispatch.standby`: no death is seen, so nobody restarts it; it comes back as a zombie."""
+    """`dispatch.standby`: no death is seen, so the supervisor does not restart it; it comes back as
+    a zombie.
+    """
     folder = tmp_path / "run"
     more = [*MANY, "trainer.steps=120", "dispatch.standby=true", "dispatch.lease_s=1"]
     with started(folder, model, more) as process:

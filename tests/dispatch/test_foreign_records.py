@@ -1,5 +1,5 @@
-"""Nothing that anyone appends to a topic of many writers ends dispatch, or makes it order work from
-a rollout that does not exist (invariants 8 and 12).
+"""No record appended to a topic of many writers ends dispatch, or makes it assign work to a rollout
+that does not exist (invariants 8 and 12).
 """
 
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ finished = st.builds(
 
 @dataclass
 class Scene:
-    """Dispatch's intake and plans over memory; two rollouts live, each in its term 1."""
+    """Dispatch's inbox and plans over memory; two rollouts live, each in its term 1."""
 
     keep_version: bool = True
     bus: MemoryBus = field(default_factory=MemoryBus)
@@ -111,7 +111,7 @@ class Scene:
         publish(self.bus, TOPICS[type(record)], f"k{self.appended}", record)
 
     def round(self) -> None:
-        """As the service's loop: read, plan, order, repack, keep."""
+        """The service's loop: read, plan, assign, repack, persist."""
         self.now_s += LOOKUP_S
         self.inbox.read()
         orders = [o.record for o in self.ordering.plan(self.state, self.lengths, [], self.now_s)]
@@ -140,7 +140,7 @@ def test_dispatch_survives_whatever_decodes(records: list[Record], keep: bool):
 
 
 def test_a_status_in_a_term_that_was_never_taken_makes_no_zombie_of_the_living():
-    """Else the next order names that term, and the living process exits as replaced."""
+    """Otherwise the next assignment names that term, and the living process exits as replaced."""
     scene = Scene()
     scene.append(status("a", term=1000))
     scene.append(status("nobody", slots=1000))
@@ -187,7 +187,7 @@ def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
 
 
 def test_a_completion_outside_its_groups_partition_ends_no_trajectory():
-    """The trainer passes it over, so the trajectory still has to be generated."""
+    """The trainer skips it, so the trajectory still has to be generated."""
     scene = Scene()
     other = 1 - partition_of(b"0", 2)
     at = "a", 1, np.ones(2, np.uint32), np.array([0, 1], np.uint8), np.zeros(1, np.float32)

@@ -1,5 +1,5 @@
-"""Invariant 4: what ran under a version that nobody holds goes on after an emptied rollout loaded
-that version, or starts again on the newest, whichever is cheaper.
+"""Invariant 4: a trajectory of a version that no rollout holds resumes after an emptied rollout
+loaded that version, or restarts on the newest one, whichever is cheaper.
 """
 
 from itertools import combinations
@@ -90,7 +90,8 @@ def test_without_a_limit_of_slots_no_other_choice_is_cheaper(
             assert mine <= reload_cost(some, rest, one) + 1e-6
 
 
-# ---- from the state to orders --------------------------------------------------------------------
+# ---- from the state to assignments
+# ----------------------------------------------------------------
 
 
 def history(size: int | None = 1000, max_lag: int | None = 2) -> VersionReload:
@@ -98,7 +99,7 @@ def history(size: int | None = 1000, max_lag: int | None = 2) -> VersionReload:
 
 
 def give(state: DispatchState, known: VersionReload, now_s: float = 0.0) -> list[Assignment]:
-    """Order what can be ordered, as the service does."""
+    """Assigns as the service does."""
     ordering = AssignmentPlanner(PACE, True, 0.25, WaveLayouts(True, 4), known)
     records = [o.record for o in ordering.plan(state, LengthHistory(), (), now_s)]
     for record in records:
@@ -107,7 +108,7 @@ def give(state: DispatchState, known: VersionReload, now_s: float = 0.0) -> list
 
 
 def stranded(*others: tuple[str, Version], gained: int = 50) -> DispatchState:
-    """Both trajectories of the group ran under version 3 at "a", which is gone; 4 is out."""
+    """Both trajectories of the group ran under version 3 at "a", which is gone; 4 is announced."""
     state = state_with_group(status("a"))
     give(state, history())
     for trajectory in ("0.0", "0.1"):
@@ -174,7 +175,7 @@ def test_nobody_empty_is_waited_for_a_while_and_then_all_start_again():
 
 
 def test_one_that_comes_back_from_who_was_to_load_its_version_starts_again():
-    """Whatever kept it from loading: nothing is tried without end (invariant 8)."""
+    """Whatever kept it from loading: no attempt is repeated without end (invariant 8)."""
     state = stranded(("b", V4))
     give(state, history())
     for trajectory in ("0.0", "0.1"):

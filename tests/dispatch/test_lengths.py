@@ -1,5 +1,5 @@
-"""What answers' lengths are expected to be, who gets which, and what is too long: advice, so never
-more than the room there is, and nothing without history.
+"""Expected lengths of answers, placement by them, and outliers: advice only, so never more than the
+room there is, and nothing without history.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A move is three records, and whoever dies between two of them is recovered like any other
+"""A move is three records, and a process that dies between two of them is recovered like any other
 (invariants 2, 4).
 """
 
@@ -27,7 +27,7 @@ def repacking() -> RepackPlanner:
 
 
 def give(state: DispatchState) -> list[Assignment]:
-    """Order what can be ordered, as the service does."""
+    """Assigns as the service does."""
     records = [o.record for o in ordering().plan(state, LengthHistory(), ())]
     for record in records:
         state.apply_assignment(record)
@@ -35,7 +35,7 @@ def give(state: DispatchState) -> list[Assignment]:
 
 
 def tails() -> DispatchState:
-    """Two rollouts under version 3 with one trajectory each, version 4 out."""
+    """Two rollouts under version 3 with one trajectory each; version 4 is announced."""
     state = state_with_group(status("a"), status("b", kv_used=90))
     give(state)
     for trajectory, rollout in (("0.0", "a"), ("0.1", "b")):
@@ -48,7 +48,7 @@ def tails() -> DispatchState:
 
 
 def replace_order(state: DispatchState, trajectory: str, rollout: str) -> Assignment:
-    """It was ordered to this rollout."""
+    """It was assigned to this rollout."""
     known = state.assignments[trajectory]
     record = Assignment(
         "start", trajectory, 0, int(trajectory[-1]), known.attempt, rollout, 1, known.version,
@@ -70,7 +70,7 @@ def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
     state = tails()
     release = asked_back(state)
     assert (release.kind, release.rollout, release.onward) == ("release", "a", "b")
-    assert give(state) == []  # it is the source's until it gave it up
+    assert give(state) == []  # it is the source's until the source gave it up
     state.apply_partial(partial("0.0", 1, tokens=5, last=True), Address(0, 7))
     (order,) = give(state)
     assert (order.kind, order.rollout, order.attempt) == ("resume", "b", 2)
@@ -84,7 +84,7 @@ def test_a_plan_says_who_hands_how_much_to_whom():
 
 
 def test_a_completion_that_is_faster_ends_the_move():
-    """Invariant 2: one trajectory, whoever was asked for it."""
+    """Invariant 2: one trajectory, whichever rollout was asked for it."""
     state = tails()
     asked_back(state)
     state.apply_completion(0, "0.0")
@@ -120,7 +120,7 @@ def test_a_destination_that_dies_is_replaced():
 
 
 def test_a_move_survives_the_death_of_dispatch_at_every_point():
-    """What was asked back and given up is in the kept state and in the log."""
+    """Released and given-up trajectories are in the persisted state and in the log."""
     state = tails()
     release = asked_back(state)
     again = restore_state(state_to_persist(state, 1, {}))
@@ -153,7 +153,7 @@ def test_nothing_moves_while_nobody_would_pull():
 
 
 def test_a_rollout_that_runs_what_no_partial_has_shown_is_left_alone():
-    """Its request could not be asked back, so it would not stand empty."""
+    """Its request cannot be released, so the rollout would not become empty."""
     state = tails()
     del state.chains["0.0"]
     plan = repacking().plan(state, LengthHistory(), now_s=2.0)

@@ -1,5 +1,5 @@
 """Whole runs under each kind of pace (invariant 5), with groups that are filtered and refilled, and
-with what rollouts do while dispatch is away.
+with rollouts that act while dispatch is away.
 """
 
 import threading
@@ -28,8 +28,8 @@ def trained(run: TinyRun) -> set[int]:
 def test_filtered_groups_are_refilled_and_no_step_is_short(
     tmp_path: Path, max_lag: int | None
 ) -> None:
-    """DAPO's dynamic sampling: every second group says nothing, and none of them stalls admission;
-    what is trained obeys the lag.
+    """DAPO's dynamic sampling: every second group has equal rewards, and none of them stalls
+    admission; trained groups obey the lag.
     """
     dispatch = DispatchSettings(max_lag=max_lag, heartbeat_timeout_s=1.0)
     trainer = {"filter_equal_rewards": True, "steps": 5}
@@ -50,7 +50,7 @@ def test_filtered_groups_are_refilled_and_no_step_is_short(
 
 
 def test_rollouts_go_on_with_what_they_have_while_dispatch_is_away(tmp_path: Path) -> None:
-    """All that was ordered is finished without it, and the next dispatch goes on from there."""
+    """All assigned trajectories finish without it, and the next dispatch continues from there."""
     dispatch = DispatchSettings(max_lag=2, heartbeat_timeout_s=600.0, queue_per_slot=2.0)
     away = threading.Event()
     with tiny_run(tmp_path, dispatch=dispatch, tokens_max=40) as run:
@@ -71,7 +71,7 @@ def test_rollouts_go_on_with_what_they_have_while_dispatch_is_away(tmp_path: Pat
 
 
 def pretend(run: TinyRun, stop: threading.Event) -> None:
-    """A rollout that lives, takes one order, and never does anything about it."""
+    """A rollout that lives, takes one assignment, and never acts on it."""
     next_term(run.store, "rollouts", "ghost")
     while not stop.wait(0.1):
         ordered = any(o.rollout == "ghost" for o in run.records("assignments", Assignment))
@@ -83,7 +83,7 @@ def pretend(run: TinyRun, stop: threading.Event) -> None:
 def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(
     tmp_path: Path,
 ) -> None:
-    """Without it the run would miss a group: only as many as it trains are admitted."""
+    """Without it the run would lack a group: only as many as it trains are admitted."""
     dispatch = DispatchSettings(max_lag=8, heartbeat_timeout_s=600.0)
     with tiny_run(tmp_path, dispatch=dispatch) as run:
         run.start_prompts(1)

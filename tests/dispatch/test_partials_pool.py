@@ -1,5 +1,5 @@
-"""The pool of partials is bounded by what admission lets run (invariant 8), and the topic is
-truncated up to the oldest partial of an open trajectory, no further (invariant 11).
+"""The pool of partials is bounded by admission (invariant 8), and the topic is truncated up to the
+oldest partial of an open trajectory, no further (invariant 11).
 """
 
 from hypothesis import given, strategies as st

@@ -1,5 +1,5 @@
-"""Invariant 11: what a living rollout holds, an open partial names, or a partial may name that
-dispatch has not kept yet, is not deleted.
+"""Invariant 11: a version is not deleted while a living rollout holds it, an open partial names it,
+or a partial that dispatch has not persisted yet may name it.
 """
 
 import pytest
@@ -55,7 +55,7 @@ def keep(store: ObjectStore, state: DispatchState, bus: Bus | None = None) -> No
 
 
 def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:
-    """What dispatch knows after rollouts said this; version 3 generates 0.0 at "a"."""
+    """Dispatch's state after these statuses; version 3 generates 0.0 at "a"."""
     state = state_with_group(*said)
     order_all(state, "a", keep_version=True)
     for one in said:
@@ -109,7 +109,7 @@ def test_a_version_that_an_open_partial_names_stays_however_long_its_holder_is_d
 def test_what_was_held_since_dispatch_kept_its_state_stays_while_dispatch_is_away(
     bus: Bus, store: ObjectStore
 ):
-    """A partial of it may lie in the log, and nobody has folded it yet."""
+    """A partial of it may be in the log that dispatch has not folded yet."""
     clock = HandClock()
     pinned = PinnedVersions(bus, store, clock)
     state = heard(bus, status("a", version=V3))
@@ -142,7 +142,7 @@ def test_a_partial_that_lands_after_the_status_of_the_next_version_is_waited_for
 
 
 def test_where_the_bound_must_win_the_oldest_named_version_goes_first():
-    """Then its trajectories start again: `test_history.py`."""
+    """Then its trajectories restart: `test_history.py`."""
     versions = [StoredVersion(Version(number, 1)) for number in range(8)]
     pointer = Pointer("run", 1, Version(7, 1), "", "", None)
     plan = plan_retention(versions, pointer, {Version(1, 1), V3}, 0, 3)

@@ -1,5 +1,5 @@
-"""Placement: never above a rollout's room, groups together where they fit, equal inputs give equal
-plans.
+"""Placement never exceeds a rollout's room, keeps groups together where they fit, and equal inputs
+give equal plans.
 """
 
 from collections import Counter

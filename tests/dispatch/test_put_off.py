@@ -1,5 +1,5 @@
-"""What is too old to be trained starts again on the newest version only where it would be in time
-there: measured, never guessed (invariant 5).
+"""A trajectory that is too old to be trained restarts on the newest version only where it would be
+in time there: measured, not estimated (invariant 5).
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ OLD = RunningRequest(
     "0.0", "a", V3, 300, 310, ExpectedLength(100, 10, 8), 0.05, lag_left=-1, longest=16_000
 )
 FAST = LagBudget(max_lag=4, step_s=10.0, token_s=0.05)
-"""30 s until it is too late: 600 tokens, which is twice what `OLD` has."""
+"""30 s until it is too late: 600 tokens, which is twice the length of `OLD`."""
 
 
 def deferred(*running: RunningRequest, budget: LagBudget | None = FAST) -> tuple[str, ...]:
@@ -119,7 +119,9 @@ def test_the_time_of_a_step_is_within_what_was_seen_however_often_one_looks(
 ):
     steps, now_s = StepDuration(), 7.0
     steps.observe(first, now_s)
-    for number, lasted_s in enumerate([1e9, *lasts], first + 1):  # since when was `first` out?
+    for number, lasted_s in enumerate(
+        [1e9, *lasts], first + 1
+    ):  # the time at which `first` was announced
         now_s += lasted_s
         for _ in range(looks):
             steps.observe(number, now_s)
@@ -142,7 +144,7 @@ def test_the_service_measures_steps_and_requests(tokens_per_s: float, again: tup
     assert prompt is not None
     lengths.note(prompt, 10)
     order_all(state, "a")
-    state.admitted = 10  # the wave is whole, and all else of it has ended
+    state.admitted = 10  # the wave is complete, and all else of it has ended
     for name in ("0.0", "0.1"):
         state.apply_partial(partial(name, 1, tokens=300), Address(0, 1))
     repacking, plan = RepackPlanner(every_s=5.0, max_lag=2, groups_per_wave=10), None

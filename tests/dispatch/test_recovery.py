@@ -1,5 +1,5 @@
-"""Recovery is level-triggered: whoever died, what nobody living generates is ordered again
-(invariants 2, 4).
+"""Recovery is level-triggered: whichever process died, a trajectory that no living rollout
+generates is assigned again (invariants 2, 4).
 """
 
 import numpy as np
@@ -145,7 +145,7 @@ def test_a_rollout_read_back_from_before_dispatch_started_gets_nothing_new():
 
 
 def test_work_goes_only_to_rollouts_that_verified_what_they_serve():
-    """Neither new trajectories nor resumes, whatever its health; what it has it keeps."""
+    """Neither new trajectories nor resumes, whatever its health; it keeps what it has."""
     state = state_with_group(status("a", verified=False), status("b"))
     free = free_room(state, queue_per_slot=0.25)
     assert set(free.new) == set(free.resumes) == {"b"}
@@ -158,7 +158,7 @@ def test_work_goes_only_to_rollouts_that_verified_what_they_serve():
 
 
 def test_under_keep_version_an_unverified_holder_is_no_holder():
-    """Invariant 4: its version counts as held by nobody, so the trajectory starts again."""
+    """Invariant 4: no rollout counts as holding its version, so the trajectory restarts."""
     state = state_with_group(status("a", verified=False), status("b", version=Version(4, 1)))
     order_all(state, "b", keep_version=True)
     state.apply_partial(partial("0.0", 1), Address(2, 7))

@@ -1,5 +1,5 @@
-"""Repack keeps its promises whatever the loads: no destination above KV or B_max, versions apart,
-each rollout in one part, nothing lost, nothing planned that gains nothing (invariants 4, 9).
+"""Repack keeps its promises under all loads: no destination above KV or B_max, versions apart, each
+rollout in one part, nothing lost, and no move without gain (invariants 4, 9).
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ loads = st.lists(
 
 
 def after(many: list[RolloutLoad], plan: tuple[RepackMove, ...]) -> dict[str, tuple[int, int]]:
-    """Requests and KV of each rollout once everything has moved."""
+    """Requests and KV of each rollout after all moves."""
     held = {load.rollout: (load.running, load.kv_used) for load in many}
     for move in plan:
         requests, kv = held[move.source]
@@ -89,7 +89,7 @@ def test_the_order_of_rollouts_does_not_matter(many: list[RolloutLoad]):
 
 @given(many=loads)
 def test_no_two_that_stay_would_have_fitted_into_one(many: list[RolloutLoad]):
-    """Of two destinations the one met later did not fit into what the other has left."""
+    """Of two destinations the one found later did not fit into the room that the other left."""
     plan = plan_repack(many)
     held, gone = after(many, plan), {move.source for move in plan}
     stay = [one for one in many if is_candidate(one) and one.gains and one.rollout not in gone]

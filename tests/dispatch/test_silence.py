@@ -1,4 +1,6 @@
-"""Which rollouts dispatch takes to be dead: those that it could have heard and did not."""
+"""Which rollouts dispatch takes for dead: those whose statuses it could have read and did not
+find.
+"""
 
 import pytest
 
@@ -33,14 +35,14 @@ class Judge:
         publish_all(self.bus, "status", [(f"{one.rollout}/{one.term}", one) for one in statuses])
 
     def look(self, after_s: float = 0.05) -> list[str]:
-        """One round of dispatch, so long after the one before: whom it forgets."""
+        """One round of dispatch, so long after the one before; returns the rollouts it drops."""
         self.clock.now_s += after_s
         left = self.state.departed()
         self.inbox.read()
         return drop_silent_rollouts(self.state, self.inbox, TIMEOUT_S, left)
 
     def look_for(self, seconds: float, *speaking: str) -> list[str]:
-        """Rounds of half a second, in each of which these rollouts are heard."""
+        """Rounds of half a second, in each of which these rollouts send a status."""
         gone: list[str] = []
         for _ in range(round(2 * seconds)):
             self.say(*map(status, speaking))
@@ -66,7 +68,7 @@ def test_after_a_stall_of_dispatch_no_living_rollout_is_silent(judge: Judge):
 
 
 def test_a_stall_of_everything_is_nobodys_silence(judge: Judge):
-    """A laptop that slept: the first that sends again says nothing about the others."""
+    """A laptop that slept: the first rollout that sends again is no evidence about the others."""
     judge.look_for(1, "a", "b")
     judge.say(status("a"))
     assert judge.look(after_s=3600.0) == []
@@ -74,7 +76,7 @@ def test_a_stall_of_everything_is_nobodys_silence(judge: Judge):
 
 
 def test_while_nobody_is_heard_nobody_is_silent(judge: Judge):
-    """The broker was away; its clients come back one after the other."""
+    """The broker was away; its clients reconnect one after the other."""
     judge.look_for(1, "a", "b")
     assert judge.look_for(60) == []
     assert judge.look_for(4, "a") == judge.look_for(4, "b") == []

@@ -1,4 +1,4 @@
-"""Every command that README or docs print is checked: it parses, its settings and files exist, its
+"""Every command printed in README or docs is checked: it parses, its settings and files exist, its
 SQL runs. README's own commands run on a real run in `tests/cli/test_command_examples.py`, and those
 of `--help` (reference/commands.md) there and beside it.
 """

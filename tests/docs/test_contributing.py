@@ -1,4 +1,4 @@
-"""The steps of CONTRIBUTING.md: at most five for each part, every file that they name exists, and
+"""The steps of CONTRIBUTING.md: at most five for each part; every file that they name exists, and
 those for a reward and a task work in an empty folder.
 """
 

@@ -79,7 +79,7 @@ def test_each_module_that_a_page_names_exists() -> None:
         "my_reward.py",
         "word_reward.py",
         "sums.py",
-    }  # files that a reader writes
+    }  # files that the reader creates
     missing: list[str] = []
     for page in pages():
         for name in MODULE.findall(page.read_text(encoding="utf-8")):

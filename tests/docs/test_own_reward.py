@@ -1,4 +1,4 @@
-"""docs/tutorial/own-reward.md: its files work as they are printed."""
+"""docs/tutorial/own-reward.md: its files work as printed."""
 
 import json
 import re

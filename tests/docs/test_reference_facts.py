@@ -1,5 +1,5 @@
-"""Pages of `docs/reference/` that people write hold what the code does: invariants, exit codes, the
-Python API.
+"""Hand-written pages of `docs/reference/` agree with the code: invariants, exit codes, the Python
+API.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The generated parts of `docs/reference/` are those of the code."""
+"""The generated parts of `docs/reference/` are up to date."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Records of a small run, from which drafts come: prompts `1 2 GROUP`, answers, partials, late
+"""Records of a small run from which drafts come: prompts `1 2 GROUP`, answers, partials, late
 rewards.
 """
 
@@ -74,7 +74,7 @@ def reward(group: int, name: str, values: Sequence[float]) -> Annotation:
 
 
 def tell(bus: Bus, *records: Trajectory | Partial | Annotation) -> None:
-    """Each to its topic, as rollouts and scorers do."""
+    """Appends each record to its topic, as rollouts and scorers do."""
     topics = {Trajectory: "trajectories", Partial: "partials", Annotation: "annotations"}
     for record in records:
         key = record.trajectory if isinstance(record, Partial) else str(record.group)

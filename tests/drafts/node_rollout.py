@@ -1,7 +1,5 @@
-"""A rollout's part in the history of its node, as a process of its own: `python -m
-tests.drafts.node_rollout BUS FOLDER`.
-
-It looks a hundred times a second, as a rollout does, and answers one line of JSON for each line
+"""A rollout's draft feed as a process of its own: `python -m tests.drafts.node_rollout BUS FOLDER`.
+It polls a hundred times a second, as a rollout does, and answers one line of JSON for each line
 that it reads: `["draft", group, newest]` → tokens, `["writes"]` → whether it fills the history,
 `["leave"]` → it ends in order.
 """

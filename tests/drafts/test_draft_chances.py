@@ -1,4 +1,6 @@
-"""Chances by what is known to agree, and the lengths that follow from them: pure rules."""
+"""Acceptance probabilities by the length of the match, and the draft lengths that follow from them:
+pure rules.
+"""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -24,7 +26,7 @@ CHANCES = st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32)
 
 
 def learned(known: int, share: int, chances: AcceptanceCurve) -> None:
-    """Of ten single tokens after so many known ones so many are right, often."""
+    """Of ten single tokens after so many matched ones this many are accepted, repeated often."""
     for number in range(400):
         chances.add(known, 1, number % 10 < share)
 
@@ -35,11 +37,13 @@ def test_chances_are_learned_by_what_was_known_to_agree() -> None:
     learned(7, 9, chances)
     assert chances.probability(3) == pytest.approx(0.3, abs=0.05)
     assert chances.probability(7) == pytest.approx(0.9, abs=0.05)
-    assert chances.probability(5) == pytest.approx(0.9, abs=0.05)  # nothing was seen there
+    assert chances.probability(5) == pytest.approx(0.9, abs=0.05)  # nothing was observed there
 
 
 def test_right_tokens_of_a_draft_are_known_for_those_behind_them() -> None:
-    """After 3 known ones: 3, 4 and 5 go right, 6 wrong; what is behind was not tried."""
+    """After 3 matched tokens: 3, 4 and 5 are accepted, 6 is rejected; later tokens were not
+    tried.
+    """
     chances = AcceptanceCurve(8)
     before = [chances.probability(known) for known in range(12)]
     chances.add(3, 6, 3)
@@ -66,10 +70,12 @@ def test_agreement_goes_back_further_than_what_is_looked_up() -> None:
     agreement, context, tokens = HistoryAgreement(), 7, range(8)
     agreement.start_draft(Draft(tokens, 5), context)
     assert agreement.known == 5
-    agreement.end_draft(8, 8)  # 5, 8 right ones, and one more that fits if the whole context does
+    agreement.end_draft(
+        8, 8
+    )  # 5, 8 accepted tokens, and one more that fits if the whole context does
     agreement.start_draft(Draft(tokens, 7), context)
     assert agreement.known == 14
-    agreement.start_draft(Draft(tokens, 4), context)  # it did not
+    agreement.start_draft(Draft(tokens, 4), context)  # it was not verified
     assert agreement.known == 4
     agreement.end_draft(8, 2)
     agreement.start_draft(Draft(tokens, 7), context)
@@ -84,9 +90,9 @@ def test_behind_a_mistake_the_last_draft_goes_on_until_something_is_recognised()
     agreement.end_draft(6, 2)  # 3 was another token
     assert list(agreement.start_draft(NO_DRAFT, context)) == [4, 5, 6, 7, 8]
     assert agreement.known == 1
-    agreement.end_draft(2, 1)  # 4 was right, 5 another token
+    agreement.end_draft(2, 1)  # 4 was accepted, 5 was another token
     assert list(agreement.start_draft(NO_DRAFT, context)) == [6, 7, 8]
-    agreement.end_draft(0, 0)  # not worth it: the model drew one token
+    agreement.end_draft(0, 0)  # not worth a draft: the model sampled one token
     assert list(agreement.start_draft(NO_DRAFT, context)) == [7, 8]
     assert agreement.known == KNOWN_AFTER_MISTAKE
     assert list(agreement.start_draft(Draft([5], 3), context)) == [5]

@@ -1,4 +1,4 @@
-"""What both engines learn from guesses, row by row, on a real history."""
+"""The acceptance that both engines learn row by row, on a real history."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def row(window: int = 8, told: int = 0) -> DraftedSequence:
             2,
             10,
             (0, 2),
-        ),  # it ended with a token that was guessed: all that was tried
+        ),  # it ended with a drafted token: all that was tried
         ([], [9], 0, 8, (1,)),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a history drafts is what followed, of the best occurrence, within its bounds."""
+"""A history drafts the tokens that followed the best occurrence, within its bounds."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ SEQUENCES = st.lists(
 def test_a_draft_is_a_true_continuation_of_what_was_inserted(
     inserted: list[tuple[int, list[int], float]], choice: str, seed: int
 ) -> None:
-    """Whatever was evicted meanwhile: 64 tokens are kept, and up to 1 200 inserted."""
+    """With any evictions meanwhile: 64 tokens are kept, and up to 1 200 inserted."""
     history = AnswerHistory(64, LENGTHS, choice)  # pyright: ignore[reportArgumentType]
     drawn = np.random.default_rng(seed)
     for group, (prompt, values, reward) in enumerate(inserted):
@@ -97,7 +97,7 @@ def test_a_later_pass_over_a_prompt_comes_before_a_better_reward() -> None:
 
 
 def test_a_late_reward_ranks_an_answer_again() -> None:
-    """Up or down, whatever was inserted before or after it."""
+    """Up or down, with other answers inserted before or after it."""
     history = AnswerHistory(1000)
     for name, last in [("a", 4), ("b", 5), ("c", 6)]:
         answer = HistoryAnswer(1, 0, tokens(1, 2, 3, last, last), 2, name=name)
@@ -262,7 +262,9 @@ def test_priority_rises_with_the_reward(a: float, b: float) -> None:
 def test_answers_inserted_together_are_those_inserted_one_by_one(
     inserted: list[tuple[int, list[int], float]], choice: str
 ) -> None:
-    """But for which of equally good ones is drafted: what came last, before the whole batch."""
+    """The results agree except for the choice among equally good occurrences: the newest before the
+    whole batch.
+    """
     together, apart = AnswerHistory(4096, choice=choice), AnswerHistory(4096, choice=choice)  # pyright: ignore[reportArgumentType]
     rewards = np.arange(len(inserted)) / 10  # all different
     answers = [

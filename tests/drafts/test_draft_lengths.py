@@ -1,4 +1,4 @@
-"""Windows and the length of drafts: pure rules. The gate: `test_draft_switch.py`."""
+"""Draft windows and lengths: pure rules. The gate has `test_draft_switch.py`."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""Rollouts of a node as real processes: one history for all, whoever dies."""
+"""Rollouts of a node as real processes: one history for all, whichever process dies."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class NodeRollout:
 
 @contextmanager
 def rollouts(bus: Path, folder: Path, count: int) -> Generator[list[NodeRollout]]:
-    """So many of them, each answering; none is left afterwards."""
+    """Starts so many of them, each answering; none is left afterwards."""
     started = [NodeRollout(bus, folder) for _ in range(count)]
     try:
         for one in started:
@@ -74,7 +74,7 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
 
 
 def writer_of(some: Sequence[NodeRollout]) -> tuple[NodeRollout, NodeRollout]:
-    """The one that writes, and the other one."""
+    """The writer, and the other one."""
     wait_for(lambda: [one.ask("writes") for one in some].count(True) == 1)
     first, second = some
     return (first, second) if first.ask("writes") else (second, first)
@@ -110,7 +110,7 @@ def test_when_the_writer_is_killed_another_one_goes_on_in_the_same_memory(
         wait_for(lambda: other.drafts(7, asked(7)) == [4, 5, 6, 7, 8])
         inode = (folder / "history").stat().st_ino
         writer.kill()
-        assert other.drafts(7, asked(7)) == [4, 5, 6, 7, 8]  # meanwhile too
+        assert other.drafts(7, asked(7)) == [4, 5, 6, 7, 8]  # while it takes over, too
         wait_for(lambda: other.ask("writes") is True)
         assert other.drafts(7, asked(7)) == [4, 5, 6, 7, 8]
         tell(bus, answer(8, [9, 9, 3]))
@@ -121,7 +121,7 @@ def test_when_the_writer_is_killed_another_one_goes_on_in_the_same_memory(
 
 
 def test_a_sibling_that_runs_on_another_rollout_is_drafted_from(tmp_path: Path, bus: Bus) -> None:
-    """Seer: nobody has finished an answer to this prompt."""
+    """Seer: no answer to this prompt is finished."""
     ask(bus, 4)
     with rollouts(tmp_path / "bus", tmp_path / "node", 2) as both:
         _, reader = writer_of(both)
@@ -132,7 +132,7 @@ def test_a_sibling_that_runs_on_another_rollout_is_drafted_from(tmp_path: Path, 
 
 
 def test_what_a_killed_run_left_is_thrown_away(tmp_path: Path, bus: Bus) -> None:
-    """Nobody was left to remove it; the next run of this name begins with its own log."""
+    """No process was left to remove it; the next run of this name starts with its own log."""
     folder = tmp_path / "node"
     tell(bus, answer(7, [4, 5, 6, 7, 8]))
     with rollouts(tmp_path / "bus", folder, 1) as (killed,):

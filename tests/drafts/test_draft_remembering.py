@@ -1,4 +1,4 @@
-"""What the log says beside answers: late rewards, and what runs on other rollouts."""
+"""Records other than answers: late rewards, and sequences that run on other rollouts."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -90,7 +90,7 @@ def test_what_is_finished_takes_the_place_of_what_ran(bus: Bus) -> None:
 
 
 def test_partials_that_come_faster_than_they_are_read_are_passed_over(bus: Bus) -> None:
-    """What they would say is of the past by then."""
+    """Their partials are out of date by then."""
     ask(bus, 8)
     memory = remembering(bus)
     many = 2 * feed.BEHIND_MAX
@@ -126,7 +126,7 @@ def test_whoever_fills_the_history_reads_and_the_others_do_not(tmp_path: Path, b
 def test_an_engine_that_drafts_nothing_spends_little_on_remembering(
     tmp_path: Path, bus: Bus
 ) -> None:
-    """By this clock a look takes as long as asking for one that is not made."""
+    """By this clock a look-up takes as long as asking for a file that does not exist."""
     node = NodeHistory(tmp_path / "node", 4096)
     ticks = count()
     draft_feed = DraftFeed(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)

@@ -1,6 +1,6 @@
-"""The history in shared memory: one writer, readers without locks, whatever lies there.
+"""The history in shared memory: one writer, readers without locks, under any memory contents.
 
-Locks are of open files, so two parts in one process are to each other what two processes are.
+Locks belong to open files, so two parts in one process are to each other what two processes are.
 """
 
 import mmap
@@ -98,7 +98,7 @@ def test_a_reader_cannot_write(folder: Path) -> None:
 
 
 def test_the_next_writer_goes_on_where_the_others_draft(folder: Path) -> None:
-    """Old occurrences stay until something better comes, whatever they ranked."""
+    """Old occurrences stay until a better one comes, whatever their rank was."""
     node, history = writing(folder)
     history.insert(1, 50, ANSWER, 7, reward=9.0)
     other = NodeHistory(folder, 1000)
@@ -118,7 +118,7 @@ def test_the_next_writer_goes_on_where_the_others_draft(folder: Path) -> None:
 
 
 def test_what_nobody_uses_is_not_gone_on_with(folder: Path) -> None:
-    """A killed run leaves its memory; its locks are gone with it."""
+    """A killed run leaves its memory; its locks are freed with it."""
     lock = lock_folder(folder)
     left = make_segment(folder, HistoryLayout(1000))
     AnswerHistory(1000, memory=left.memory).insert(1, 0, ANSWER, 7)
@@ -135,7 +135,7 @@ def test_what_nobody_uses_is_not_gone_on_with(folder: Path) -> None:
 
 
 def test_what_other_runs_left_is_swept_up_and_what_they_use_is_not(tmp_path: Path) -> None:
-    """Memory outlives a process; a run that was killed may never be started again."""
+    """Memory outlives a process; a killed run may never be resumed."""
     left, used, mine = (segment_folder(run, tmp_path, "n") for run in ("left", "used", "mine"))
     left, used, mine = (tmp_path / folder.name for folder in (left, used, mine))
     lock = lock_folder(left)
@@ -183,7 +183,7 @@ def test_readers_find_a_new_segment_by_themselves(folder: Path) -> None:
 
 
 def test_a_reader_that_does_not_hold_the_file_keeps_nobody_from_removing_it(folder: Path) -> None:
-    """An engine's process may end after its rollout has let go; what it has mapped stays good."""
+    """An engine's process may end after its rollout closed the history; its mapping stays valid."""
     node, history = writing(folder)
     history.insert(1, 0, ANSWER, 7)
     reader = SharedHistory(node.path)

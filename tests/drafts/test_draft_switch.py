@@ -1,5 +1,5 @@
 """The gate against simulated machines, under a clock that only they move: it gains where drafts
-pay, and where they do not it loses less than a fiftieth, whatever comes and goes beside it.
+pay, and loses less than a fiftieth where they do not, under changing load beside it.
 """
 
 import random
@@ -13,7 +13,7 @@ from rollstream.producers.drafts.planner import StepCost
 
 MEASURED_EACH = 4  # plain steps, of which the torch engine measures one
 Load = Callable[[float], tuple[float, float]]
-"""At a moment, how many times longer a plain step takes and a pass."""
+"""The factors by which a plain step and a pass take longer at a moment."""
 
 
 def quiet(_: float) -> tuple[float, float]:
@@ -22,7 +22,7 @@ def quiet(_: float) -> tuple[float, float]:
 
 @dataclass
 class Machine:
-    """A pass verifies `draft` tokens per row and gains `right` of them and one more."""
+    """A pass verifies `draft` tokens per row and gains the `right` accepted ones and one more."""
 
     plain: StepCost
     passes: StepCost
@@ -35,7 +35,7 @@ class Machine:
     tokens: float = 0.0
     changes: int = 0
     off_s: float = 0.0
-    """When drafting was turned off last."""
+    """The time at which drafting was last turned off."""
     draws: random.Random = field(default_factory=lambda: random.Random(5))
 
     def run(self, gate: DraftGate, seconds: float) -> float:
@@ -80,7 +80,7 @@ class Machine:
         gate.add_pass(self.rows, size, gained, took)
 
     def _right(self) -> int:
-        """Of one row's draft: all or nothing, or what it is on average."""
+        """Accepted tokens of one row's draft: all or none, or the average."""
         if not self.noise:
             return round(self.right)
         return self.draft if self.draws.random() < self.right / self.draft else 0
@@ -142,7 +142,7 @@ def test_neighbours_that_come_and_go_turn_nothing_round(
     make: Callable[..., Machine], period_s: float
 ) -> None:
     """A cost of plain steps that was measured beside a neighbour makes slow passes look fast once
-    it is gone: they stayed on for a minute.
+    the neighbour is gone: drafts stayed on for a minute.
     """
 
     def load(at: float) -> tuple[float, float]:
@@ -154,8 +154,8 @@ def test_neighbours_that_come_and_go_turn_nothing_round(
 
 
 def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -> None:
-    """It takes the caches, say, so that passes suffer more: a stale cost of plain steps would keep
-    drafts on, or turn them off where all is slower.
+    """A neighbour takes the caches, for example, so that passes suffer more: a stale cost of plain
+    steps would keep drafts on, or turn them off where everything is slower.
     """
     machine = pays(load=lambda at: (1.3, 4.0) if at > 30 else (1.0, 1.0))
     gate = DraftGate()
@@ -201,7 +201,7 @@ def test_plain_steps_are_probed_seldom_and_cheaply_while_drafts_pay() -> None:
 
 
 def test_plain_steps_that_became_faster_are_found_by_a_probe() -> None:
-    """Nothing that runs tells of it: only a probe can."""
+    """No running measurement shows it: only a probe can."""
     machine = pays(load=lambda at: (0.3, 1.0) if at > 10 else (1.0, 1.0))
     gate = DraftGate()
     machine.run(gate, 10.0)

@@ -1,6 +1,7 @@
-"""Drafts while processes are killed and trajectories move: a real run on the torch engine. The
-rollout that fills the node's history dies in the midst of an insertion, dispatch and trainer in the
-midst of a write, source and destination in the midst of a move, and once all of them.
+"""Drafts while processes are killed and trajectories move: a real run on the torch engine.
+
+The rollout that fills the node's history dies in the middle of an insertion, dispatch and trainer
+in the middle of a write, source and destination in the middle of a move, and once all of them.
 """
 
 import time
@@ -35,7 +36,7 @@ AIMS = (
     Aim("rollout-0", GIVEN_UP),
     Aim("rollout-1", WENT_ON),
 )
-COMPARED = 24  # of what moved, of what was recovered, and of the rest
+COMPARED = 24  # samples of moved, of recovered and of other trajectories
 
 
 @pytest.mark.long
@@ -69,7 +70,7 @@ def test_drafts_outlive_kills_and_moves_and_change_no_token(tmp_path: Path) -> N
 
 
 def assert_plain(folder: Path, done: dict[str, Trajectory]) -> None:
-    """What moved and what was recovered among them, drafted as all are."""
+    """Moved and recovered trajectories are among them, drafted like all others."""
     moved, recovered = continued(folder)
     rest = done.keys() - moved - recovered
     kinds = [sorted(done.keys() & some)[:COMPARED] for some in (moved, recovered, rest)]

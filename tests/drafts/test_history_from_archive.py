@@ -1,5 +1,5 @@
-"""What the log forgot is remembered from its archive, and an archive that cannot be read costs
-drafts, not the rollout.
+"""Truncated answers are read from the archive into the history; an unreadable archive costs drafts,
+not the rollout.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
 
 
 def archived(bus: Bus, store: FileStore) -> str:
-    """Two answers, the first of them archived and gone from the log; the file's key."""
+    """Two answers, the first of them archived and truncated; returns the file's key."""
     tell(bus, answer(GROUP, [4, 5, 6, 7]), answer(GROUP, [4, 5, 6, 8, 9]))
     partition = partition_of(PARTITION_KEY, bus.partitions("trajectories"))
     (message,) = bus.read("trajectories", {partition: 0}, records_max=1)

@@ -1,4 +1,4 @@
-"""What vLLM's batch guesses from step to step, on a real history, without vLLM."""
+"""The drafts of vLLM's batch from step to step, on a real history, without vLLM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ ANSWER = list(range(100, 180))
 
 @dataclass
 class Machine:
-    """A step over so many tokens takes `fixed` and `each`; the clock is read at its end and after
-    the guesses, which take nothing.
+    """A step over so many tokens takes `fixed` and `each` seconds; the clock is read at its end and
+    after drafting, which takes no time.
     """
 
     fixed: float = 1.0
@@ -37,7 +37,7 @@ class Machine:
 
 @dataclass
 class Decoding:
-    """Sequences that go on as `answers` say, verifying what is guessed as vLLM does."""
+    """Sequences that continue as `answers` do, verifying drafts as vLLM does."""
 
     guesses: ProposerSpeculation
     machine: Machine
@@ -141,7 +141,7 @@ def test_what_is_no_token_of_the_model_is_cut_off() -> None:
 
 
 def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not() -> None:
-    """It is known for nothing how right guesses would be; a token more costs little, or all."""
+    """The acceptance is unknown; a further token costs little, or everything."""
     answers = {f"t{i}": [1, 2, 3, *range(100 + i, 500 + i)] for i in range(4)}
     changed = np.random.default_rng(0).random((4, 403)) < 0.2
     pairs = zip(answers.values(), changed, strict=True)
@@ -164,12 +164,12 @@ def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
         pass
     assert not found.guesses.gate.on
     assert found.steps == 400
-    assert 50 <= found.looks <= 60  # every eighth step, and when b was gone
+    assert 50 <= found.looks <= 60  # every eighth step, and when b had ended
     assert found.guesses.gate.plain.cost().seconds(2) == pytest.approx(1.02, rel=0.01)
 
 
 def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
-    """A history that hears of each token at once is never right about the next ones."""
+    """A history that gets each token at once never knows the next ones."""
     d = decoding(AnswerHistory(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, DraftGate())
     for _ in d.run():
         known = np.array(d.begun["a"], np.uint32)
@@ -190,7 +190,7 @@ def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
     for _ in again.run():
         pass
     assert again.steps < d.steps / 2
-    assert history.inserted <= told + 40  # of the beginning, which nothing could guess
+    assert history.inserted <= told + 40  # of the beginning, which has no draft
 
 
 def test_a_step_that_took_prompts_is_not_measured() -> None:

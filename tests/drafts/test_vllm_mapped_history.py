@@ -1,4 +1,4 @@
-"""The node's history as a core of vLLM in its own process sees it, beside what runs there."""
+"""The node's history as vLLM's core in its own process sees it, beside running sequences."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def told(history: AnswerHistory | None, answer: list[int]) -> None:
 
 
 def drafted(seen: CombinedSource, answer: list[int]) -> list[int]:
-    """What is guessed by the time at which it has looked again."""
+    """The draft by the time at which it has refreshed."""
     guesses = [seen.draft(PROMPT, answer[:7], 8).tokens for _ in range(REFRESH_EVERY_LOOKUPS + 1)]
     return list(guesses[-1])
 

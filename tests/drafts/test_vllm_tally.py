@@ -1,4 +1,4 @@
-"""The counts that vLLM's worker writes and the rollout reads, through memory that both see."""
+"""The counts that vLLM's worker writes and the rollout reads, through shared memory."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ SOME = Drafts((1, 3, 2), 2, 5, 2, 1, 0.5)
 
 @pytest.fixture
 def both() -> Iterator[tuple[DraftCounters, DraftCounters]]:
-    """What the worker writes, and what the rollout reads of it."""
+    """The worker's side, and the rollout's side."""
     with open_draft_counters(3) as (mine, path):
         yield DraftCounters(path), mine
 
@@ -64,7 +64,7 @@ def test_a_place_is_its_newest_stay_and_adds_up_for_that(
 def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
     both: tuple[DraftCounters, DraftCounters],
 ) -> None:
-    """A worker in another process is a step or two ahead of what was heard of it."""
+    """A worker in another process is a step or two ahead of the counts that were read."""
     worker, rollout = both
     one = StayDrafts(rollout, 0, 1)
     worker.add(0, 1, Drafts((0, 2, 1), 1, 4, 1, 1, 0.1))
@@ -89,7 +89,7 @@ def test_a_stop_token_is_marked_where_it_was_guessed(
 def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
     both: tuple[DraftCounters, DraftCounters],
 ) -> None:
-    """Preempted in its middle, so that its row is begun anew and a draft is dropped."""
+    """Preempted in the middle, so that its row restarts and a draft is dropped."""
     worker, rollout = both
     whole = [1, 2, 3, *ANSWER]
     history = history_of([token if i % 9 else 999 for i, token in enumerate(whole)])

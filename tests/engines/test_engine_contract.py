@@ -1,4 +1,4 @@
-"""What every engine promises (`producers/engines/base.py`), on each that needs no accelerator."""
+"""The contract of every engine (`producers/engines/base.py`), on each that needs no accelerator."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_an_update_ends_a_span_and_begins_the_next(kind: Kind, mode: str) -> Non
 
 
 def test_keep_version_needs_an_empty_engine(kind: Kind) -> None:
-    """Invariant 4: the refusal changes nothing, the trajectory ends under its version."""
+    """Invariant 4: the refusal changes nothing, and the trajectory ends under its version."""
     engine = kind.open()
     gained = half_way(engine)
     with pytest.raises(EngineRefused, match="keep_version"):

@@ -1,5 +1,5 @@
-"""What the vLLM engine does before vLLM is asked, which needs no vLLM: what to install, what a
-checkpoint must hold, chunks, shared memory, seeds. The engine itself: tests/vllm.
+"""The parts of the vLLM engine that need no vLLM: installation advice, checkpoint contents, chunks,
+shared memory, seeds. The engine itself: tests/vllm.
 """
 
 import json
@@ -130,7 +130,7 @@ def test_staged_patches_come_out_as_they_went_in() -> None:
 
 
 def test_a_moved_trajectory_is_seeded_by_what_it_has_and_nothing_else() -> None:
-    """Invariant 10: not by where or how often it moved."""
+    """Invariant 10: independent of where and how often it moved."""
     request = ask("t", prompt(6), Sampling(tokens_max=30))
     one, other = VllmSequence(request, 96), VllmSequence(request, 96)
     one.enter("t/1")

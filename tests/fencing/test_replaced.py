@@ -1,4 +1,4 @@
-"""Roles without a lease that meet a higher term of their own name: they exit, and say why."""
+"""Roles without a lease that meet a higher term of their own name exit and log the reason."""
 
 from pathlib import Path
 

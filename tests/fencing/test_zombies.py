@@ -1,4 +1,4 @@
-"""A holder that was thought dead comes back in the midst of a write: invariants 1, 2, 6 and 7 hold,
+"""A holder that was taken for dead resumes in the middle of a write: invariants 1, 2, 6 and 7 hold,
 it exits, and the run reaches its end.
 """
 
@@ -26,12 +26,13 @@ from tests.fencing.zombies import (
 )
 
 UNARCHIVED = ("append prompts", "append assignments")
-"""Of these nobody can tell afterwards what was void in the part that dispatch truncated."""
+"""For these roles void records cannot be counted afterwards in the part that dispatch truncated.
+"""
 
 
 def places(back_end: str) -> list[str]:
     """Settings of the log and the store. The recount reads no bucket, and assignments have no
-    archive that would keep the void ones, so there nothing is forgotten.
+    archive that would keep the void ones, so nothing is truncated there.
     """
     if back_end.startswith("embedded"):
         return ["truncate=false"] if "whole" in back_end else []
@@ -39,7 +40,7 @@ def places(back_end: str) -> list[str]:
 
 
 def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...]) -> None:
-    """Each of them stops at its own write and its successor takes over; then it comes back."""
+    """Each of them stops at its own write and its successor takes over; then it resumes."""
     more = [setting for zombie in zombies for setting in EXTRA.get(zombie.name, ())]
     with by_hand(folder, model, [*SETTINGS, *more, *places(back_end)]) as run:
         configuration = load(folder / "config.json")

@@ -1,9 +1,9 @@
-"""A process of a role that stands still at a write of its own, a successor that takes over, and the
-first one going on: the same for every role and every back end.
+"""A process of a role that is stopped before one of its writes, a successor that takes over, and
+the first one resuming: the same for every role and every back end.
 
-1. The process stops itself (SIGSTOP) just before the write.  2. Its successor starts, waits for the
-lease to run out where there is one, and makes writes of that kind.  3. SIGCONT: the write of the
-old term is made now, behind the successor's `Opened`.
+1. The process stops itself (SIGSTOP) just before the write. 2. Its successor starts, waits for the
+lease to expire where there is one, and makes writes of that kind. 3. SIGCONT: the write of the old
+term is made now, behind the successor's `Opened`.
 """
 
 import json
@@ -31,16 +31,18 @@ ENDED = re.compile(
     r"lease of term \d+ was lost|must exit|was taken by a later dispatch|is not completed: term"
     r"|decides what stays|was truncated, kept are"
 )
-"""It met the higher term; or first that its successor has forgotten what it was about to read."""
+"""The log of a process that met the higher term, or first found the records truncated that it was
+about to read.
+"""
 
 
 @dataclass(frozen=True)
 class Zombie:
-    """A role and the write before which it stops; `acts` is how many writes of that kind its
-    successor makes before it goes on.
+    """A role and the write before which it stops; `acts` is the number of writes of that kind that
+    its successor makes before the first resumes.
 
-    One that `exits` meets the higher term and says so; in topics of one writer (`voids`) what it
-    appends under its own is void.
+    A role that `exits` meets the higher term and logs so; in topics of one writer (`voids`) the
+    records that it appends under its own term are void.
     """
 
     name: str
@@ -62,19 +64,19 @@ ONE_EACH = (
     Zombie("archive", f"create {TRAJECTORIES}", 2),
     Zombie("rollout-0", "append trajectories", 3),
 )
-"""Of every role that any run has."""
+"""Writes of every role of every run."""
 AT_TRUTH = (
     Zombie("trainer", "swap weights/latest.json", 3, acts=2),
     Zombie("dispatch", "swap dispatch/state.json", 2),
     Zombie("relay", "append status", 6, acts=3),
 )
-"""Where a swap decides, and a relay."""
+"""Writes decided by a swap, and a relay's."""
 AT_ORDERS = (
     Zombie("trainer", "create checkpoints/sN-tN/manifest.json", 3),
     Zombie("dispatch", "append assignments", 4, acts=2, voids=True),
     Zombie("scorer-0", "append annotations", 3, exits=False),
 )
-"""Where a checkpoint becomes whole, in orders, and a scorer, which has no term."""
+"""The write that completes a checkpoint, assignments, and a scorer's, which has no term."""
 EXTRA = {
     "relay": ["relay.enabled=true", "relay.status_s=0.2", "relay.timeout_s=1"],
     "scorer-0": ["scoring.count=1", "task.reward=late"],
@@ -82,7 +84,7 @@ EXTRA = {
 
 
 def start_all(run: RunByHand, zombies: tuple[Zombie, ...]) -> dict[str, Hand]:
-    """The roles of a run by hand; those named by the zombies will stop."""
+    """The roles of a run started by hand; those named by the zombies will stop."""
     run.aims.aim(*(zombie.aim for zombie in zombies))
     extra = [zombie.name for zombie in zombies if zombie.name in EXTRA]
     names = [*extra, "trainer", "rollout-0", "dispatch", "prompts", "archive"]
@@ -90,8 +92,8 @@ def start_all(run: RunByHand, zombies: tuple[Zombie, ...]) -> dict[str, Hand]:
 
 
 def haunt(run: RunByHand, zombies: Sequence[Zombie], hands: Mapping[str, Hand]) -> None:
-    """A second process of each name as soon as the first stands still; that one goes on as soon as
-    the second has acted, makes the write that it stood before, and exits when it is to.
+    """Starts a second process of each name as soon as the first is stopped. The first resumes as
+    soon as the second has acted, makes its pending write, and exits where it must.
     """
     waiting, successors = list(zombies), dict[Zombie, Hand]()
 
@@ -113,7 +115,7 @@ def haunt(run: RunByHand, zombies: Sequence[Zombie], hands: Mapping[str, Hand]) 
 
 
 def _acts(run: RunByHand, zombie: Zombie, successor: Hand) -> bool:
-    """Whether it has; one that completed the run meanwhile has, too."""
+    """Whether it has exited as expected; one that completed the run meanwhile has, too."""
     assert not successor.process.poll(), successor.said()
     return run.aims.writes(zombie.name, successor.pid)[zombie.kind] >= zombie.acts
 
@@ -133,7 +135,7 @@ def other_node(run: RunByHand) -> Path:
 
 @dataclass
 class ForwardOnly:
-    """Called again and again, it sees the pointer's term and version only grow (invariant 6)."""
+    """Called repeatedly, it checks that the pointer's term and version only grow (invariant 6)."""
 
     store: ObjectStore
     term: int = 0
@@ -151,7 +153,7 @@ class ForwardOnly:
 
 
 def assert_no_harm(folder: Path) -> Counted:
-    """The run is whole, as it is without a zombie."""
+    """The run is whole, as without a zombie."""
     found = counted(folder, STEPS)
     assert found.is_clean, found.wrong
     assert found.trained == STEPS * GROUPS

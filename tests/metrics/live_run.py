@@ -24,7 +24,7 @@ SETTINGS = [
 def started(
     folder: Path, model: Path, *settings: str, **environment: str
 ) -> Generator[subprocess.Popen[bytes]]:
-    """`rollstream run`, `environment` laid over that of the test."""
+    """Starts `rollstream run` with `environment` added to that of the test."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
     line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *settings])

@@ -1,5 +1,5 @@
-"""`docs/reference/metrics.md` and the catalogue say the same; `test_live_run.py` holds a run
-against it.
+"""`docs/reference/metrics.md` and the catalogue agree; `test_live_run.py` compares a run with
+it.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""A process's endpoint: what it serves, and that nothing of it harms the role."""
+"""A process's endpoint: the metrics it serves, and that no request harms the role."""
 
 import json
 import logging
@@ -133,7 +133,7 @@ def test_health_follows_the_turns_of_the_loop(tmp_path: Path):
         assert health() == (200, "running")
         now[0] = PLAIN.metrics.stalled_s + 1
         assert health() == (503, "stalled")
-        watch.stop.is_set()  # the loop turned
+        watch.stop.is_set()  # the loop iterated
         assert health() == (200, "running")
         watch.stop.set()
         assert stop.is_set()

@@ -1,4 +1,6 @@
-"""`rollstream forward`: every line once at its step, resumed where it ended, whatever was torn."""
+"""`rollstream forward`: every line once at its step, resumed after a stop, also behind lines cut
+off by a kill.
+"""
 
 import json
 import os
@@ -43,7 +45,7 @@ def init(**given):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A settled run whose trainer wrote two steps and whose evaluation wrote one line."""
+    """A configured run whose trainer wrote two steps and whose evaluation wrote one line."""
     folder = RunFolder(tmp_path / "run")
     write_configuration(folder, Configuration(run="tiny", folder=str(folder.path)))
     write(folder, "trainer", {"step": 1, "time_s": 10.0, "loss": 0.5}, {"step": 2, "loss": 0.25})
@@ -98,7 +100,7 @@ def test_a_second_start_forwards_only_what_is_new_and_a_torn_line_waits(folder):
 
 @pytest.fixture
 def wandb(tmp_path: Path) -> dict[str, str]:
-    """A module of that name that writes down its calls."""
+    """A module of that name that records its calls."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "wandb.py").write_text(FAKE_WANDB)
     return {"PYTHONPATH": str(tmp_path / "modules"), "CALLS": str(tmp_path / "calls.jsonl")}
@@ -139,7 +141,7 @@ def test_settings_are_told_without_the_addresses_of_log_and_store(folder, wandb)
 
 
 def test_without_the_library_the_extra_is_named(folder, tmp_path):
-    (tmp_path / "empty" / "wandb").mkdir(parents=True)  # as wandb's own folder of offline runs
+    (tmp_path / "empty" / "wandb").mkdir(parents=True)  # like wandb's own folder of offline runs
     done = forward(folder, "wandb", PYTHONPATH=str(tmp_path / "empty"))
     assert done.returncode == 2
     assert "pip install 'rollstream[wandb]'" in done.stderr
@@ -199,7 +201,7 @@ def test_following_goes_on_until_it_is_told_to_stop_and_loses_nothing_to_kill(fo
 
 
 def steps_of(folder: RunFolder) -> set[int]:
-    """Training steps that TensorBoard has."""
+    """The training steps in TensorBoard's files."""
     if not (folder.metrics / "tensorboard").exists():
         return set()
     return {step for step, _ in scalars(folder).get("trainer/loss", [])}

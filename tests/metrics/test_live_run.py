@@ -87,7 +87,7 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
 
 
 def check_trainer(folder: Path) -> None:
-    """What was trained is the sum over the `StepDone` records that it counted."""
+    """Trained tokens are the sum over the `StepDone` records that the process counted."""
     found = scraped(folder, "train")
     steps = int(value(found, "rollstream_trainer_steps_total"))
     time.sleep(0.2)  # the record is appended before it is counted
@@ -137,7 +137,7 @@ def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row, below those that the system gives away."""
+    """The first of so many consecutive free ports, below the system's ephemeral range."""
     for base in range(20000 + os.getpid() % 1000, 30000, count):
         with ExitStack() as held:
             try:
@@ -156,7 +156,7 @@ def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
     folder, base = tmp_path / "run", free_ports(8)
     settings = ("trainer.steps=3", "evaluation.enabled=false")
     with (
-        socket.create_server(("127.0.0.1", base + 3)),  # that of the third role, the trainer
+        socket.create_server(("127.0.0.1", base + 3)),  # the port of the third role, the trainer
         started(folder, model, *settings, ROLLSTREAM_METRICS_PORT=str(base)) as process,
     ):
         wait_for(lambda: endpoint_file(folder, "dispatch").exists(), process)

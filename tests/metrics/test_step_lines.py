@@ -1,4 +1,4 @@
-"""`metrics/trainer.jsonl` has one standing line per `StepDone`, whatever died in between."""
+"""`metrics/trainer.jsonl` has one valid line per `StepDone`, whatever died in between."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ PROMPTS = 3
 
 
 def drafted(group: int, task: str = "remainder", index: int = 0, right: int = 9) -> Trajectory:
-    """30 tokens in 12 steps of the prompt that comes round every third group."""
+    """30 tokens in 12 steps of the prompt that repeats every third group."""
     prompt = np.full(4, group % PROMPTS, np.uint32)
     return planted.finished(
         group,
@@ -41,7 +41,7 @@ def prompt(group: int) -> Prompt:
 
 
 def run_of_passes(groups: int, tasks: tuple[str, ...] = ("remainder",)) -> Iterator[Trajectory]:
-    """Drafts of the first pass are right in five tokens of ten, of later ones in nine."""
+    """Drafts of the first pass have five accepted tokens of ten, of later ones nine."""
     for group in range(groups):
         right = 5 if group < PROMPTS else 9
         yield drafted(group, tasks[group % len(tasks)], right=right)
@@ -97,7 +97,7 @@ def test_the_report_has_a_line_per_pass_and_task():
     history = RunHistory()
     for record in run_of_passes(4 * PROMPTS, ("long", "short")):
         history.apply(record)
-        history.apply(record)  # a second completion is nobody's
+        history.apply(record)  # a second completion does not count
     text = report_page(history, summarise(history))
     assert "Accepted drafts" in text
     assert "Tokens per step" in text

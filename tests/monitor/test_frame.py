@@ -1,4 +1,4 @@
-"""The frame of a moment: it fits its terminal, and nothing that matters is cut."""
+"""The frame of a moment fits its terminal and cuts nothing that matters."""
 
 from dataclasses import replace
 

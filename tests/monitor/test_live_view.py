@@ -1,4 +1,6 @@
-"""What an onlooker knows and shows: a fold over records, figures of a moment, a frame that fits."""
+"""The state and the display of an observer: a fold over records, metrics of a moment, a frame that
+fits.
+"""
 
 import io
 import random
@@ -120,7 +122,7 @@ def test_the_groups_of_a_superseded_take_are_dead_and_counted_once():
 
 
 def test_a_superseded_take_that_was_not_read_leaves_the_closing_to_count():
-    """`top` of a long run begins in the middle of the ledger."""
+    """`top` of a long run starts in the middle of the ledger."""
     state = RunState()
     for record in (Superseded(1, 0, (0,), (2,), ""), GroupClosed(2, "dead", "poisoned: ", 1)):
         state.apply(record)
@@ -178,7 +180,7 @@ def test_speed_and_idle_share_are_means_over_the_last_heartbeats(plan):
 
 
 def test_a_rollout_without_heartbeats_is_silent(state, plan):
-    state.newest_s["ledger"] = NOW_S + 60  # something is written
+    state.newest_s["ledger"] = NOW_S + 60  # text is written
     assert {o.state for o in take_snapshot(state, plan, NOW_S + 60).rollouts} == {"silent"}
 
 

@@ -47,7 +47,7 @@ def test_a_run_without_such_tokens_says_so():
     ("mean", "tokens", "warned"), [(0.2, 100, 1), (0.2, 10, 0), (1.2, 0, 1), (0.9, 0, 0)]
 )
 def test_what_rounding_cannot_explain_is_a_warning_that_names_the_task(mean, tokens, warned):
-    """Few tokens are none: 10 steps of 10 are less than 256."""
+    """Too few tokens are not compared: 10 steps of 10 are less than 256."""
     found = warnings_of(moment(mismatched(mean, tokens, "sums")))
     assert [one.kind for one in found] == ["mismatch/sums"] * warned
     for concern in found:
@@ -56,7 +56,7 @@ def test_what_rounding_cannot_explain_is_a_warning_that_names_the_task(mean, tok
 
 
 def test_what_was_compared_long_ago_is_still_known():
-    """Only the first step of a run is sure to compare anything."""
+    """Only the first step of a run is sure to compare any tokens."""
     state = healthy()
     for step in range(1, 100):
         state.apply(planted.done(step, **figures(0.2, 900.0 if step == 1 else 0.0, "sums")))
@@ -65,7 +65,7 @@ def test_what_was_compared_long_ago_is_still_known():
 
 
 def test_16_bits_have_a_wider_bound():
-    """The planted plan publishes bfloat16, as is the default."""
+    """The planted plan publishes bfloat16, which is the default."""
     assert kinds(mismatched(0.02)) == []
 
 
@@ -80,7 +80,7 @@ def test_the_report_draws_it_by_task():
 
 
 def test_the_report_draws_rewards_by_task_where_there_are_several():
-    """Of one task the curve stands in the report already."""
+    """With one task, the report has its curve already."""
 
     def page_of(*tasks: str) -> str:
         history = RunHistory()

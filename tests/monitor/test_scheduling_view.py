@@ -1,5 +1,5 @@
-"""What `top` and the report show of dispatch's work on the long tail: moves, waiting orders, and
-lengths as they were expected and as they came.
+"""The display of dispatch's work on the long tail in `top` and the report: moves, waiting
+assignments, expected and real lengths.
 """
 
 import re
@@ -61,7 +61,7 @@ def test_lengths_are_compared_with_what_was_expected():
 
 
 def test_a_line_that_is_no_move_is_passed_over_and_memory_is_bounded():
-    """Invariant 8; somebody else's file must not end who only looks."""
+    """Invariant 8; a foreign file must not end an observer."""
     good = planted.move(1, "a", "b", 2)
     rubbish = [{}, {**good, "requests": "two"}, {**good, "source": None}, {"time_s": "now"}]
     assert parse_moves([*rubbish, good]) == [RequestMove(planted.NOW_S - 1, "a", "b", 2, 0.001)]

@@ -1,4 +1,4 @@
-"""`rollstream top`: attaching to any run, reading only, bounded, and leaving the terminal clean."""
+"""`rollstream top` attaches to any run, only reads, is bounded, and leaves the terminal clean."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Warnings: each from a planted state, none from a run that is well."""
+"""Warnings: each from a planted state, none from a healthy run."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_every_warning_says_what_and_what_to_do():
 
 
 def sick() -> RunState:
-    """Much is wrong at once."""
+    """Many faults at once."""
     state = healthy(reward=lambda index: 0.0)
     for step in range(1, STEPS + 1):
         state.apply(planted.done(step, reward_mean=0.0, wait_s=1.9))

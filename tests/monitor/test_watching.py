@@ -1,4 +1,4 @@
-"""Following a log and metrics files as an onlooker: in order, bounded, and writing nothing."""
+"""Following a log and metrics files as an observer: in order, bounded, and without writes."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""Which relays a process takes to be alive: by its own clock, from a topic read to its end."""
+"""The relays that a process takes for alive: by its own clock, from a topic read to its end."""
 
 from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.streams.memory import MemoryBus

@@ -1,4 +1,4 @@
-"""The planners of the chain and of what is kept, for all inputs (invariants 8 and 9)."""
+"""The planners of the chain and of the cache, for all inputs (invariants 8 and 9)."""
 
 from hypothesis import given, strategies as st
 
@@ -25,7 +25,7 @@ MEMBERS = st.lists(
         heartbeat_s=st.sampled_from([NOW_S, NOW_S - TIMEOUT_S, NOW_S - TIMEOUT_S - 1]),
     ),
     max_size=16,
-    unique_by=lambda member: member.term,  # one counter gives them out
+    unique_by=lambda member: member.term,  # one counter assigns them
 )
 VIEWS = st.lists(st.tuples(MEMBERS, st.sets(st.integers(1, 40))), min_size=1, max_size=6)
 
@@ -100,7 +100,7 @@ def test_pipelining_makes_the_last_relay_hardly_later_than_the_first() -> None:
     assert round(transfer_s(32, size, chunk, link) / first, 3) == 1.121
 
 
-# ---- what is kept --------------------------------------------------------------------------------
+# ---- the cache -----------------------------------------------------------------------------------
 
 
 @st.composite

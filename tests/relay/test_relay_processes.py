@@ -24,7 +24,7 @@ from testbed.waiting import WAIT_S, wait_for
 MIB = 1 << 20
 V1 = Version(1, 1)
 BIG = f"{version_folder(V1)}/model.safetensors"
-SLOW = 4 * MIB  # bytes per second of a link that a test acts in the middle of
+SLOW = 4 * MIB  # bytes per second of a link during which a test acts
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_two_relays_do_not_share_a_folder(net: RelayNet) -> None:
 
 @contextmanager
 def liar(net: RelayNet, honest: RelayProcess, part: bytes) -> Generator[None]:
-    """A neighbour whose listing is right and whose bytes are wrong: in front of an honest one."""
+    """A neighbour with a valid listing and wrong bytes, in front of an honest one."""
     with FaultProxy(honest.url.removeprefix("http://").join(["http://", ""])) as proxy:
         proxy.inject(Fault("corrupt", where=f"{part.decode()}?receiving", count=FOREVER))
         stop = threading.Event()
@@ -261,7 +261,9 @@ def test_what_was_pushed_to_a_head_that_died_comes_from_the_bucket(net: RelayNet
 
 
 def test_a_deposed_trainers_push_is_dropped_by_all(net: RelayNet) -> None:
-    """Invariant 6: what a lower term had coming is never believed, and never served as believed."""
+    """Invariant 6: the unannounced version of a lower term is never believed, and never served as
+    believed.
+    """
     relays, content = net.start_chain("a", "b"), files()
     believed = net.publish(1, content)
     zombie = net.write(2, files(), net.pushing())

@@ -1,4 +1,4 @@
-"""What a relay answers to requests, well-meant and not, on real sockets."""
+"""A relay's answers to valid and to hostile requests, on real sockets."""
 
 import http.client
 import json
@@ -187,7 +187,7 @@ def test_an_object_above_the_bound_is_refused_before_its_body_is_sent(server: Re
 def test_a_refusal_is_read_by_a_client_that_sends_its_whole_body_first(
     server: RelayServer,
 ) -> None:
-    body = bytes(48 << 20)  # more than the sockets of both sides hold
+    body = bytes(48 << 20)  # more than the sockets of both sides buffer
     assert ask(server, "PUT", f"/{KEY}", body, X_Content_Hash="0" * 32)[0] == 409
 
 
@@ -237,7 +237,7 @@ def believe(server: RelayServer, number: int, data: bytes) -> None:
 
 
 def begin_push(server: RelayServer, version: Version, size: int) -> bytes:
-    """The answer to the head of a push of which nothing follows."""
+    """The answer to the head of a push whose body never comes."""
     head = f"PUT /weights/{version}/x HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
     head += f"X-Content-Hash: {'0' * 32}\r\nExpect: 100-continue\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
@@ -273,14 +273,14 @@ def test_a_push_that_is_not_announced_gets_what_is_free_and_evicts_nothing(
     believe(server, 1, bytes(4 << 20))
     believe(server, 2, bytes(4 << 20))
     assert begin_push(server, Version(3, 1), 16 << 20) == b"409"
-    assert begin_push(server, Version(4, 1), 7 << 20) == b"100"  # it holds what was free …
+    assert begin_push(server, Version(4, 1), 7 << 20) == b"100"  # it kept the free room …
     assert server.cache.versions() == [V1, V2]
     assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 409
     third = manifest_of(Version(3, 1), {"a": bytes(4 << 20)})
     server.cache.announce(announced(Version(3, 1), third.hash), term=1)
     put_manifest(server, Version(3, 1), {"a": bytes(4 << 20)})
     assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 201
-    assert server.cache.versions() == [V2, Version(3, 1)]  # … and gives way to what is believed
+    assert server.cache.versions() == [V2, Version(3, 1)]  # … and is evicted for a believed version
 
 
 def test_a_trainer_that_opens_a_term_may_push_under_it(server: RelayServer) -> None:

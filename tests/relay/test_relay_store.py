@@ -40,7 +40,7 @@ def files() -> dict[str, bytes]:
 
 
 class Guarded(MemoryStore):
-    """A bucket that counts what is read from it."""
+    """A bucket that counts its reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_version_is_read_through_the_relay_and_the_bucket_is_left_alone(
     version = net.publish(1, content)
     folder = relay.folder if sees_folder else Path("/nonexistent")
     store = RelayStore(bucket, folder, "" if sees_folder else relay.url)
-    manifest = read_manifest(store, version)  # waits: the relay has only heard of it
+    manifest = read_manifest(store, version)  # waits: the relay has only got the announcement
     assert manifest == manifest_of(version, content)
     data = content["model.safetensors"]
     assert store.get(BIG) == data
@@ -168,7 +168,7 @@ def test_what_does_not_fit_the_bound_is_not_pushed_and_is_stored(net: RelayNet) 
 
 
 class Broken(MemoryStore):
-    """Fails for objects whose name says so."""
+    """Fails for objects with a certain name."""
 
     def create(self, key: str, data: Data) -> str:
         if "broken" in key:
@@ -181,7 +181,7 @@ def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet
     store = PushingStore(Broken(), RelayDirectory(net.bus, 5.0), MIB)
     store.create(f"{version_folder(V1)}/fine", b"x")
     store.create(f"{version_folder(V1)}/broken", b"x")
-    assert store.get(f"{version_folder(V1)}/fine") == b"x"  # another reader takes no error away
+    assert store.get(f"{version_folder(V1)}/fine") == b"x"  # another reader clears no error
     with pytest.raises(StoreError, match="no space"):
         store.create(manifest_key(V1), b"{}")
     with pytest.raises(ObjectMissing):
@@ -189,7 +189,7 @@ def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet
 
 
 def test_the_same_object_again_is_fine_and_another_under_its_key_is_told(net: RelayNet) -> None:
-    """Invariant 6: what was created never changes; a killed writer repeats itself."""
+    """Invariant 6: a created object never changes; a killed writer repeats itself."""
     store = PushingStore(MemoryStore(), RelayDirectory(net.bus, 5.0), MIB)
     for _ in range(2):
         store.create(BIG, bytearray(b"the same"))
@@ -201,7 +201,7 @@ def test_the_same_object_again_is_fine_and_another_under_its_key_is_told(net: Re
 
 
 class Late(MemoryStore):
-    """Writes wait until they are let go."""
+    """Writes wait until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,9 @@ def test_a_slow_store_does_not_hold_up_what_relays_get(net: RelayNet) -> None:
 def test_another_users_shared_memory_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever makes the folder first could feed weights: xxh3 stops accidents, not intent."""
+    """The first user to make the folder could supply weights: xxh3 detects accidents, not
+    attacks.
+    """
     key = f"weights/{Version(1, 1)}/model.safetensors"
     folder, bucket = tmp_path / "relay", MemoryStore()
     bucket.put(key, b"the trainer's")

@@ -1,4 +1,4 @@
-"""`rollstream checkpoints`: what is kept of the trainer's state, on a real store."""
+"""`rollstream checkpoints`: the stored checkpoints, on a real store."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def state(step: int) -> TrainerState:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two whole checkpoints and one that was begun."""
+    """Two whole checkpoints and an incomplete one."""
     store = FileStore(tmp_path / "run" / "store")
     for step, term in ((10, 1), (20, 2)):
         write_checkpoint(store, step, term, TENSORS, state(step).encode())

@@ -1,4 +1,4 @@
-"""What a log holds beside trainable trajectories does not keep the others from being gathered."""
+"""Other records of a log do not keep trainable trajectories from being gathered."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_what_cannot_be_trained_is_left_out_and_counted_by_kind():
     beyond = np.array([3, 4, 5, VOCABULARY], np.uint32)
     nothing = np.array([-1, np.nan], np.float32)
     records = [
-        completion(0, 0, tokens=beyond),  # its group has others
+        completion(0, 0, tokens=beyond),  # its group has other members
         completion(0, 1),
         completion(1, 0, logprobs=nothing),  # its group has none
         completion(2, 0),

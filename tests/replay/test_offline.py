@@ -35,7 +35,7 @@ def lines(path: Path, *values: dict | str) -> Path:
 
 
 def groups(count: int, **more: object) -> list[dict]:
-    """Two samples each, of which one is right."""
+    """Two samples each, of which one is correct."""
     return [
         {"prompt": [1, 2, n], "completion": [3, 4 + right], "reward": right, **more}
         for n in range(count)

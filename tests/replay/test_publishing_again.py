@@ -50,7 +50,7 @@ def values(url: str, topic: str) -> dict[int, list[bytes | None]]:
 
 
 def live(run: Path, topic: str) -> dict[int, list[bytes | None]]:
-    """What the run's log itself still has, by partition."""
+    """The records of the run's log itself, by partition."""
     bus = open_log(f"sqlite:{run / 'bus'}", f"file:{run / 'store'}")
     found = {
         p: [m.value for m in bus.read(topic, {p: first}, records_max=9999, bytes_max=1 << 30)]
@@ -63,7 +63,7 @@ def live(run: Path, topic: str) -> dict[int, list[bytes | None]]:
 
 @pytest.mark.parametrize("target", ["sqlite", "kafka"])
 def test_a_copy_holds_the_same_records_in_the_same_order(target, run, tmp_path, capsys):
-    """What the log forgot comes first, from the archive."""
+    """Truncated records come first, from the archive."""
     to = f"sqlite:{tmp_path}/copy" if target == "sqlite" else new_url()
     assert main(publish(run, to)) == 0
     first = told(capsys)
@@ -98,7 +98,9 @@ def test_an_archive_alone_gives_the_same_copy_as_far_as_it_goes(run, tmp_path, c
 
 
 def test_a_copy_is_read_like_the_run_by_its_readers(run: Path, tmp_path: Path):
-    """Terms and sequence numbers are whole: nothing is void, nothing is missing (invariant 7)."""
+    """Terms and sequence numbers are complete: nothing is void, nothing is missing (invariant
+    7).
+    """
     assert main(publish(run, f"sqlite:{tmp_path}/copy", "--topic", "ledger")) == 0
     bus = open_bus(f"sqlite:{tmp_path}/copy")
     reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))

@@ -1,5 +1,5 @@
-"""Steps are trained again to the same bits, from the log or the archive, and the run stays as it
-is.
+"""Steps are trained again to the same bits, from the log or the archive, and the run stays
+unchanged.
 """
 
 import json
@@ -94,7 +94,7 @@ def test_what_nobody_kept_is_said(forgetful: Path, tmp_path: Path, capsys):
 
 
 def test_other_arithmetic_is_named_step_by_step(run: Path, tmp_path: Path, capsys):
-    """The folder's configuration was changed behind the ledger's back."""
+    """The configuration in the folder was changed without the ledger."""
     shutil.copytree(run, tmp_path / "changed")
     path = tmp_path / "changed" / "config.json"
     values = json.loads(path.read_text())

@@ -1,4 +1,6 @@
-"""The report: built from log and metrics files alone, whole or half, and its counts add up."""
+"""The report: built from log and metrics files alone, complete or partial, and its counts add
+up.
+"""
 
 import json
 import re

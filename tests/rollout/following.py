@@ -80,7 +80,9 @@ class Followed:
         return fetched
 
     def engine(self) -> TorchEngine:
-        """Serving the newest version; the follower prepares for it from now on."""
+        """The engine serves the newest version; the follower prepares updates for it from now
+        on.
+        """
         fetched = self.fetched(None)
         engine = TorchEngine(
             CONFIG, fetched.update.tensors, fetched.announced.version, EngineOptions(4, 64)
@@ -107,6 +109,6 @@ class Followed:
 
 
 def damage(engine: TorchEngine) -> None:
-    """One bit of what is served, behind the engine's back."""
+    """Changes one bit of the served weights past the engine."""
     place = engine._decoder.served.views["model.layers.1.mlp.down_proj.weight"][0]
     place.view[1, 2] += 1

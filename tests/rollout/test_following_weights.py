@@ -1,5 +1,5 @@
-"""Rollouts move from version to version by deltas, compare what is served, and serve nothing from a
-mismatch on until everything was fetched anew and compared.
+"""Rollouts move from version to version by deltas and compare the served weights; after a mismatch
+they serve nothing until everything was fetched again and compared.
 """
 
 import time
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Iterator[Followed]:
 
 
 def looked_until(rollout: RolloutLoop, done: Callable[[], bool]) -> None:
-    """The worker's own phase, again and again (bounded)."""
+    """Runs the worker's own phase repeatedly (bounded)."""
 
     def is_done() -> bool:
         rollout._take_weights()
@@ -68,7 +68,7 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
     rollout.in_progress.running["0.0"], rollout.drawn = growing(), 8
-    for _ in range(3):  # the one that is here is overtaken by the next
+    for _ in range(3):  # the present one is overtaken by the next
         newest = run.publish()
         looked_until(rollout, lambda v=newest: is_here(run, v))
         assert engine.version == Version(0, 1), "what it generates keeps its version"
@@ -79,14 +79,14 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
 
 
 def is_here(run: Followed, version: Version) -> bool:
-    """And its thread has ended, so that nothing is under way."""
+    """# its thread has ended, so nothing is in progress"""
     fetched = run.follower._fetched
     is_wanted = fetched is not None and fetched.announced.version == version
     return is_wanted and not run.follower._is_busy()
 
 
 def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followed) -> None:
-    """Invariant 4: what it had fetched ahead is not served in between."""
+    """Invariant 4: the version fetched ahead is not served in between."""
     old = run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
@@ -224,7 +224,7 @@ def test_a_repair_under_keep_version_never_moves_to_a_newer_version(run: Followe
     rollout = run.rollout(engine, "keep_version")
     damage(engine)
     held = run.publish()
-    looked_until(rollout, lambda: engine.version == held)  # what it serves is not compared yet
+    looked_until(rollout, lambda: engine.version == held)  # the served weights are not compared yet
     run.publish()
     looked_until(rollout, lambda: not run.follower.verified)
     looked_until(rollout, lambda: run.follower.verified)

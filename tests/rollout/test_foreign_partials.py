@@ -1,5 +1,5 @@
-"""A chain of partials is read forward, once, and nothing that another program appended to
-`partials` ends the rollout (invariants 3 and 12).
+"""A chain of partials is read forward, once, and no foreign record in `partials` ends the rollout
+(invariants 3 and 12).
 """
 
 from collections import Counter

@@ -1,5 +1,5 @@
-"""A rollout gives a trajectory up when dispatch asks for it: everything that it generated is in its
-last partial, and whoever resumes goes on as if nothing had happened (invariants 2, 3, 10).
+"""A rollout gives a trajectory up when dispatch asks for it: all its generated tokens are in its
+last partial, and the rollout that resumes it continues identically (invariants 2, 3, 10).
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class Scene:
         return RolloutLoop(SETTINGS, engine, follower, orders, judging, voice, clock), turns
 
     def turn(self, of: tuple[RolloutLoop, Turns], rounds: int) -> RolloutLoop:
-        """Rounds without the goodbye at the end."""
+        """Runs rounds without leaving at the end."""
         rollout, turns = of
         turns.left = rounds
         while not turns.is_set():
@@ -133,7 +133,7 @@ def test_whoever_resumes_goes_on_to_the_very_tokens():
 
 
 def test_what_ended_before_it_was_asked_for_is_not_given_up():
-    """Invariant 2: its completion is there; no partial could be resumed past its end."""
+    """Invariant 2: its completion is published; no partial could be resumed past its end."""
     scene = Scene()
     source = scene.rollout("a")
     scene.order(order("a"))
@@ -164,7 +164,7 @@ def test_a_release_of_an_earlier_attempt_changes_nothing():
 
 
 def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
-    """Invariant 4: never resumed under another version, and nothing thrown away."""
+    """Invariant 4: never resumed under another version, and nothing dropped."""
     scene = Scene()
     source, destination = scene.rollout("a"), scene.rollout("b", Version(1, 1))
     scene.order(order("a"))

@@ -1,5 +1,5 @@
-"""One trajectory while it grows: spans tile what was generated (invariant 3), partials chain, the
-record is whole.
+"""One trajectory while it runs: spans tile the generated tokens (invariant 3), partials chain, the
+record is complete.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environm
 
 
 def test_a_zombies_partials_between_are_not_mixed_in():
-    """Each partial names the one that it continues, so two attempts never mix."""
+    """Each partial names its predecessor, so two attempts never mix."""
     bus = open_bus("memory:")
     bus.create(catalogue(1))
     first, second = grown([(2, 0)]), grown([(2, 0)])
@@ -133,7 +133,9 @@ def test_nothing_is_published_twice_in_partials():
 def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
     parts: list[tuple[int, int]], cuts: set[int], guessed: set[int]
 ):
-    """Whether the engines before and after say so or not; without drafts no record has a field."""
+    """Whether or not the engines before and after report drafts; without drafts no record has the
+    field.
+    """
     bus = open_bus("memory:")
     bus.create(catalogue(1))
     growing = RunningTrajectory.start(ORDER, None, now_s=0.0)

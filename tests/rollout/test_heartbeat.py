@@ -22,7 +22,7 @@ EVERY_S = 0.005
 
 @pytest.fixture
 def bus() -> MemoryBus:
-    """Without compaction, so that all that was sent is there."""
+    """Without compaction, so that all sent records are there."""
     bus = MemoryBus()
     bus.create(catalogue(1))
     bus._clean = lambda topic, partitions, now_s: None  # type: ignore[method-assign]

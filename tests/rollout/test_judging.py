@@ -1,4 +1,4 @@
-"""One outcome per attempt at a trajectory, whatever the pool still says of earlier ones."""
+"""One outcome per attempt at a trajectory, whatever the pool still returns for earlier attempts."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def judging_of():
 
 
 def decided(judging: EndedTurns, is_over: Callable[[], bool]) -> list[Trajectory | ContinuedTurn]:
-    """Everything that came out until it is over (bounded)."""
+    """Returns all outcomes until the end (bounded)."""
     found: list[Trajectory | ContinuedTurn] = []
 
     def is_polled_to_the_end() -> bool:
@@ -51,7 +51,7 @@ def decided(judging: EndedTurns, is_over: Callable[[], bool]) -> list[Trajectory
 
 
 def test_a_verdict_on_an_earlier_attempt_finds_nobody(judging_of):
-    """The attempt that was given up is answered first, and must not end the one that goes on."""
+    """The given-up attempt is answered first, and must not end the resumed one."""
     judging = judging_of("remainder")
     judging.submit(growing(1), "stop")
     judging.submit(growing(2), "length")
@@ -65,7 +65,7 @@ def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
     judging = judging_of("scripted", dialogue=True)
     judging.submit(growing(1, SCRIPT), "stop")
     second = growing(2, SCRIPT)
-    judging.drop("3.1")  # dispatch ordered the second attempt
+    judging.drop("3.1")  # dispatch assigned the second attempt
     judging.submit(second, "stop")
     found = decided(judging, lambda: not len(judging))
     assert [type(one) for one in found] == [ContinuedTurn]
@@ -103,7 +103,7 @@ def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging
 
 
 def test_a_reply_longer_than_the_context_is_cut_where_it_enters(judging_of):
-    """The record holds what the engine holds; with no room left the answer is judged as it is."""
+    """The record holds what the engine holds; with no room left the answer is scored as it is."""
     judging = judging_of("scripted", dialogue=True)
     one = growing(1, SCRIPT)
     judging.context_max = one.length + 1

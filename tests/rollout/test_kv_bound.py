@@ -1,5 +1,5 @@
-"""Where the KV capacity binds, orders wait outside of the engine: what has not begun belongs to no
-version, and may go anywhere.
+"""Where the KV capacity is the limit, assignments wait outside of the engine: a trajectory that has
+not started belongs to no version, and may go to any rollout.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SLOW = Roofline(weights_s=1.0, kv_token_s=0.0, row_s=0.0)
 
 
 class Still:
-    """No time passes, so what runs goes on running."""
+    """No time passes, so running requests keep running."""
 
     scale = 1.0
 
@@ -23,7 +23,7 @@ class Still:
         return 0.0
 
     def wait_until(self, at_s: float) -> None:
-        """Nothing comes."""
+        """Returns nothing."""
 
 
 def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
@@ -48,7 +48,9 @@ def long_orders(scene: Scene, count: int) -> None:
 
 
 def started(kv_capacity: int) -> tuple[int, int]:
-    """Of nine orders: those begun after one of the first five ended, and those still outside."""
+    """Of nine assignments: those started after one of the first five ended, and those still
+    outside.
+    """
     scene = Scene()
     rollout = rollout_of(scene, kv_capacity)
     long_orders(scene, 9)
@@ -57,7 +59,7 @@ def started(kv_capacity: int) -> tuple[int, int]:
     assert len(rollout.in_progress.running) == SETTINGS.slots + 1, "one more than there are slots"
     rollout.engine.poll(0.0)
     rollout.in_progress.drop(next(iter(rollout.in_progress.running)))
-    rollout.engine.poll(0.0)  # who waits there takes its place, if there is room
+    rollout.engine.poll(0.0)  # a waiting one takes its place, if there is room
     rollout._start_waiting()
     return len(rollout.in_progress.running), len(rollout.assignments.waiting)
 

@@ -1,4 +1,6 @@
-"""What a rollout says beside decoding: in order, with addresses, bounded, no failure unheard."""
+"""Records that a rollout sends beside decoding: in order, with addresses, bounded, every failure
+raised.
+"""
 
 import threading
 from pathlib import Path
@@ -51,7 +53,7 @@ def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
 
 
 def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
-    """Invariant 8: what waits is bounded."""
+    """Invariant 8: the queue is bounded."""
     outbox, held, go = BackgroundSender(bus), threading.Event(), threading.Event()
 
     def hold(_: list[Address]) -> None:

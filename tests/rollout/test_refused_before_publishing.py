@@ -1,4 +1,6 @@
-"""What the trainer would refuse is published as dead, with the reason (invariants 2 and 12)."""
+"""A completion that the trainer would refuse is published as dead, with the reason (invariants 2
+and 12).
+"""
 
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.records import Partial, Trajectory

@@ -1,4 +1,4 @@
-"""A rollout remembers what the log and the archive say, and follows the log."""
+"""A rollout fills its history from log and archive, and follows the log."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a rollout reports for repack: KV now and before, B_max, and whether it is about to pull."""
+"""The statuses that repack needs: KV now and before, B_max, and whether it is about to pull."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The remainder task with a reward that fails for every second prompt: by raising, hanging or not a
-number.
+"""The remainder task with a reward that fails for every second prompt: by raising, hanging or
+NaN.
 """
 
 import json

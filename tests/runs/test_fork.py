@@ -1,5 +1,5 @@
-"""A fork begins where its parent was: the same state, the prompts that are left, no burst; the
-parent stays as it was.
+"""A fork starts from its parent's state: the same weights, the remaining prompts, no burst; the
+parent is unchanged.
 """
 
 import json
@@ -52,7 +52,9 @@ def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
 @settings(max_examples=60)
 @given(st.data())
 def test_the_prompts_left_are_those_whose_groups_had_not_ended(data: st.DataObject) -> None:
-    """Over forks of forks: what was asked and did not end is asked once more, and nothing else."""
+    """Over forks of forks: each prompt asked before and not ended is asked once more, and no
+    other.
+    """
     had = PromptsLeft()
     asked = set(range(60))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -95,7 +97,7 @@ def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
 def test_a_fork_asks_what_the_parent_had_not_finished_and_no_burst_follows(
     parent: Path, tmp_path: Path
 ) -> None:
-    """Admission goes on as after step 4: (η + 4 + 1)·B groups at most, 4·B of them trained."""
+    """Admission continues as after step 4: (η + 4 + 1)·B groups at most, 4·B of them trained."""
     assert fork(parent, tmp_path / "fork") == 0
     with running(tmp_path / "fork") as run:
         run.start_prompts(2)
@@ -115,7 +117,7 @@ def test_a_fork_asks_what_the_parent_had_not_finished_and_no_burst_follows(
 
 
 def ended_until(folder: Path, step: int) -> set[int]:
-    """Groups that were trained, or closed for another reason, by then."""
+    """Groups trained, or closed for another reason, by then."""
     takes = (take for take in read(folder, "ledger", Take) if take.step <= step)
     closed = (closed for closed in read(folder, "ledger", GroupClosed) if closed.step <= step)
     taken = {group.group for take in takes for group in take.groups}

@@ -1,5 +1,5 @@
 """A fork as its user runs it: made from a living run, killed with -9 in part and as a whole, and
-gone on with; then both runs are audited and counted.
+resumed; then both runs are audited and counted.
 """
 
 import json
@@ -96,7 +96,7 @@ def assert_fork_is_whole(folder: Path, fork: Path) -> None:
 
 
 def assert_prompts_go_on(folder: Path, fork: Path, trained: set[int]) -> None:
-    """Neither repeated nor skipped with respect to the step of the fork."""
+    """Neither repeated nor skipped relative to the step of the fork."""
     done = {g.group for t in read(folder, "ledger", Take) if t.step <= AT for g in t.groups}
     done |= {c.group for c in read(folder, "ledger", GroupClosed) if c.step <= AT}
     admitted = [record.group for record in read(fork, "admissions", Admitted)]

@@ -12,7 +12,7 @@ from testbed.run_process import read, role, role_restarted, run_line, running
 from testbed.waiting import WAIT_S, wait_for
 
 EXAMPLE = ROOT / "examples" / "late-reward.toml"
-STEPS, GROUPS = 10, 4  # as the example says
+STEPS, GROUPS = 10, 4  # as in the example
 
 
 @pytest.mark.slow

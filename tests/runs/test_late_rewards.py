@@ -1,5 +1,5 @@
-"""Rewards that come late, through the whole dataflow: what is trained, what is left out, and what a
-trainer that died is repeated on.
+"""Late rewards through the whole dataflow: which samples are trained, which are left out, and what
+a restarted trainer repeats.
 """
 
 import threading
@@ -30,7 +30,7 @@ def start_scorer(run: TinyRun, function: str = "", names: tuple[str, ...] = ("re
 
 
 def noted(run: TinyRun) -> dict[tuple[str, str], Annotation]:
-    """The first of each (trajectory, name), by hand."""
+    """The first of each (trajectory, name), counted by the test itself."""
     first: dict[tuple[str, str], Annotation] = {}
     for record in run.records("annotations", Annotation):
         first.setdefault((record.trajectory, record.name), record)
@@ -91,7 +91,7 @@ def test_a_trainer_killed_in_the_middle_repeats_its_steps_on_the_same_annotation
 
 
 def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, caplog) -> None:
-    """Not a stall: every group ends at its deadline."""
+    """No stall: every group ends at its deadline."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 1}) as run:
         run.start_all()
         run.pass_deadlines(lambda groups: run.finished() == 4 * groups)
@@ -133,7 +133,7 @@ def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_goes_on(
 
 
 def test_a_failing_function_ends_its_groups_at_once_with_its_reason(tmp_path: Path) -> None:
-    """Every second group fails; nobody waits for a deadline (600 s)."""
+    """Every second group fails, without waiting for a deadline (600 s)."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 2}) as run:
         run.start_all()
         start_scorer(run, "tests.runs.late_functions:fails_for_odd_groups")
@@ -166,7 +166,7 @@ def test_groups_closed_before_a_crash_are_in_their_steps_counts(tmp_path: Path) 
 
 
 def score_some(run: TinyRun) -> None:
-    """A scorer that forgets two of four, by hand."""
+    """A scorer that omits two of four, written by the test."""
     reader = TopicReader(run.bus, "trajectories", from_begin(run.bus, "trajectories"))
     while not run.stop.is_set():
         for received in reader.poll(0.05):

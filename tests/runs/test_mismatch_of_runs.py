@@ -1,6 +1,4 @@
-"""A whole run on the embedded engine: engine and trainer agree about every token that they can be
-held to.
-"""
+"""A whole run on the embedded engine: engine and trainer agree about every comparable token."""
 
 from pathlib import Path
 

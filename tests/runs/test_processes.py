@@ -1,4 +1,4 @@
-"""`rollstream run` as real processes: killed with -9, interrupted, started again; then the log is
+"""`rollstream run` as real processes: killed with -9, interrupted, resumed; then the log is
 counted.
 """
 
@@ -25,7 +25,7 @@ from testbed.waiting import WAIT_S, wait_for
 def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
     tmp_path: Path, model: Path
 ) -> None:
-    """Promise 1 with `kill -9`, one role after the other while the run goes on."""
+    """Promise 1 with `kill -9`, one role after the other while the run continues."""
     folder = tmp_path / "run"
     with started(folder, model) as process:
         for steps, name in enumerate(("trainer", "rollout-0", "dispatch", "prompts"), start=2):
@@ -40,7 +40,9 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
-    """Ctrl-C, then the same command again; so many steps that no machine is done by then."""
+    """Ctrl-C, then the same command again; with so many steps that no machine has finished by
+    then.
+    """
     folder, steps = tmp_path / "run", 30
     settings = [f"trainer.steps={steps}", "rollouts.count=1"]
     with started(folder, model, settings) as process:

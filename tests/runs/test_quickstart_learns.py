@@ -1,6 +1,4 @@
-"""The quickstart as a newcomer runs it, for each of three seeds: does the model learn
-from its log?
-"""
+"""The quickstart as a newcomer runs it, for each of three seeds: the model learns."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""A run whose model no rollout can serve ends at once and says so; one whose rollout merely died
-goes on.
+"""A run whose model no rollout can serve ends at once with the reason; one whose rollout merely
+died continues.
 """
 
 import json
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def unserved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that the trainer takes; its rope depends on the batch, so no engine of ours does."""
+    """A model that the trainer takes; its rope depends on the batch, so none of our engines
+    does.
+    """
     from rollstream.producers.settings import TaskSettings
     from rollstream.producers.tasks.registry import load_task
 
@@ -54,7 +56,7 @@ def deaths_of_rollouts(folder: Path) -> list[int]:
 def test_a_refused_model_ends_the_run_with_the_rollouts_words(
     tmp_path: Path, unserved: Path
 ) -> None:
-    """Nobody is started again in vain, and what was written stays readable."""
+    """No role is restarted in vain, and the written records stay readable."""
     folder = tmp_path / "run"
     with started(folder, unserved, ["rollouts.count=1"]) as process:
         assert process.wait(WAIT_S) == 1
@@ -77,7 +79,7 @@ def test_a_killed_rollout_is_no_refusal(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, model, ["rollouts.count=1"]) as process:
         for steps in (0, 3):
-            wait_for(lambda: role_restarted(process, "rollout-0", 0), process)  # it is there
+            wait_for(lambda: role_restarted(process, "rollout-0", 0), process)  # the log exists
             wait_for(lambda: steps_done(folder) >= steps, process)  # noqa: B023
             victim = role(process, "rollout-0")
             victim.kill()

@@ -1,5 +1,5 @@
-"""A trainer, dispatch, prompt source or rollout that ended goes on under its next term, and nothing
-is done twice.
+"""A trainer, dispatch, prompt source or rollout that ended resumes under its next term, and repeats
+nothing.
 """
 
 import threading
@@ -12,8 +12,8 @@ from testbed.waiting import WAIT_S, wait_for
 from tests.support.tiny_run import TinyRun, tiny_run
 
 UNEVEN = TaskSettings(name="tests.support.uneven_task:Uneven")
-"""Every step has a gradient: with the rewards of a model that knows nothing, all zero, a step that
-was trained on other data would have the same hash.
+"""Every step has a gradient: with the rewards of an untrained model, all zero, a step trained on
+other data would have the same hash.
 """
 
 
@@ -42,8 +42,8 @@ def used(run: TinyRun) -> Counter[str]:
 
 
 def test_a_restarted_trainer_repeats_the_ledgers_steps_to_the_same_bits(tmp_path: Path) -> None:
-    """Only the checkpoint of step 0 is there: everything since comes from the ledger
-    (invariant 2).
+    """Only the checkpoint of step 0 exists: everything since comes from the ledger (invariant
+    2).
     """
     with tiny_run(tmp_path, trainer={"steps": 6}, task=UNEVEN) as run:
         run.start_all()
@@ -62,7 +62,7 @@ def test_a_restarted_trainer_repeats_the_ledgers_steps_to_the_same_bits(tmp_path
 
 
 def test_a_restarted_trainer_equals_one_that_was_never_stopped(tmp_path: Path) -> None:
-    """The same recorded takes, from step 0 in one go and from a checkpoint in the middle: the same
+    """The same recorded takes, from step 0 at once and from a checkpoint in the middle: the same
     bits.
     """
     with tiny_run(tmp_path, trainer={"steps": 5}, checkpoint_every=2, task=UNEVEN) as run:
@@ -81,8 +81,8 @@ def test_a_restarted_trainer_equals_one_that_was_never_stopped(tmp_path: Path) -
 
 
 def test_steps_that_are_believed_are_not_published_again(tmp_path: Path) -> None:
-    """Invariant 6: a repeated step finds its version there, and leaves each of its objects as it
-    is.
+    """Invariant 6: a repeated step finds its version there, and leaves each of its objects
+    unchanged.
     """
     with tiny_run(tmp_path, trainer={"steps": 4}, task=UNEVEN) as run:
         run.start_all()
@@ -96,7 +96,7 @@ def test_steps_that_are_believed_are_not_published_again(tmp_path: Path) -> None
 
 
 def objects(run: TinyRun) -> dict[str, tuple[int, int]]:
-    """Each object of a version by the file that holds it and when that was written."""
+    """Each object of a version by its file and modification time."""
     files = {e.key: run.folder / "store" / e.key for e in run.store.list("weights/v")}
     return {key: (path.stat().st_ino, path.stat().st_mtime_ns) for key, path in files.items()}
 
@@ -111,7 +111,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 
 def test_a_new_dispatch_neither_repeats_nor_forgets_groups(tmp_path: Path) -> None:
-    """Its state is rebuilt from topics; the counts of invariant 1 go on."""
+    """Its state is rebuilt from topics; the counts of invariant 1 continue."""
     with tiny_run(tmp_path, trainer={"steps": 5}) as run:
         run.start_prompts(1)
         first = threading.Event()
@@ -133,11 +133,13 @@ def test_a_new_dispatch_neither_repeats_nor_forgets_groups(tmp_path: Path) -> No
 
 
 def test_a_zombie_dispatch_does_no_harm(tmp_path: Path) -> None:
-    """Invariant 7: what a dispatch of an earlier term still writes is void for every reader."""
+    """Invariant 7: records that a dispatch of an earlier term still writes are void for every
+    reader.
+    """
     with tiny_run(tmp_path, trainer={"steps": 4}) as run:
         run.start_all(rollouts=1)
         wait_for(lambda: run.bus.end("admissions")[0])  # it has opened its term
-        run.start_dispatch(2)  # the first one was not told and goes on until it keeps its state
+        run.start_dispatch(2)  # the first one does not notice until it persists its state
         assert run.train()
         run.end()
         groups = [record.group for record in run.records("admissions", Admitted)]

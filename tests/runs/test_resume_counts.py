@@ -1,5 +1,5 @@
-"""All roles of a run die together and go on under their next terms: counts and prompts go on where
-they were, from the log or from what was archived of it.
+"""All roles of a run die together and resume under their next terms: counts and prompts continue,
+from the log or from its archive.
 """
 
 import threading
@@ -43,7 +43,7 @@ def admitted(run: TinyRun) -> list[int]:
 
 @pytest.mark.parametrize("keep", [DISPATCH, OFTEN])
 def test_no_burst_of_admissions_follows_a_restart(tmp_path: Path, keep) -> None:
-    """A dispatch that forgot what was admitted would let a whole window in again."""
+    """A dispatch that lost its admissions would admit a whole window again."""
     with stopped(tmp_path, 4, dispatch=keep) as run:
         run.start_prompts(2)
         run.start_dispatch(2)
@@ -79,7 +79,7 @@ def test_prompts_are_neither_repeated_nor_skipped_when_everything_dies(tmp_path:
 
 
 def archive(run: TinyRun) -> None:
-    """All that is in the log now, as files."""
+    """The present log as archive files."""
     service = ArchiveService(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.05))
     stop = threading.Event()
     thread = threading.Thread(target=service.run, args=(stop,), daemon=True)
@@ -95,7 +95,7 @@ def _is_archived(run: TinyRun, topic: str) -> bool:
 
 
 def cut(run: TinyRun) -> None:
-    """The log forgets everything that it may: of each partition the last record stays."""
+    """The log is truncated as far as allowed: of each partition the last record stays."""
     for topic in ("ledger", "admissions", "trajectories", "annotations"):
         truncate(run.bus, topic, from_end(run.bus, topic))
 
@@ -131,7 +131,9 @@ def test_a_trainer_whose_log_was_cut_goes_on_from_checkpoint_and_archive(tmp_pat
 
 
 def repeat(trainer: Trainer, last: int) -> None:
-    """Up to the last step of the ledger, and live steps as far as there are groups for them."""
+    """Up to the last step of the ledger, and further live steps as far as there are groups for
+    them.
+    """
     stop = threading.Event()
     thread = threading.Thread(target=trainer.run, args=(stop,), daemon=True)
     thread.start()
@@ -142,7 +144,7 @@ def repeat(trainer: Trainer, last: int) -> None:
 
 
 def assert_nothing_differed(run: TinyRun, trainer: Trainer, before: dict[int, set[str]]) -> None:
-    """A step that has the ledger's hash is not written once more, nor is its version."""
+    """A repeated step with the ledger's hash is not written again, nor is its version."""
     assert trainer.publisher.totals.repeated == max(before)
     again = {step for step, found in hashes(run).items() if found != before.get(step)}
     assert all(step > max(before) for step in again)

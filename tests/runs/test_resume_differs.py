@@ -1,8 +1,8 @@
-"""A trainer that goes on under other bits (another machine) is a fork within its run: it publishes
+"""A trainer that resumes with other bits (another machine) is a fork within its run: it publishes
 nothing until its number passes the highest believed one, then an anchor
 (docs/reference/invariants.md, A trainer's step).
 
-The other machine is a learning rate that differs in its last digits, which moves every hash.
+The other machine is a learning rate that differs in its last digits, which changes every hash.
 """
 
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_other_bits_make_a_fork_that_publishes_nothing_old_and_then_an_anchor(
 
 
 def versions(run: TinyRun) -> dict[str, str]:
-    """Objects of versions, and what a swap would compare."""
+    """Objects of versions, and the fields that a swap would compare."""
     keys = [entry.key for entry in run.store.list("weights/v")]
     return {key: run.store.stat(key).etag for key in keys}
 
@@ -88,8 +88,9 @@ def assert_audit_says_so(run: TinyRun, repeated: list[int]) -> None:
 
 
 def test_rollouts_go_over_to_the_fork_and_nothing_of_it_is_old(tmp_path: Path) -> None:
-    """They hold only versions that were believed; the fork's begin behind the highest. More steps
-    than rollouts may be ahead (η + 1): else all may have been generated before the fork's first.
+    """They hold only versions that were believed; the fork's start behind the highest. There are
+    more steps than rollouts may be ahead (η + 1): otherwise all may have been generated before the
+    fork's first.
     """
     with tiny_run(tmp_path, trainer={"steps": 2 * STEPS}, task=UNEVEN) as run:
         run.start_all()

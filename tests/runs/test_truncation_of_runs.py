@@ -1,4 +1,6 @@
-"""Nothing is truncated that somebody needs (invariant 11): whole runs that lose their holders."""
+"""No record is truncated that a role still needs (invariant 11): whole runs that lose their
+holders.
+"""
 
 import threading
 from pathlib import Path
@@ -38,8 +40,8 @@ def test_a_run_forgets_what_nothing_needs_and_still_ends_right(tmp_path: Path) -
 
 
 def test_trainer_and_dispatch_restart_in_a_truncated_log(tmp_path: Path) -> None:
-    """The trainer from its checkpoint, dispatch from what its predecessor kept; steps that are
-    trained again have the same hashes.
+    """The trainer resumes from its checkpoint, dispatch from its predecessor's state; repeated
+    steps have the same hashes.
     """
     settings = {"trainer": {"steps": 9}, "checkpoint_every": 3, "dispatch": OFTEN, "truncate": True}
     with tiny_run(tmp_path, **settings) as run:
@@ -88,7 +90,7 @@ def test_what_dispatch_kept_is_the_fold_of_the_whole_log(tmp_path: Path) -> None
 
 
 def test_a_dispatch_that_was_replaced_cannot_keep_its_state() -> None:
-    """Stopped behind its successor, it would keep admissions that are void."""
+    """Frozen while its successor works, it would keep void admissions."""
     store = MemoryStore()
     zombie, living = StateFile(store, 3), StateFile(store, 4)
     assert zombie.take_over() is None

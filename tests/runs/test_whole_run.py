@@ -1,4 +1,4 @@
-"""The whole dataflow in one process: what the log says afterwards (invariants 1, 2, 3, 5)."""
+"""The whole dataflow in one process, judged by its log (invariants 1, 2, 3, 5)."""
 
 import time
 from collections import Counter
@@ -97,13 +97,13 @@ def test_max_lag_zero_trains_nothing_stale(tmp_path: Path) -> None:
 def test_an_update_slower_than_the_heartbeat_timeout_generates_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before heartbeats had a thread: a rollout was declared dead at each version."""
+    """Before heartbeats had a thread, a rollout was declared dead at each version."""
     update, engines, slowed = TorchEngine.update, list[TorchEngine](), list[int]()
 
     def slow(engine: TorchEngine, *given: Any) -> None:
         if engine.running():
             engines.append(engine)
-        if engine in engines[:1]:  # while the other rollout is heard
+        if engine in engines[:1]:  # statuses of the other rollout arrive
             time.sleep(3 * DISPATCH_S)
             slowed.append(1)
         update(engine, *given)
@@ -144,7 +144,7 @@ def test_a_task_of_several_turns_is_trained_on_its_generated_tokens(tmp_path: Pa
 def test_a_reward_that_fails_is_a_counted_death_and_the_group_closes(
     tmp_path: Path, fault: str
 ) -> None:
-    """Invariant 1, and issue: never a dead rollout. Every second prompt's rewards fail."""
+    """Invariant 1: never a dead rollout. Every second prompt's rewards fail."""
     task = TaskSettings(
         name="tests.runs.failing_task:Failing", options={"fault": fault}, reward_timeout_s=0.3
     )

@@ -1,4 +1,4 @@
-"""The paced engine on a clock set by hand: time follows the roofline, and the KV capacity binds."""
+"""The paced engine on a manual clock: time follows the roofline, and the KV capacity binds."""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""Drawn lengths: the shape that was asked for, alike for one prompt, the same wherever asked."""
+"""Drawn lengths have the configured distribution, are alike for one prompt, and the same wherever
+they are drawn.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A profile of the real engine: measured, written, and what rollouts then report."""
+"""A profile of the real engine: measured, written, and reported by rollouts."""
 
 import json
 from pathlib import Path

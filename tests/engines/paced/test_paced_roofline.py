@@ -1,4 +1,4 @@
-"""Step times from batch and KV, B_max, and constants found again from measured steps."""
+"""Step times from batch and KV, B_max, and constants recovered from measured steps."""
 
 from pathlib import Path
 

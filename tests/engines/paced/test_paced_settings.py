@@ -1,4 +1,4 @@
-"""What can be said of a paced run, and what is refused."""
+"""Valid settings of a paced run, and refused ones."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_the_example_is_what_its_comments_say() -> None:
     assert c.rollouts.context_max == 16_384
     lengths = LogNormal(c.paced.lengths.median, c.paced.lengths.p99)
     cut = [min(c.sampling.tokens_max, lengths.quantile((n + 0.5) / 10_000)) for n in range(10_000)]
-    half_done = sum(n * n for n in cut) / (2 * sum(cut))  # a slot has long answers for longer
+    half_done = sum(n * n for n in cut) / (2 * sum(cut))  # long answers occupy a slot longer
     assert c.rollouts.slots * (half_done + 64) > (c.paced.kv_tokens or 0)
     assert roofline_from(c.paced.roofline) == roofline_from(PacedSettings().roofline)
 

@@ -1,8 +1,8 @@
-"""Drafts change nothing but how many tokens come per pass (invariant 10).
+"""Drafts change only the number of tokens per pass (invariant 10).
 
 Tokens with and without drafts are compared as they are; where they differ, the difference must be
-one of rounding: the uniform of that position lies within 1e-5 of the boundary between both tokens.
-A matrix product over several tokens rounds otherwise than over one, so nothing stricter is true.
+one of rounding: the uniform of that position is within 1e-5 of the boundary between both tokens. A
+matrix product over several tokens rounds otherwise than over one, so nothing stricter is true.
 """
 
 import numpy as np
@@ -53,7 +53,7 @@ def drafting(
 def remembered(
     requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0, seed: int = 0
 ) -> AnswerHistory:
-    """What was gained, a share of its tokens replaced by others."""
+    """The generated tokens, a share of them replaced by others."""
     history, drawn = AnswerHistory(1 << 14), np.random.default_rng(seed)
     for request in requests:
         answer = np.array(gained[request.trajectory].tokens, np.uint32)
@@ -99,7 +99,7 @@ def assert_same(
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "gpt2"])
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.5])
 def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -> None:
-    """Invariant 10, with right and with wrong drafts."""
+    """Invariant 10, with accepted and with rejected drafts."""
     model = tiny_model(family)
     requests = asked(Sampling(temperature, stop=(2,)))
     plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
@@ -143,7 +143,7 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
 
 
 def test_emissions_say_which_tokens_were_guessed() -> None:
-    """They add up to what the engine counts; a token is marked where history had it."""
+    """They add up to the engine's counts; a token is marked where history had it."""
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
     plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
@@ -172,7 +172,9 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
 
 
 def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
-    """Without drafts no word of them; while the gate is off every token is the model's own."""
+    """Without drafts records have no draft fields; while the gate is off every token is the model's
+    own.
+    """
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
     for drafts, wanted in ((None, None), (AnswerHistory(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
         engine = TorchEngine(
@@ -196,7 +198,7 @@ def test_rows_drawn_differently_share_a_pass() -> None:
 @pytest.mark.parametrize("mode", ["in_flight", "in_flight_recompute"])
 def test_updates_at_the_same_tokens_give_the_same_tokens(mode: str) -> None:
     """Weights change between two passes; a run without drafts that takes them after as many tokens
-    of this trajectory, KV kept or recomputed, gives what this one gave, spans and all.
+    of this trajectory, with its KV cache kept or recomputed, gives the same, spans included.
     """
     request = ask("t0", prompt(6), Sampling(0.9, tokens_max=80))
     plain = run_all(drafting(MODELS[1], AnswerHistory(64)), [request])
@@ -220,7 +222,7 @@ def updated(number: int) -> WeightUpdate:
 
 
 def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode: str) -> Gained:
-    """Plain steps, each update after as many tokens as there."""
+    """Plain steps, each update after as many tokens as in the other run."""
     engine, gained = (
         drafting(MODELS[1], AnswerHistory(64), slots=1, gate=DraftGate(forced=False)),
         {},
@@ -238,7 +240,7 @@ def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode:
 
 
 def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
-    """A held row is squeezed out of the cache with its hidden columns and comes back."""
+    """A held row is compacted out of the cache with its hidden columns and comes back."""
     model, sampling = tiny_model("qwen3"), Sampling(1.0, tokens_max=60, stop=(3,))
     others = [ask(f"o{i}", prompt(3, i), Sampling(1.0, tokens_max=50)) for i in range(3)]
     held = ask("held", prompt(4, 9), sampling, hold=True)
@@ -278,7 +280,7 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
     actions: list[tuple[str, int]],
 ) -> None:
     """Invariants 3 and 10 under submits, moves, updates and changes between plain steps and passes;
-    what one sample said is the draft of the next.
+    the tokens of one sample are the draft of the next.
     """
     gate, history = DraftGate(MULTIPLICATIVE, forced=True), AnswerHistory(1 << 12)
     engine = drafting(MODELS[1], history, slots=3, emit_every=7, gate=gate)
@@ -307,7 +309,7 @@ def test_the_difference_that_rounding_does_not_explain_is_found() -> None:
 
 
 def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
-    """Bit for bit: the same steps are taken."""
+    """Bit for bit: the same steps run."""
     model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)))
     bare = TorchEngine(model.config, model.state_dict(), V1, EngineOptions(4, 96))
     plain = run_all(bare, requests)

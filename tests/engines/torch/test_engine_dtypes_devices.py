@@ -1,4 +1,4 @@
-"""What a CPU in fp32 does not show: the attention of other devices, and half precision."""
+"""Cases that a CPU in fp32 does not cover: the attention of other devices, and half precision."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_half_precision_stays_near_fp32(family: str) -> None:
 
 
 def test_the_head_of_half_precision_is_computed_in_fp32() -> None:
-    """Where layers add nothing, the same log-probabilities as of an engine that is all fp32."""
+    """Where layers add nothing, the log-probabilities equal those of an engine that is all fp32."""
     model = tiny_model("llama").to(torch.bfloat16).float()  # pyright: ignore[reportArgumentType]
     state = dict(model.state_dict())
     for name in state:

@@ -1,5 +1,5 @@
-"""Deltas in place: a patched engine serves the very bits that a full load of the same tensors
-gives, and nothing is written before everything was checked.
+"""In-place deltas: a patched engine serves exactly the bits of a full load of the same tensors, and
+nothing is written before everything was checked.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def model_of(family: str) -> PreTrainedModel:
 
 
 def as_wire(model: PreTrainedModel, wire: torch.dtype) -> Tensors:
-    """Tensors of their own memory, as a version holds them: tied names share one."""
+    """Tensors with memory of their own, as a version holds them: tied names share one."""
     kept, tied = untie(model.state_dict())
     mine = {name: tensor.to(wire, copy=True) for name, tensor in kept.items()}
     return mine | {name: mine[owner] for name, owner in tied.items()}
@@ -69,7 +69,7 @@ def copied(tensors: Tensors) -> Tensors:
 
 
 def changed(tensors: Tensors, shares: dict[str, float], seed: int = 0) -> Tensors:
-    """The tensors with this share of the elements of these (by name) drawn anew."""
+    """The tensors with this share of the elements of these (by name) drawn again."""
     new, draw = copied(tensors), np.random.default_rng(seed)
     for name, share in shares.items():
         flat = new[name].view(-1)
@@ -80,7 +80,7 @@ def changed(tensors: Tensors, shares: dict[str, float], seed: int = 0) -> Tensor
 
 
 def delta(old: Tensors, new: Tensors, whole: tuple[str, ...] = ()) -> WeightUpdate:
-    """The update that says exactly what differs."""
+    """The update that contains exactly the differences."""
     patches = []
     for name, tensor in untie(new)[0].items():
         differs = (tensor.view(-1).view(torch.uint8) != old[name].view(-1).view(torch.uint8)).view(
@@ -141,7 +141,7 @@ def test_random_patches_equal_a_full_load(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama_plain", "gpt2"])
 def test_patches_are_what_is_written_and_not_a_load(family: str) -> None:
-    """Elements outside of the patches keep even what was put there behind the engine's back."""
+    """Elements outside of the patches keep even values that the test wrote past the engine."""
     model = model_of(family)
     old = as_wire(model, torch.bfloat16)
     name = next(name for name in old if "mlp" in name and name.endswith("weight"))
@@ -260,7 +260,7 @@ def test_minus_zero_is_not_zero_when_read_back() -> None:
 
 
 def test_a_patched_engine_goes_on_generating_with_its_cache() -> None:
-    """Invariant 3: the span changes between two decode steps, and generation is that of a full
+    """Invariant 3: the span changes between two decode steps, and generation equals that of a full
     load.
     """
     model = model_of("qwen3")

@@ -1,4 +1,4 @@
-"""Invariant 10: what is drawn depends on seed, trajectory and position alone."""
+"""Invariant 10: a draw depends on seed, trajectory and position alone."""
 
 import numpy as np
 import pytest

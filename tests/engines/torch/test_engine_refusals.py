@@ -1,4 +1,4 @@
-"""What cannot be served is refused by name, never later."""
+"""A model that cannot be served is refused by name at opening, never later."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int
             del region_of[name]
         elif action == "p" and used and region_of[rows[pick % used]]:
             name = rows[pick % used]
-            # As the batch does it: the swapped row keeps its place in the region.
+            # As in the batch: the swapped row keeps its position in the region.
             moves = order.promote(pick % used, region_of[name])
             held = rows[:]
             for source, target in moves:

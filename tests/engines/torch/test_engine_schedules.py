@@ -46,8 +46,8 @@ def check_schedule(
     prompt_seeds: int = 10,
     on_switch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Play the actions and compare all that was gained with recomputing; prompts are drawn from so
-    many seeds.
+    """Runs the actions and compares all generated tokens with recomputing; prompts are drawn from
+    so many seeds.
     """
     requests, gained = {}, {}
     for number, (action, pick) in enumerate(actions):
@@ -89,6 +89,6 @@ def check_schedule(
     )
 )
 def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int]]) -> None:
-    """Invariants 3 and 10 under submits, moves to oneself and updates in any order."""
+    """Invariants 3 and 10 under submits, moves to the same engine and updates in any order."""
     engine = open_torch(MODELS[1], slots=3, context_max=96, emit_every=7)
     check_schedule(engine, actions)

@@ -1,4 +1,4 @@
-"""Drafts from shared memory change nothing, whatever lies there (invariant 10)."""
+"""Drafts from shared memory change no token, under any memory contents (invariant 10)."""
 
 import mmap
 import threading
@@ -19,7 +19,7 @@ from tests.support.engine_samples import run_all, tiny_model
 def test_tokens_are_the_same_while_the_memory_is_scribbled_over(
     tmp_path: Path, temperature: float
 ) -> None:
-    """Half of the answers are remembered wrong as well, so that some drafts are right, some not."""
+    """Half of the stored answers are wrong, so that some drafts are accepted and some not."""
     model, requests = tiny_model("qwen3"), asked(Sampling(temperature, stop=(2,)))
     plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
     node, drawn = NodeHistory(tmp_path / "node", 1 << 13), np.random.default_rng(0)

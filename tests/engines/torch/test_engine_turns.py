@@ -1,4 +1,4 @@
-"""Groups, turns, aborts: what is prefilled when, and what is emitted."""
+"""Groups, turns, aborts: when each is prefilled, and what is emitted."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ TURNS = Sampling(tokens_max=60, stop=(3, 5, 11))
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_siblings_share_a_prefill_and_differ_in_nothing_else(family: str) -> None:
-    """In one poll or in a later one, a copied prompt gives what a prefill of its own gives."""
+    """In one poll or in a later one, a copied prompt gives the same as a prefill of its own."""
     model = tiny_model(family)
     requests = [ask(f"t{i}", prompt(9), Sampling(tokens_max=20)) for i in range(6)]
     engine = open_torch(model, slots=3)

@@ -1,4 +1,4 @@
-"""Taking new weights: spans, what the cache keeps, and what a failed update leaves."""
+"""Weight updates: spans, the KV cache, and the state after a failed update."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(family: str) -> None:
 
 
 def check_in_flight(engine: Engine, old: PreTrainedModel, new: PreTrainedModel) -> None:
-    """The reference goes on with new weights over the old weights' cache."""
+    """The reference continues with new weights over the old weights' cache."""
     gained = half_way(engine)
     engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     mine = to_the_end(engine, gained)

@@ -1,4 +1,4 @@
-"""Drawn tokens follow the processed probabilities."""
+"""Sampled tokens follow the processed probabilities."""
 
 import numpy as np
 import pytest
