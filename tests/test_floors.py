@@ -39,7 +39,7 @@ def package_of(path: Path) -> str:
 
 @functools.cache
 def read(path: Path) -> tuple[list[tuple[str, int]], set[str]]:
-    """Full names of what a file imports, anywhere in it, each with the level of the import; and the
+    """Full names of a file's imports, anywhere in it, each with the level of the import; and the
     names of the functions that it calls.
     """
     imported: list[tuple[str, int]] = []
@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[list[tuple[str, int]], set[str]]:
 
 
 def floor_of(name: str) -> str | None:
-    """The package that an imported name belongs to; None where it is foreign or floor 0."""
+    """The package of an imported name; None where it is foreign or floor 0."""
     parts = name.split(".")
     if parts[0] != "rollstream" or len(parts) == 1:
         return None
@@ -113,7 +113,9 @@ def test_imports_are_absolute():
 
 
 def test_a_module_never_imports_its_own_package():
-    """Inside a package one imports the module: what a package exports may import any of them."""
+    """Inside a package one imports the module: a package's exports may import any of its
+    modules.
+    """
     wrong: list[str] = []
     for path in SOURCES:
         own = ".".join(path.relative_to(ROOT).parent.parts)

@@ -8,7 +8,7 @@ from rollstream.producers.scoring.functions import Finished
 
 
 def facts(finished: Finished) -> dict[str, float]:
-    """Numbers made of everything that a function gets."""
+    """Scores made of every argument that a function gets."""
     return {
         "length": float(len(finished.answer)),
         "group": float(finished.facts.group),
@@ -22,7 +22,7 @@ def lone(finished: Finished) -> float:
 
 
 def misbehaves(finished: Finished) -> object:
-    """As the reference says."""
+    """Returns the score that the reference names."""
     if finished.reference == "raises":
         raise ZeroDivisionError("no such quality")
     if finished.reference == "hangs":
@@ -34,7 +34,7 @@ def misbehaves(finished: Finished) -> object:
 
 
 def waits_for_file(finished: Finished) -> float:
-    """Begins with a note, ends once it is told to: the reference is a folder."""
+    """Writes a note, and ends when a file appears: the reference is a folder."""
     folder = Path(finished.reference)
     (folder / "began").touch()
     while not (folder / "end").exists():

@@ -80,7 +80,7 @@ def notes(bus: Bus) -> list[Annotation]:
 
 
 def is_caught_up(bus: Bus) -> bool:
-    """The group has committed all that is there."""
+    """Returns whether the group has committed all present records."""
     committed = bus.committed("scoring", "trajectories")
     end = bus.end("trajectories")
     return all(p in committed and committed[p].offset == at for p, at in end.items() if at)

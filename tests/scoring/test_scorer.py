@@ -80,7 +80,7 @@ def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
 
 
 def test_only_the_first_completion_of_a_trajectory_is_scored_and_no_dead_one(bus: Bus):
-    """Invariant 2: what is annotated is what is trained."""
+    """Invariant 2: annotated and trained completions are the same."""
     post(bus, finished("0.0", "=130"), finished("0.0", "=999", attempt=2))
     post(bus, finished("0.1", finish="dead"), finished("0.1", attempt=2))
     with running(scorer(bus)):
@@ -120,7 +120,7 @@ def test_two_scorers_share_the_partitions(bus: Bus):
 
 
 def test_a_scorer_behind_a_truncation_goes_on_with_what_is_kept(bus: Bus):
-    """Truncated records belong to groups that ended: nobody waits for their annotations."""
+    """Truncated records belong to groups that ended: their annotations are not needed."""
     post(bus, finished("0.0"))
     with running(scorer(bus)):
         wait_for(lambda: is_caught_up(bus))

@@ -1,5 +1,5 @@
-"""Scorers in the configuration: which processes, what may change between two starts, what is
-refused.
+"""Scorers in the configuration: their processes, the settings that may change between two starts,
+and refused settings.
 """
 
 import subprocess
@@ -46,7 +46,7 @@ def test_a_mistake_is_named(override: str, message: str):
 
 
 def test_a_scorer_without_its_function_refuses_to_start(tmp_path: Path):
-    """Exit 2 ends a supervised run with the message, instead of restarting for ever."""
+    """Exit 2 ends a supervised run with the message; the role is not restarted forever."""
     line = [sys.executable, "-m", "rollstream", "score", str(EXAMPLE), "--run", str(tmp_path)]
     line += ["--set", "scoring.function=examples.brevity:scor"]
     done = subprocess.run(line, cwd=EXAMPLE.parent.parent, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Every policy where its answer can be computed by hand: answers of 100 tokens last 1 s, a step
+"""Every policy where its result can be computed by hand: answers of 100 tokens last 1 s, a step
 trains for 0.5 s, a rollout takes weights for 0.25 s, two rollouts hold one wave together.
 """
 

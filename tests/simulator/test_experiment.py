@@ -1,5 +1,5 @@
-"""From a file to results: every mistake is named, constants mean what they say, pages and lines
-hold what was simulated.
+"""From a file to results: every mistake is named, constants have their documented meaning, pages
+and lines hold the simulated results.
 """
 
 import json
@@ -132,8 +132,8 @@ REAL = RealRunSettings(
 
 
 def test_a_small_run_is_predicted_as_computed_by_hand():
-    """Four waves of 1 s, each of 400 tokens, then half a second of training; the first orders go
-    out at once, the next wait behind them.
+    """Four waves of 1 s, each of 400 tokens, then half a second of training; the first assignments
+    go out at once, the next wait behind them.
     """
     found = predict(REAL)
     assert found.tokens_per_s == pytest.approx(1600 / 4.5, rel=0.02)

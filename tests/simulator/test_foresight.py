@@ -1,4 +1,4 @@
-"""The simulator's short cuts give what the service's longer ways give."""
+"""The simulator's short cuts give the same results as the service's longer computations."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ def prompt(number: int) -> Prompt:
 def test_what_is_expected_is_what_the_service_expects_of_the_same_answers(
     notes: list[tuple[int, int]],
 ):
-    """The pass before is known once a prompt is asked for; what was asked longest ago is forgotten,
-    where there are too many.
+    """The previous pass is known once a prompt is asked for; with too many prompts, the one asked
+    longest ago is evicted.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(service, "PROMPTS_MAX", FEW)

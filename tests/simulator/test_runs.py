@@ -1,4 +1,4 @@
-"""What holds in every simulated run: nothing is lost or made twice, the cache is never overfull, no
+"""Properties of every simulated run: nothing is lost or made twice, the cache is never overfull, no
 lag is above its bound, and equal seeds give equal runs.
 """
 
@@ -117,7 +117,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(name: str):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_answer_that_would_be_too_late_again_does_not_start_again(seed: int):
-    """The longest last longer than η steps: to start them again costs up to an eighth of the
+    """The longest last longer than η steps: restarting them costs up to an eighth of the
     throughput.
     """
     long = replace(WAVY, steps=30, skip=5)

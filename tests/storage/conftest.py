@@ -1,6 +1,4 @@
-"""Every store that there is, two real S3 servers among them, and a tiny model, for the tests of
-this folder.
-"""
+"""Every store, two real S3 servers among them, and a tiny model, for the tests of this folder."""
 
 import pytest
 
@@ -26,7 +24,7 @@ def store(request, tmp_path):
 
 @pytest.fixture(params=["s3@versitygw", "s3@moto"])
 def s3_url(request, tmp_path):
-    """An empty place on each S3 server."""
+    """An empty prefix on each S3 server."""
     return STORES[request.param](tmp_path)
 
 

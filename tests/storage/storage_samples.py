@@ -16,7 +16,7 @@ TINY = {
 
 
 def in_threads(count, work):
-    """What `work(number)` returned in each of `count` threads that start together."""
+    """Returns the results of `work(number)` in `count` threads that start together."""
     barrier = threading.Barrier(count)
 
     def start(number):

@@ -6,11 +6,11 @@ from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, Objec
 
 
 class Killed(Exception):
-    """The process would be gone here; nothing in the product may handle it."""
+    """The process ends here; nothing in the product may handle it."""
 
 
 class FaultyStore:
-    """Passes all on to `store`, and raises `Killed` at write number `fatal` (from 0)."""
+    """Forwards all calls to `store`, and raises `Killed` at write number `fatal` (from 0)."""
 
     def __init__(self, store: ObjectStore, fatal: int, after: bool) -> None:
         self._store, self._fatal, self._after = store, fatal, after

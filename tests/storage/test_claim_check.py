@@ -1,4 +1,4 @@
-"""Records above the limit lie in the object store, and nobody above the bus can tell."""
+"""Records above the limit are stored in the object store, invisibly to all users of the bus."""
 
 import struct
 from pathlib import Path
@@ -32,7 +32,7 @@ from rollstream.streams.writer import FencedWriter, publish
 
 
 def sealed(header: bytes) -> bytes:
-    """A record of this header, its checksum right."""
+    """A record with this header and a valid checksum."""
     return struct.pack("<4sIQ", b"RSR1", len(header), xxh3_64_intdigest(header)) + header
 
 
@@ -161,7 +161,7 @@ def test_the_log_is_asked_for_no_more_than_it_carries(tmp_path, store, clock):
 
 def test_a_run_that_began_with_larger_topics_goes_on(tmp_path, store, clock):
     below = SqliteBus(tmp_path / "other", clock)
-    below.create(catalogue())  # as the releases did that asked for 16 MiB
+    below.create(catalogue())  # as releases did that asked for 16 MiB
     bus = ClaimCheck(below, store, clock=clock)
     bus.create(catalogue())
     assert bus.settings("ledger").record_bytes_max == 16 << 20
@@ -194,7 +194,7 @@ def test_an_hour_of_blobs_goes_once_truncation_has_passed_every_record_that_name
 
 
 class Fetches:
-    """A store that counts bytes and fails as it is told."""
+    """A store that counts bytes and fails on demand."""
 
     def __init__(self, store: FileStore, error: Exception | None = None) -> None:
         self._store, self._error, self.fetched = store, error, 0
@@ -258,7 +258,7 @@ def test_a_header_with_a_claim_and_another_record_is_no_record(inner, bus):
 
 
 def test_a_claim_whose_envelope_is_not_its_records_is_no_record(inner, bus, store):
-    """Else a zombie's record would pass the fence under its successor's term."""
+    """Otherwise a zombie's record would pass the fence under its successor's term."""
     dispatch = FencedWriter(inner, "admissions", "dispatch", 1)
     dispatch.open()
     data = encode(Admitted(7, 0, ("7.0",), 60.0, Address(0, 0)), Envelope("dispatch", 0, 5))

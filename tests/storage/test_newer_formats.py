@@ -1,4 +1,4 @@
-"""Invariant 14 in the store: an object of a newer form is refused, never taken for damaged."""
+"""Invariant 14 in the store: an object of a newer format is refused, never taken for damaged."""
 
 import json
 
@@ -34,7 +34,7 @@ def store() -> ObjectStore:
 
 
 def renumbered(store: ObjectStore, key: str, number: int | None) -> None:
-    """The object with another number of its form, or without one."""
+    """The object with another format number, or without one."""
     value = json.loads(store.get(key))
     body = value.get("body", value)
     body.pop("format", None)
@@ -93,7 +93,7 @@ def test_leases_terms_and_the_pointer_have_forms_too(store: ObjectStore) -> None
 
 
 def test_an_object_without_a_number_has_the_first_form(store: ObjectStore) -> None:
-    """As 0.1.0 wrote it; the hash that a version is announced by stays what it was."""
+    """As 0.1.0 wrote it; the hash under which a version is announced is unchanged."""
     key = checkpoint(store, 1)
     renumbered(store, key, None)
     assert newest_checkpoint(store).checkpoint is not None

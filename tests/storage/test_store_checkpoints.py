@@ -1,4 +1,4 @@
-"""Checkpoints: whole or passed over with a reason."""
+"""Checkpoints are whole, or skipped with a reason."""
 
 import pytest
 import torch

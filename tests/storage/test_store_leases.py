@@ -1,4 +1,4 @@
-"""Leases and terms: who may take a role, and when."""
+"""Leases and terms: which process may take a role, and when."""
 
 import heapq
 import itertools
@@ -25,7 +25,7 @@ from tests.storage.storage_samples import in_threads
 
 
 class Clock:
-    """Monotonic time that moves only when somebody sleeps."""
+    """Monotonic time that advances only through sleeps."""
 
     def __init__(self):
         self.now = 100.0
@@ -239,7 +239,7 @@ def test_starts_of_one_name_at_the_same_time_get_different_terms(store):
 
 
 class Turns:
-    """Threads one at a time in virtual time: whose pause ends first runs next."""
+    """Threads one at a time in virtual time: the one whose pause ends first runs next."""
 
     def __init__(self):
         self.now_s, self._count, self._sleeping = 0.0, itertools.count(), []

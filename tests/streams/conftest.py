@@ -1,4 +1,4 @@
-"""All buses, a real Kafka among them, under one clock that tests move by hand."""
+"""All buses, a real Kafka among them, under one manual clock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,5 +38,7 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path, clock: HandClock) -> Ite
 
 @pytest.fixture(params=EMBEDDED)
 def embedded_bus(request: pytest.FixtureRequest, tmp_path: Path, clock: HandClock) -> Iterator[Bus]:
-    """For what a broker does in its own time: retention, compaction, leases by the hand clock."""
+    """Waits for work that a broker does in its own time: retention, compaction, leases by the
+    manual clock.
+    """
     yield from opened(request.param, tmp_path, clock)

@@ -1,4 +1,4 @@
-"""A process that goes on behind a fork with the bus of its parent."""
+"""A process that continues behind a fork with the bus of its parent."""
 
 import os
 
@@ -8,7 +8,7 @@ from rollstream.streams.topics import Topic
 
 
 def check_that_a_forked_child_is_refused(bus: Bus) -> None:
-    """It is told to open its own, and the parent goes on with the bus."""
+    """Its error says that it must open its own, and the parent continues with the bus."""
     bus.create([Topic("t")])
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A bus against a dict, by random operations, with a crash: the process goes, the files stay."""
+"""A bus against a dict, by random operations, with a crash: the process ends, the files stay."""
 
 import shutil
 import tempfile

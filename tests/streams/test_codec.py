@@ -1,4 +1,4 @@
-"""Every record survives the wire; no bytes do harm."""
+"""Every record survives the wire; no bytes cause harm."""
 
 import json
 import re
@@ -24,7 +24,7 @@ ANNOTATION = {"trajectory": "g7.0", "group": 7, "name": "n", "scorer": "s"}
 
 
 def tampered(data: bytes, change: "dict[str, object] | bytes") -> bytes:
-    """`data` with another header (keys replaced, or whole) and a right checksum again."""
+    """`data` with another header (keys replaced, or all of it) and a valid checksum."""
     (length,) = struct.unpack_from("<I", data, 4)
     header = data[16 : 16 + length]
     header = (

@@ -1,5 +1,5 @@
-"""Bytes that are no record are appended to `<topic>.dead` once, by the one role that acts on the
-topic, whoever else reads them and however often that role restarts.
+"""Undecodable bytes are appended to `.dead` once, by the one role that acts on the topic, whichever
+roles also read them and however often that role restarts.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which tokens were guessed: runs, their joining, and records with and without them."""
+"""The drafted tokens of a record: runs, their joining, and records with and without them."""
 
 import numpy as np
 import xxhash
@@ -33,7 +33,7 @@ def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
 
 @given(st.lists(st.tuples(FLAGS, st.booleans()), max_size=6))
 def test_parts_joined_say_what_each_said(parts: list[tuple[list[bool], bool]]) -> None:
-    """A part that says nothing was drawn by the model, a token a step."""
+    """A part without draft runs was sampled by the model, a token a step."""
     told = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
     whole = join_drafts(told)
     if not any(tells for _, tells in parts):
@@ -68,7 +68,7 @@ def test_a_record_without_drafts_has_no_byte_of_them() -> None:
 
 
 def test_an_older_reader_ignores_them() -> None:
-    """As any unknown field: the arrays lie where they lay."""
+    """Like any unknown field: the arrays stay in place."""
     told = replace(trajectory(64), drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
     older = encode(told).replace(b'"drafts"', b'"unknwn"')
     assert b"unknwn" in older

@@ -53,7 +53,7 @@ def test_a_stored_fence_goes_on_where_it_was() -> None:
 
 
 def test_a_start_behind_a_zombies_record_goes_on_with_its_successor() -> None:
-    """The successor's `Opened` lies before the start: `t1 #9` was written behind it."""
+    """The successor's `Opened` is before the start: `t1 #9` was written behind it."""
     assert verdicts((1, 9), (2, 5), (2, 6), (1, 10), (2, 7)) == "LLLVL"
 
 

@@ -1,4 +1,4 @@
-"""A program in another language reads what we wrote, from a real broker
+"""A program in another language reads our records from a real broker
 (docs/reference/wire-format.md).
 """
 

@@ -1,4 +1,6 @@
-"""Roles on a bus: one writer at a time counts (invariant 7), and every reader sees the same."""
+"""Roles on a bus: one writer at a time counts (invariant 7), and every reader gets the same
+records.
+"""
 
 from collections.abc import Sequence
 
@@ -212,7 +214,7 @@ def test_from_end_reads_only_what_comes_later(run: Bus) -> None:
 
 
 def test_a_record_of_another_topic_is_no_record(embedded_bus: Bus) -> None:
-    """Invariant 12: a foreign `Admitted` in `partials` may not be taken for dispatch's own."""
+    """Invariant 12: a foreign `Admitted` in `partials` must not be taken for dispatch's own."""
     run = embedded_bus
     run.create(catalogue())
     for topic in ("partials", "status", "trajectories", "annotations", "applied"):
@@ -232,7 +234,7 @@ def test_an_address_that_is_gone_is_a_lost_position(embedded_bus: Bus) -> None:
 
 
 def test_addresses_that_lie_near_are_read_in_one_go() -> None:
-    """A group of 16 members was 16 reads, each a seek and an answer of 4 MiB on Kafka."""
+    """A group of 16 members took 16 reads, each a seek and an answer of 4 MiB on Kafka."""
     reads: list[int] = []
 
     class Counting(MemoryBus):

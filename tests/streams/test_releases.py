@@ -1,5 +1,5 @@
-"""Invariant 14 in the log: a reader that lacks a feature stops before the record, moves nothing and
-dead-letters nothing.
+"""Invariant 14 in the log: a reader that lacks a feature stops before the record, commits nothing
+and dead-letters nothing.
 """
 
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_an_opening_of_the_first_release_is_read(run: Bus) -> None:
 
 
 def test_every_schema_beyond_the_first_release_is_declared() -> None:
-    """Whoever adds one says who must know it: `NEEDS` of a topic, or `SHARED`."""
+    """A new record kind states the roles that must know it: `NEEDS` of a topic, or `SHARED`."""
     declared = {feature for needs in release.NEEDED_BY_TOPIC.values() for feature in needs}
     assert set(SCHEMAS) - release.FIRST_RELEASE_SCHEMAS <= declared | release.SHARED_FEATURES
     assert not release.missing_features(declared | release.SHARED_FEATURES)

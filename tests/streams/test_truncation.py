@@ -1,4 +1,4 @@
-"""Forgetting old records keeps the fence (invariants 7 and 11), on every bus."""
+"""Truncation keeps the fence (invariants 7 and 11), on every bus."""
 
 import pytest
 

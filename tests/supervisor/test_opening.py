@@ -1,5 +1,5 @@
-"""What is refused at opening: for good, perhaps not at the next start, or no refusal at all; and
-what the supervisor makes of each.
+"""Refusals at opening: final ones, ones that may pass at the next start, and other errors; and the
+supervisor's reaction to each.
 """
 
 import sys
@@ -64,7 +64,7 @@ def test_only_refusals_are_for_good():
 
 
 def exits(folder: Path, *codes: int) -> ProcessSpec:
-    """A role that ends with these codes, one a start, and says so; then with 0."""
+    """A role that ends with these codes, one a start, with a message; then with 0."""
     code = f"""
 import pathlib, sys
 mark = pathlib.Path({str(folder)!r}, "starts")

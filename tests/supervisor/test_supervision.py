@@ -33,7 +33,7 @@ print(json.dumps([os.environ.get(name) for name in names]), flush=True)
 
 
 class Run:
-    """Seats run by a supervisor in a thread of the test."""
+    """Process specs run by a supervisor in a thread of the test."""
 
     def __init__(
         self, folder: Path, *seats: ProcessSpec, lock: RunLock | None = None, **limits: float
@@ -45,7 +45,7 @@ class Run:
         self.supervisor = Supervisor(seats, folder, lock, record, FAST, bounds)  # pyright: ignore
 
     def outcome(self, until=lambda: False):
-        """Run to the end, or until `until` and then stop."""
+        """Runs to the end, or until `until` and then stops."""
 
         def show(states):
             if until():

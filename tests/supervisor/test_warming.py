@@ -1,4 +1,4 @@
-"""The warm-up phase of a run: once, watched, and a failure says why."""
+"""The warm-up phase of a run: it runs once, is watched, and a failure gives its reason."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""The engines that keep the contract, each behind the same few calls."""
+"""The engines of the conformance suite, each behind the same few calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Tensors = Mapping[str, torch.Tensor]
 @dataclass(frozen=True)
 class Kind:
     """`open(slots, context_max, emit_every)` serves version V1 of `weights(0)`; `tensor` is the
-    name of one that every version has.
+    name of a tensor of every version.
     """
 
     open: Callable[..., Engine]

@@ -1,4 +1,4 @@
-"""An untrained model whose answers repeat themselves and end by chance. It draws some tokens far
+"""An untrained model whose answers repeat themselves and end at random. It samples some tokens far
 more often than others, and the end of an answer about as often after any prefix, so some answers
 are many times as long as others.
 """
@@ -17,7 +17,7 @@ SCALE = 14.0  # of weights drawn with a deviation of 0.02
 
 
 def decided_model(folder: Path, sizes: Mapping[str, int | bool], scale: float = SCALE) -> Path:
-    """Write model and tokenizer to `folder`, from which a run starts; `sizes` override `SIZES`."""
+    """Writes model and tokenizer to `folder`, from which a run starts; `sizes` override `SIZES`."""
     tokenizer = load_task(TaskSettings()).tokenizer()
     special = dict(tokenizer.special)
     fields = {**SIZES, "vocab_size": tokenizer.size, **special, **sizes}

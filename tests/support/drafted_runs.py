@@ -1,5 +1,5 @@
-"""A run with drafts on, as real processes: who fills the node's history, that one's death in the
-midst of an insertion, and what the log says of drafts and moves afterwards.
+"""A run with drafts on, as real processes: which rollout fills the node's history, that rollout's
+death in the middle of an insertion, and the log's records of drafts and moves afterwards.
 """
 
 import socket
@@ -41,12 +41,12 @@ SETTINGS = [
     "dispatch.repack_every_s=0.1", "dispatch.lease_s=2", "dispatch.heartbeat_timeout_s=2",
     "dispatch.keep_s=3600", "archive.roll_s=1",
 ]  # fmt: skip
-"""Every version stays in the store, every order and prompt in the log."""
+"""Every version stays in the store, every assignment and prompt in the log."""
 
 
 @dataclass
 class DraftedRun:
-    """It goes on in `process`, under a supervisor; `aims` is what is to happen to its roles."""
+    """It runs in `process`, under a supervisor; `aims` are the planned signals for its roles."""
 
     folder: Path
     aims: AimFolder
@@ -76,8 +76,9 @@ class DraftedRun:
         return None
 
     def kill_writer(self, side: Side) -> str:
-        """At its next insertion, right before or after its patterns enter the table; returns its
-        name once another process writes. One that dies of something else before is no victim.
+        """Kills it at its next insertion, right before or after its patterns enter the table;
+        returns its name once another process writes. A rollout that died of something else before
+        does not count.
         """
         while True:
             name, pid = self._known_writer()
@@ -88,7 +89,7 @@ class DraftedRun:
                 return name
 
     def kill_writer_anywhere(self) -> str:
-        """Whatever it does; returns its name once another process writes."""
+        """Kills it at any moment; returns its name once another process writes."""
         name, pid = self._known_writer()
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
@@ -111,7 +112,7 @@ class DraftedRun:
 def drafted_run(
     base: Path, model: Path, settings: Sequence[str], aims: AimFolder
 ) -> Generator[DraftedRun]:
-    """The run in this folder, begun or gone on with; all of it is killed where the block ends
+    """The run in this folder, started or resumed; all of it is killed where the block ends
     earlier.
     """
     configuration = base / "drafted.toml"
@@ -123,7 +124,7 @@ def drafted_run(
 
 
 def writer_of(file: Path) -> int:
-    """The process that the header of a history names; 0 without one."""
+    """The process named in the header of a history; 0 without one."""
     with suppress(OSError), file.open("rb") as opened:
         header = array("q", opened.read(HEADER_BYTES))
         return header[WRITER_WORD] if len(header) > WRITER_WORD else 0
@@ -131,7 +132,7 @@ def writer_of(file: Path) -> int:
 
 
 def completions(folder: Path) -> dict[str, Trajectory]:
-    """The one of each trajectory that counts (invariant 2)."""
+    """The completion of each trajectory that counts (invariant 2)."""
     found: dict[str, Trajectory] = {}
     for record in read(folder, "trajectories", Trajectory):
         found.setdefault(record.trajectory, record)
@@ -139,7 +140,7 @@ def completions(folder: Path) -> dict[str, Trajectory]:
 
 
 def continued(folder: Path) -> tuple[set[str], set[str]]:
-    """Trajectories that went on elsewhere from their partials: those that were asked back for it
+    """Trajectories that were resumed elsewhere from their partials: those that were released for it
     (repack), and those whose rollout had died.
     """
     orders: list[Assignment] = read(folder, "assignments", Assignment)
@@ -150,6 +151,6 @@ def continued(folder: Path) -> tuple[set[str], set[str]]:
 
 
 def accepted_after(records: Sequence[Trajectory], since_s: float) -> int:
-    """Guessed tokens that were right in trajectories that began later."""
+    """Accepted draft tokens in trajectories that started later."""
     late = [one for one in records if one.started_s > since_s and one.attempt == 1]
     return sum(accepted_tokens(one.drafts) for one in late if one.drafts is not None)

@@ -1,4 +1,4 @@
-"""Tiny random models, requests and what engines made of them; plain forwards to compare with."""
+"""Tiny random models, requests and engines' outputs; plain forwards to compare with."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ LLAMA3_ROPE: dict[str, Any] = {
 
 
 def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Random weights, all of them."""
+    """Random values for all weights."""
     return random_model(FAMILIES[family], seed)
 
 
@@ -109,7 +109,7 @@ def ask(
 
 @dataclass(slots=True)
 class Gained:
-    """What a trajectory gained, joined over its emissions."""
+    """A trajectory's generated tokens, joined over its emissions."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -136,7 +136,7 @@ def gather(gained: dict[str, Gained], emissions: Iterable[Emission]) -> None:
 def run_all(
     engine: Engine, requests: Iterable[GenerationRequest] = (), wait_s: float = 10.0
 ) -> dict[str, Gained]:
-    """Everything that is in the engine, to its end."""
+    """Runs everything in the engine to its end."""
     for request in requests:
         engine.submit(request)
     gained: dict[str, Gained] = {}
@@ -155,7 +155,7 @@ def half_way(engine: Engine, count: int = 12) -> dict[str, Gained]:
 
 
 def to_the_end(engine: Engine, gained: dict[str, Gained]) -> Gained:
-    """What `t` has gained when nothing runs any more."""
+    """The tokens of `t` when nothing runs any more."""
     while engine.running():
         gather(gained, engine.poll(10.0))
     return gained["t"]
@@ -170,7 +170,7 @@ def to_first_stop(engine: Engine, name: str) -> Gained:
 
 
 def resumed(request: GenerationRequest, gained: Gained) -> GenerationRequest:
-    """The request that goes on from what was gained."""
+    """The request that resumes from the generated tokens."""
     tokens = np.concatenate((request.tokens, np.array(gained.tokens, np.uint32)))
     generated = np.full(len(gained.tokens), GENERATED, np.uint8)
     return GenerationRequest(
@@ -192,6 +192,6 @@ def plain_logprobs(model: PreTrainedModel, tokens: Iterable[int]) -> torch.Tenso
 
 
 def chosen_logprobs(model: PreTrainedModel, start: Tokens, gained: list[int]) -> torch.Tensor:
-    """Log-probabilities of the gained tokens by one plain forward."""
+    """Log-probabilities of the generated tokens by one plain forward."""
     rows = plain_logprobs(model, [*start.tolist(), *gained])[len(start) - 1 : -1]
     return rows.gather(1, torch.tensor(gained)[:, None])[:, 0]

@@ -1,11 +1,11 @@
-"""A clock that tests move by hand."""
+"""A manual clock."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class HandClock:
-    """Seconds that stand still until a test moves them."""
+    """Seconds that stand still until a test advances them."""
 
     now_s: float = 1_000_000.0
 

@@ -1,4 +1,4 @@
-"""A finished tiny run as the command line knows it: folder, configuration, log, archive, store."""
+"""A finished tiny run as the command line sees it: folder, configuration, log, archive, store."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ TOPICS = ArchiveSettings().topics
 
 
 def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path:
-    """Checkpoints after steps 4 and 6 are kept; with both, what the log forgets is archived."""
+    """Checkpoints after steps 4 and 6 are kept; with both, truncated records are archived."""
     dispatch = DISPATCH.model_copy(update={"keep_s": 0.05})
     changed = {
         "trainer": {"steps": STEPS},

@@ -1,5 +1,5 @@
-"""`rollstream` as a process that ends itself with SIGKILL behind the nth call of one method: no
-test has to hit the moment from outside.
+"""`rollstream` as a process that ends itself with SIGKILL after the nth call of one method, so that
+no test has to hit the moment from outside.
 
 `python -m tests.support.killed_at MODULE:CLASS.METHOD N COMMAND …`
 """
@@ -18,7 +18,7 @@ from testbed.waiting import WAIT_S
 
 
 def run_killed_at(method: str, nth: int, command: Sequence[str]) -> None:
-    """Run it to that call (the first one is 1); fails where it ends in another way."""
+    """Runs it to that call (the first one is 1); fails where it ends in another way."""
     line = [sys.executable, "-m", "tests.support.killed_at", method, str(nth), *command]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False

@@ -1,4 +1,4 @@
-"""Paced engines on a clock that is set by hand, and what they gained."""
+"""Paced engines on a manual clock, and their outputs."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,13 @@ from tests.support.engine_samples import V1
 ROOFLINE = Roofline(
     weights_s=4e-3, kv_token_s=2e-5, row_s=1e-4, overhead_s=1e-3, prefill_token_s=5e-5
 )
-VOCABULARY = 19  # that of the tiny models
+VOCABULARY = 19  # the vocabulary of the tiny models
 WEIGHTS = {"layers.00": torch.arange(64, dtype=torch.bfloat16).view(8, 8), "head": torch.ones(6)}
 
 
 @dataclass(slots=True)
 class HandPace:
-    """Time that passes only while somebody waits for it."""
+    """Time that advances only while a thread waits for it."""
 
     at_s: float = 100.0
     scale: float = 1.0
@@ -47,4 +47,4 @@ def open_paced(
     return PacedEngine(shape, WEIGHTS, V1, pace or HandPace())
 
 
-run_all = partial(engine_samples.run_all, wait_s=1000.0)  # of a clock that nobody waits for
+run_all = partial(engine_samples.run_all, wait_s=1000.0)  # of a clock without a waiting thread

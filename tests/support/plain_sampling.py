@@ -1,9 +1,9 @@
-"""Trajectories of a run, generated once more by plain sampling: an engine without drafts, from the
-versions in the run's own store. Under `keep_version` nothing else decides what they are (invariants
-4 and 10).
+"""Generates a run's trajectories again by plain sampling: an engine without drafts, with the
+versions in the run's own store. Under `keep_version` they depend on nothing else (invariants 4 and
+10).
 
-A difference must be one of rounding (docs/explanation/drafts.md): the uniform of that position
-lies within 1e-5 of the boundary between both tokens.
+A difference must be one of rounding (docs/explanation/drafts.md): the uniform of that position is
+within 1e-5 of the boundary between both tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ ROUNDING = 1e-5
 
 
 def differing(folder: Path, records: Iterable[Trajectory]) -> list[str]:
-    """What plain sampling does not give, by name and position; [] where it gives all of it."""
+    """The tokens that plain sampling does not give, by name and position; [] where it gives all."""
     configuration = load(folder / "config.json")
     store = open_store(store_url(configuration, folder))
     prompts = {prompt.group: prompt for prompt in read(folder, "prompts", Prompt)}
@@ -76,7 +76,7 @@ def _differing(
 
 
 def request_of(record: Trajectory, prompt: Prompt) -> GenerationRequest:
-    """What its first rollout was asked."""
+    """The request to its first rollout."""
     sources = np.zeros(len(prompt.tokens), np.uint8)
     nothing = np.zeros(0, np.float32)
     return GenerationRequest(
@@ -88,7 +88,7 @@ def request_of(record: Trajectory, prompt: Prompt) -> GenerationRequest:
 def _difference(
     model: torch.nn.Module, request: GenerationRequest, plain: list[int], mine: list[int]
 ) -> str:
-    """Where they part, unless rounding explains it; empty for equal tokens."""
+    """The position where they differ, unless rounding explains it; empty for equal tokens."""
     if plain == mine:
         return ""
     at = next((i for i, (a, b) in enumerate(zip(plain, mine, strict=False)) if a != b), None)

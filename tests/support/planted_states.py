@@ -1,4 +1,4 @@
-"""States planted by hand: a run that is well, and what to change in it."""
+"""States of a run written by a test: a healthy run, and changes to it."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -159,7 +159,7 @@ def moment(state: RunState, now_s: float = NOW_S) -> RunSnapshot:
 
 
 def kinds(state: RunState, now_s: float = NOW_S) -> list[str]:
-    """Of the warnings of this moment."""
+    """The warnings of this moment."""
     return [concern.kind for concern in warnings_of(moment(state, now_s))]
 
 

@@ -1,5 +1,5 @@
-"""The commands that README and docs print: the lines of their fenced blocks, whole commands joined,
-remarks behind them cut.
+"""The commands that README and docs print: the lines of their fenced blocks, as whole commands,
+without trailing remarks.
 """
 
 import re
@@ -19,7 +19,7 @@ PROGRAMS = (
     "rollstream", "python", "make", "git", "pip", "docker", "torchrun", "kill", "pkill", "cp",
     "tensorboard", "export", "pre-commit", "hf",
 )  # fmt: skip
-"""A line of a block that begins with one of these is a command."""
+"""A line of a block that starts with one of these is a command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""A run that never happened, published into a real SQLite bus: 60 steps, two rollouts, one death.
+"""A synthetic run, published into a real SQLite bus: 60 steps, two rollouts, one death.
 
-Figures follow the measured course of the quickstart (shares of styles, lengths, accuracy), so that
-pictures of it look like pictures of a run.
+Its numbers follow the measured course of the quickstart (shares of styles, lengths, accuracy), so
+that its plots look like those of a run.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ GROUPS, SAMPLES = 4, 2
 
 
 def course(step: int) -> float:
-    """How far learning is, 0 to 1."""
+    """Progress of learning, 0 to 1."""
     return 1 - float(np.exp(-step / 18))
 
 

@@ -60,8 +60,8 @@ TASK = TaskSettings()
 
 @dataclass
 class TinyRun:
-    """One run's log and store, and roles to start on them; `task` is a registered
-    task's settings.
+    """One run's log and store, and roles to start on them; `task` holds the settings of a
+    registered task.
     """
 
     bus: Bus
@@ -92,7 +92,7 @@ class TinyRun:
         return build_model("Qwen3ForCausalLM", SIZES, seed=0)
 
     def start_all(self, rollouts: int = 2) -> None:
-        """Everything but the trainer."""
+        """Starts all roles except the trainer."""
         self.start_prompts(1)
         self.start_dispatch(1)
         for number in range(rollouts):
@@ -138,7 +138,7 @@ class TinyRun:
         )
 
     def train(self, term: int = 1, stop: threading.Event | None = None) -> bool:
-        """In this thread; what failed in another role is raised here."""
+        """Runs in this thread; an error of another role is raised here."""
         done = self.build_trainer(term).run(stop or threading.Event())
         if self.failures:
             raise self.failures[0]
@@ -150,8 +150,8 @@ class TinyRun:
         return [r for r in found if kind is None or isinstance(r, kind)]
 
     def pass_deadlines(self, ready: Callable[[int], bool]) -> None:
-        """From now on the deadline of every group passes for the trainer whenever `ready` says so
-        of the number of groups admitted: no machine is too slow for what comes before.
+        """From now on the deadline of every group passes for the trainer whenever `ready` returns
+        True for the number of admitted groups, so the work before it may take any time.
         """
 
         def look() -> None:
@@ -175,7 +175,7 @@ class TinyRun:
             try:
                 work()
             except Fenced:
-                self.fenced += 1  # replaced: it ends, as it should
+                self.fenced += 1  # replaced: it ends as expected
             except BaseException as error:
                 self.failures.append(error)
                 raise

@@ -1,4 +1,4 @@
-"""An environment whose reference names how its reply is wrong; imported by reward processes too."""
+"""An environment whose reference names the fault of its reply; imported by reward processes too."""
 
 from rollstream.producers.tasks.base import Reply, Turns
 from tests.tasks.odd_tasks import Odd

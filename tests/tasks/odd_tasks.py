@@ -1,4 +1,4 @@
-"""A task whose reference says how its reward misbehaves; imported by reward processes too."""
+"""A task whose reference names the fault of its reward; imported by reward processes too."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from rollstream.producers.tasks.remainder import Remainder
 
 
 class Odd(Remainder):
-    """`reference` names the misbehaviour; anything else is judged 1."""
+    """`reference` names the fault; anything else is scored 1."""
 
     name = "odd"
 

@@ -1,4 +1,4 @@
-"""Prompts from a file: splits, verifiers, and every way in which a file can be wrong."""
+"""Prompts from a file: splits, verifiers, and every fault of a file."""
 
 import json
 import sys
@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_asked_is_named(folder: Path, lines: str | bytes, m
 
 
 def test_prompts_that_are_too_long_are_counted_and_named_at_once(folder: Path):
-    """`surely_fits` spares tokenizing short ones and hides no long one."""
+    """`surely_fits` saves tokenizing short ones and misses no long one."""
     long = [{"prompt": "x" * length, "reference": 0} for length in (90, 200, 300)]
     write(folder / "rows.jsonl", [*ROWS, *long, *long[1:] * 4])
     with pytest.raises(ConfigurationError) as caught:

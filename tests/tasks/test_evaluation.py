@@ -1,4 +1,4 @@
-"""Figures of held-out answers, and the loop that collects them from any engine."""
+"""Metrics of held-out answers, and the loop that collects them from any engine."""
 
 import json
 from typing import Literal
@@ -68,7 +68,7 @@ def test_the_line_has_the_promised_fields():
 
 
 class Parrot:
-    """A small engine that says the same whatever it is asked, in two emissions per turn."""
+    """A small engine that gives the same answer to every prompt, in two emissions per turn."""
 
     def __init__(self, greedy: list[int], sampled: list[int]) -> None:
         self.version = Version(0, 1)
@@ -133,7 +133,7 @@ def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():
 
 
 class Strict(Parrot):
-    """It knows none of the tokens that an environment replies with."""
+    """Its tokenizer has none of the tokens that an environment replies with."""
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         raise EngineRefused(f"token {tokens[0]} is out of its vocabulary")
@@ -142,7 +142,9 @@ class Strict(Parrot):
 def test_an_answer_whose_environment_replies_unknown_tokens_is_dead_and_the_others_are_judged():
     task, plan = Scripted(turns=2), EvaluationPlan(4, 1, 100, 0)
     pool = RewardPool(TaskSettings(name="scripted"))
-    engine = Strict(greedy=ENCODE("0;"), sampled=[EOS])  # sampled ones give up and get no reply
+    engine = Strict(
+        greedy=ENCODE("0;"), sampled=[EOS]
+    )  # sampled trajectories give up and get no reply
     figures = evaluate(task, plan, pool, engine)  # pyright: ignore
     pool.close()
     assert figures.dead == 4

@@ -1,4 +1,4 @@
-"""Every configuration in `examples/` runs as it is written, here for a few steps."""
+"""Every configuration in `examples/` runs as written, here for a few steps."""
 
 import subprocess
 import sys

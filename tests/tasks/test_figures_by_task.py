@@ -1,4 +1,4 @@
-"""Numbers by task, in steps and in evaluations; and tasks that teach nothing show."""
+"""Metrics by task, in steps and in evaluations; tasks without gradient are shown."""
 
 import numpy as np
 

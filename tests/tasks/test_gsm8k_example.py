@@ -1,4 +1,4 @@
-"""`examples/gsm8k-qwen.toml` without its model and its data: the configuration is coherent, and its
+"""`examples/gsm8k-qwen.toml` without its model and its data: the configuration is valid, and its
 reward reads GSM8K's answers.
 """
 
@@ -21,7 +21,7 @@ SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Configuration:
-    """With a folder where the model belongs."""
+    """A folder with the model's place filled in."""
     fields = {"model_type": "qwen2", "max_position_embeddings": 32_768}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     return load(ROOT / "examples/gsm8k-qwen.toml", [f"model.path={tmp_path}"], {})
@@ -38,7 +38,7 @@ def test_it_is_coherent(configuration: Configuration):
 
 
 def test_its_columns_are_those_of_the_data_set(tmp_path: Path, configuration: Configuration):
-    """Two files of Parquet as the data set has them, and the built-in tokenizer."""
+    """Two Parquet files in the data set's format, and the built-in tokenizer."""
     for name, count in (("train", 5), ("test", 3)):
         asked = [
             f"{name}: Natalia sold clips to {index} friends. How many?" for index in range(count)

@@ -1,4 +1,6 @@
-"""Data sets of reasoning_gym: any of them, disjoint splits, its own scores, mistakes named."""
+"""Data sets of reasoning_gym: any of them, disjoint splits, its own scores, errors that name the
+fault.
+"""
 
 import json
 import os
@@ -37,7 +39,7 @@ def test_any_position_may_be_asked_first_and_seeds_differ():
 
 
 def test_training_warm_up_and_held_out_questions_are_disjoint():
-    """Also where a data set has few questions, as three-letter words."""
+    """Also where a data set has few questions, such as three-letter words."""
     task = gym(dataset="spell_backward", min_word_len=3, max_word_len=3)
     training = {question(task.prompt(0, position).reference) for position in range(1500)}
     held_out = {question(prompt.reference) for prompt in task.held_out(60)}

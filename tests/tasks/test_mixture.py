@@ -1,4 +1,4 @@
-"""Several tasks as one: exact weights, own positions, stateless judgements."""
+"""Several tasks as one: exact weights, positions of their own, stateless rewards."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ def test_weights_are_honoured_exactly_over_a_cycle_and_nearly_always(weights: li
     seen = Counter[int]()
     for position in range(2 * len(cycle)):
         turn = cycle.at(position)
-        assert turn.place == seen[turn.part]  # each part walks its own order without a gap
+        assert turn.place == seen[turn.part]  # each part follows its own order without a gap
         seen[turn.part] += 1
         for part, weight in enumerate(weights):
             assert abs(seen[part] - weight * (position + 1) / total) < len(weights)
@@ -37,7 +37,7 @@ def test_weights_are_honoured_exactly_over_a_cycle_and_nearly_always(weights: li
 
 
 def test_any_position_may_be_asked_first():
-    """What a restart asks for is what it would have been (the order is a function of position)."""
+    """A restart asks for the same prompts (the order is a function of position)."""
     forward = [MixtureCycle([5, 2, 1]).at(position) for position in range(100)]
     assert [MixtureCycle([5, 2, 1]).at(position) for position in reversed(range(100))] == forward[
         ::-1

@@ -1,4 +1,4 @@
-"""Prompts that are only told apart."""
+"""Prompts that differ only in their number."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What the prompt source publishes, and what it refuses by position."""
+"""The prompts that the source publishes, and those that it refuses by position."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_prompt_carries_the_label_and_the_stops_of_its_part():
 
 
 def test_a_prompt_that_no_engine_would_take_is_refused_by_its_position():
-    """Else every sample of its group would die, and those of the next."""
+    """Otherwise every sample of its group would die, and those of the next."""
     made = order(TaskPrompt((1, 2, 3), ""), TaskPrompt((1, 2, 3, 4), "", task="part"))
     assert made.at(0).group == 0
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Whatever a reward does ends as one verdict, and the pool goes on (invariant 1)."""
+"""Every behaviour of a reward ends as one verdict, and the pool continues (invariant 1)."""
 
 import os
 import signal
@@ -176,7 +176,7 @@ def test_an_environment_replies_through_the_pool():
 
 
 def test_a_reply_of_wrong_types_is_a_dead_verdict_and_the_process_lives():
-    """Wrong tokens would end the rollout that puts them into a record."""
+    """Invalid tokens would end the rollout that puts them into a record."""
     pool = RewardPool(settings("tests.tasks.odd_replies:OddReplies"))
     for kind in REPLIES:
         pool.submit_turn(kind, kind, "", [[5]])

@@ -1,4 +1,4 @@
-"""Tasks are found by name or import path; mistakes say what to do."""
+"""Tasks are found by name or import path; errors name the remedy."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from rollstream.producers.tasks.text import TaskText
 
 
 class Worded(Remainder):
-    """One's own task that wants the run's words."""
+    """A user's own task that needs the run's tokenizer."""
 
     def __init__(self, text: TaskText) -> None:
         super().__init__()

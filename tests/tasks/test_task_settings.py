@@ -1,4 +1,4 @@
-"""What a configuration may say about tasks, and what the refusal of everything else names."""
+"""Valid settings of tasks, and the errors of all others."""
 
 import json
 from pathlib import Path

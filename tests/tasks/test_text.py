@@ -82,7 +82,7 @@ def test_answers_stop_at_every_end_that_the_files_name(folder: Path):
 
 
 def test_answers_stop_at_the_templates_own_end_of_a_turn(folder: Path):
-    """Base models' files name the end of a text, their template ends turns otherwise."""
+    """Base models' files name the end of a text; their template ends turns differently."""
     change(folder / "tokenizer_config.json", eos_token="<|pad|>")
     assert TaskText(TextTokenizer(folder)).stop == (256, ENDING)
     assert TaskText(TextTokenizer(folder)).response("y") == (ord("y"), ENDING)
@@ -123,7 +123,7 @@ def test_whether_a_prompt_surely_fits_never_errs():
 
 
 def test_rewards_decode_without_transformers(folder: Path):
-    """And prompts are made without torch."""
+    """Prompts are made without torch, too."""
     code = (
         "import sys; from pathlib import Path;"
         "from rollstream.producers.tasks.text import TaskText;"

@@ -1,5 +1,5 @@
-"""Tiny models and samples for the tests of the learning core, and the losses once more, written
-from the formulas.
+"""Tiny models and samples for the tests of the learning core, and the losses written again from the
+formulas.
 """
 
 import math
@@ -66,7 +66,7 @@ def build(name: str = "qwen3_tied") -> transformers.PreTrainedModel:
 
 
 def settings(**changed: object) -> TrainerSettings:
-    """Settings whose clipping never acts unless a test says so."""
+    """Settings whose clipping never acts unless a test sets it."""
     base: dict[str, object] = {"workers": 1, "gradient_norm_max": 1e9, "lr_ramp_steps": 0}
     return TrainerSettings.model_validate(base | changed)
 

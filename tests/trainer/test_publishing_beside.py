@@ -76,7 +76,7 @@ def publishing(tmp_path: Path):
 
 
 def hand_over(publisher: StepPublisher, step: int, checkpoint: bool = False) -> None:
-    """As the trainer does it."""
+    """Publishes as the trainer does."""
     publisher.await_room()
     done = StepDone(step, Version(step, 1), "", 1, {}, {}, 0.0)
     kept = (
@@ -109,8 +109,8 @@ def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> No
 
 
 def test_a_slow_store_delays_versions_not_steps_within_the_bound(publishing) -> None:
-    """Invariant 8. With the store standing still, `QUEUE_MAX` steps beyond the one being published
-    are handed over at once; the next waits until there is room.
+    """Invariant 8. While the store stands still, `QUEUE_MAX` steps beyond the one being published
+    are accepted at once; the next waits until there is room.
     """
     publisher, store = publishing
     store.gate.clear()

@@ -29,7 +29,7 @@ def repository(folder: Path) -> None:
 
 
 def test_a_users_repository_around_the_package_is_not_asked(tmp_path: Path) -> None:
-    """As in a virtual environment inside it, whether or not its files are tracked there."""
+    """Like a virtual environment inside it, whether or not its files are tracked there."""
     package = tmp_path / ".venv" / "lib" / "rollstream"
     package.mkdir(parents=True)
     shutil.copy(SOURCES / "rollstream" / "revision.py", package)
@@ -75,7 +75,7 @@ def helps(installed: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("stated", ["", "abc123"])
 def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
-    """Without a checkout there is none to ask, so an image states it."""
+    """Without a checkout git cannot be asked, so an image states it."""
     source = tmp_path / "source"
     for name in ("streams", "storage", "producers", "consumers", "simulator", "rollstream"):
         shutil.copytree(SOURCES / name, source / name, symlinks=True)

@@ -1,6 +1,6 @@
-"""What the workers of a test's server load: the product's extension, and a brake. A server goes on
-by itself between two polls; while the file `BRAKE` exists a step waits as long as it says, so that
-a request is surely in its middle when a test does something to it.
+"""The worker class of a test's server: the product's extension, and a brake. A server continues by
+itself between two polls; while the file `BRAKE` exists a step waits for the time in it, so that a
+request is surely in its middle when a test acts on it.
 """
 
 import os
@@ -21,7 +21,7 @@ step = Worker.execute_model  # pyright: ignore[reportAttributeAccessIssue]
 
 def braked(self: Worker, *args: Any, **options: Any) -> Any:
     """One step."""
-    with suppress(FileNotFoundError, ValueError):  # never set, or being written
+    with suppress(FileNotFoundError, ValueError):  # not set yet, or being written
         time.sleep(float(BRAKE.read_text()))
     return step(self, *args, **options)
 

@@ -1,4 +1,4 @@
-"""A rollout's engine and nothing else, until it is killed: `python -m tests.vllm.opens`."""
+"""A rollout's engine alone, until it is killed: `python -m tests.vllm.opens`."""
 
 import time
 

@@ -1,5 +1,5 @@
-"""A real vLLM server of a tiny model, started as docs/how-to/vllm.md says, on a free port of this
-machine; and a web server that answers what it is told to.
+"""A real vLLM server of a tiny model, started as in docs/how-to/vllm.md, on a free port of this
+machine; and a web server with given answers.
 """
 
 import os
@@ -32,7 +32,7 @@ ARGUMENTS = (
     "--generation-config=vllm",
     f"--max-num-seqs={SLOTS}",
     f"--max-model-len={CONTEXT}",
-    # What the CPU build needs, as `settings.shape_for` says.
+    # Settings of the CPU build, as in `settings.shape_for`.
     "--dtype=float32",
     "--enforce-eager",
     "--block-size=32",
@@ -45,7 +45,7 @@ ARGUMENTS = (
 
 @dataclass
 class Server:
-    """One that runs; `start` after `kill` is the same one again."""
+    """A running server; `start` after `kill` starts the same one again."""
 
     folder: Path
     port: int
@@ -77,7 +77,7 @@ class Server:
             )
 
     def wait(self) -> None:
-        """Until it answers; says what it wrote if it ends first."""
+        """Waits until it answers; the error shows its output if it ends first."""
         assert self.process is not None
         while not _answers(f"{self.url}/health"):
             wrote = (self.folder / "log").read_text(errors="replace")[-4000:]
@@ -89,7 +89,7 @@ class Server:
         (self.folder / "brake").write_text(str(step_s))
 
     def kill(self) -> None:
-        """With all that it started."""
+        """Kills it with all its children."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -97,7 +97,7 @@ class Server:
 
 
 def serve(config: PreTrainedConfig, folder: Path) -> Server:
-    """Started; it answers some time after."""
+    """Starts it; it answers some time after."""
     write_config(config, folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

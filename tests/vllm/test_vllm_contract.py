@@ -1,4 +1,4 @@
-"""What every engine promises, on vLLM; where it promises less, that is said beside the test."""
+"""The contract of every engine, on vLLM; weaker promises are stated beside the test."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def kind() -> Kind:
 
 
 def test_moved_in_the_middle_greedy_tokens_go_on_the_same(kind: Kind) -> None:
-    """Invariant 10; what is drawn at T > 0 keeps its distribution only."""
+    """Invariant 10; samples at T > 0 keep only their distribution."""
     check_a_move(kind, Sampling(temperature=0, tokens_max=70))
 
 

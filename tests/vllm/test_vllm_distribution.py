@@ -30,7 +30,7 @@ def chi_square(tokens: list[int], probabilities: torch.Tensor) -> float:
 
 def test_what_is_drawn_after_a_move_and_an_update_follows_the_model() -> None:
     """The first token of each under one version, the second elsewhere under the next: if a move
-    drew with the numbers of before, the second would follow the first.
+    sampled with the earlier random numbers, the second would follow the first.
     """
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     start, hot = prompt(5), Sampling(temperature=2.0, tokens_max=2)

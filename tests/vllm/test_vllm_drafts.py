@@ -1,8 +1,8 @@
-"""Drafts from history on vLLM: greedy tokens stay the same, drawn ones keep their distribution, and
-log-probabilities are the model's (docs/explanation/drafts.md).
+"""Drafts from history on vLLM: greedy tokens stay the same, sampled ones keep their distribution,
+and log-probabilities are the model's (docs/explanation/drafts.md).
 
-vLLM's own sampler verifies. At T > 0 it draws with other numbers than without drafts, so the
-distribution is tested, with seeds that are fixed: a right sampler fails with the stated chance.
+vLLM's own sampler verifies. At T > 0 it samples with other random numbers than without drafts, so
+the distribution is tested, with fixed seeds: a correct sampler fails with the stated probability.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ from tests.support.engine_samples import (
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
-CHANCE = 1e-6  # that one test of a right sampler fails
+CHANCE = 1e-6  # that one test of a correct sampler fails
 COUNT = 1_500
 
 
@@ -84,7 +84,7 @@ def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[GenerationRequ
 def remembered(
     requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0
 ) -> AnswerHistory:
-    """What was gained, a share of its tokens replaced by others."""
+    """The generated tokens, a share of them replaced by others."""
     history, drawn = AnswerHistory(1 << 15), np.random.default_rng(0)
     remember(history, requests, gained, wrong, drawn)
     return history
@@ -110,7 +110,7 @@ def remember(
 def test_greedy_tokens_with_drafts_are_those_without(
     wrong: float, least: float, most: float
 ) -> None:
-    """Invariant 10, with drafts that are right and with drafts that are wrong most of the time."""
+    """Invariant 10, with drafts that are mostly accepted and drafts that are mostly rejected."""
     model, requests = vllm_model("qwen3"), asked(0.0, stop=(2,))
     plain = run_all(open_vllm(model, slots=6), requests)
     engine = drafting(model, remembered(requests, plain, wrong))
@@ -122,7 +122,7 @@ def test_greedy_tokens_with_drafts_are_those_without(
     assert said.proposed > 40
     assert least <= said.accepted / said.proposed <= most
     assert (said.found > 0, said.passes > 0, said.lookup_s > 0) == (True, True, True)
-    assert said.gained <= said.rows + said.accepted  # what follows a stop token does not count
+    assert said.gained <= said.rows + said.accepted  # tokens after a stop token do not count
     assert engine.stats().tokens == sum(len(mine.tokens) for mine in drafted.values())
 
 
@@ -146,7 +146,7 @@ def test_right_drafts_come_many_per_step_and_never_beyond_the_end() -> None:
 
 
 def likely_answers(model: PreTrainedModel, start: Tokens) -> AnswerHistory:
-    """What is most likely after each two first tokens; of the second ones, the likeliest ranks
+    """The likeliest token after each two first tokens; of the second ones, the likeliest ranks
     first.
     """
     history, answers = AnswerHistory(1 << 14), torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2)
@@ -165,7 +165,7 @@ def likely_answers(model: PreTrainedModel, start: Tokens) -> AnswerHistory:
 
 
 def p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of χ², with as many degrees of freedom as there are cells less one."""
+    """The critical value of χ², with one degree of freedom less than there are cells."""
     statistic = ((observed - expected) ** 2 / expected).sum()
     half = torch.tensor((len(observed) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(half, statistic.double() / 2))
@@ -173,7 +173,7 @@ def p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_what_is_drawn_follows_the_model_whatever_is_guessed() -> None:
     """Each token gives a number that is uniform if the token follows the model after those before
-    it: a point drawn in the token's stretch of [0, 1], in which the guessed token's comes first.
+    it: a point drawn in the token's interval of [0, 1], in which the drafted token's comes first.
     """
     model, start = vllm_model("qwen3"), prompt(5)
     names = [f"t{i}" for i in range(COUNT)]
@@ -239,7 +239,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 
 def test_a_prompt_that_is_cached_but_for_a_token_enters_right_beside_others() -> None:
-    """vLLM may fill such a request up with drafts that are none."""
+    """vLLM may pad such a request with invalid drafts."""
     model, long = vllm_model("qwen3"), prompt(33)
     engine = drafting(model, AnswerHistory(64), emit_every=1)
     engine.submit(ask("first", long, Sampling(1.0, tokens_max=60)))
@@ -257,7 +257,7 @@ def test_a_prompt_that_is_cached_but_for_a_token_enters_right_beside_others() ->
 
 @pytest.mark.parametrize("mode", ["in_flight", "in_flight_recompute"])
 def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
-    """Invariant 3: what was guessed before is verified under the new weights."""
+    """Invariant 3: earlier drafts are verified under the new weights."""
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     request = ask("t", prompt(6), Sampling(temperature=0, tokens_max=40))
     history = AnswerHistory(1 << 12)
@@ -284,7 +284,7 @@ def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
 
 
 def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
-    """A draft that was not verified yet leaves with its request; the prompt is known elsewhere."""
+    """An unverified draft leaves with its request; the prompt is known elsewhere."""
     model = vllm_model("qwen3")
     requests = [ask(n, prompt(6, i), Sampling(0, tokens_max=70)) for i, n in enumerate("abc")]
     plain = run_all(drafting(model, AnswerHistory(64)), requests)
@@ -327,7 +327,7 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
 
 
 class Said:
-    """What an engine emits, and how it came of drafts."""
+    """An engine's emissions, and their draft counts."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.engine = engine
@@ -360,8 +360,8 @@ def check_adds_up(told: dict[str, Drafts], engine: VllmEngine) -> None:
 
 
 def test_emissions_say_which_tokens_were_guessed() -> None:
-    """They add up to what the engine counts, over stop tokens in drafts, a move, and updates that
-    let go of drafts: nothing is lost, nothing counts twice.
+    """They add up to the engine's counts, over stop tokens in drafts, a move, and updates that drop
+    drafts: nothing is lost, nothing counts twice.
     """
     model, requests = vllm_model("qwen3"), asked(0.0, stop=(2,))
     bare = Said(open_vllm(model, slots=6))
@@ -387,7 +387,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
 
 
 def ends_guessed(drafts: Drafts) -> bool:
-    """Each step gives a token that nobody guessed, but one that ends with a guessed one."""
+    """Each step gives a token without a draft, except one that ends with a drafted one."""
     return len(drafts.runs) % 2 == 0
 
 
@@ -405,7 +405,7 @@ def test_a_stop_token_is_marked_if_history_had_it() -> None:
 
 
 def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits() -> None:
-    """By itself, from what steps take."""
+    """It decides by itself, from the times of steps."""
     model, requests = vllm_model("qwen3"), asked(0.0)
     engine = drafting(model, AnswerHistory(64), forced=None)
     plain = run_all(engine, requests)
@@ -423,7 +423,7 @@ def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits(
 
 def test_a_core_in_its_own_process_guesses_from_the_history_of_the_node(tmp_path: Path) -> None:
     """It maps the file by name, also after it was made, and does not keep it from being removed;
-    siblings that run there are guessed from as well.
+    siblings that run there are drafted from as well.
     """
     old, new, requests = vllm_model("qwen3", 0), vllm_model("qwen3", 1), asked(0.0, stop=(2,))
     with pytest.raises(EngineRefused, match="another process"):

@@ -1,6 +1,6 @@
 """Drafts on vLLM while rollouts are killed and trajectories move: its cores are processes of their
-own, which map the node's history. The rollout that fills it dies in the midst of an insertion, then
-its successor does wherever it is; their cores die with them.
+own, which map the node's history. The rollout that fills it dies in the middle of an insertion,
+then its successor at any moment; their cores die with them.
 """
 
 import re
@@ -42,7 +42,7 @@ def test_drafts_on_vllm_outlive_the_death_of_rollouts(tmp_path: Path) -> None:
 
 
 def right(folder: Path, rollout: str) -> int:
-    """Guessed tokens that were right in its last life, as its log says at the end."""
+    """Accepted draft tokens in its last life, from its log at the end."""
     said = (folder / "logs" / f"{rollout}.log").read_text()
     found = re.findall(r"drafts: .* (\d+) of \d+ draft tokens accepted", said)
     return int(found[-1]) if found else 0

@@ -17,7 +17,7 @@ SMALL = {
     "model.config.num_hidden_layers": 1,
     "warmup.documents": 500,
     "warmup.steps": 40,
-    "sampling.temperature": 0.01,  # it knows little, and says it again
+    "sampling.temperature": 0.01,  # it knows little, and repeats it
     "sampling.tokens_max": 48,
     "rollouts.engine": "vllm",
     "rollouts.count": 1,

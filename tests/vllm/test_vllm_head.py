@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 def mean_error(head_float32: bool) -> float:
-    """|Δ log p| of a model that rounds nowhere but in its head: layers add nothing, and what the
-    last norm gives is ±1.
+    """|Δ log p| of a model that rounds only in its head: layers add nothing, and the output of the
+    last norm is ±1.
     """
     model = vllm_model("llama").to(torch.bfloat16).float()  # pyright: ignore[reportArgumentType]
     state = dict(model.state_dict())

@@ -39,6 +39,4 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
         )
         assert differs == [worker != 0, worker != 1]
         staged.close()
-    assert two.read_back(new, new) == WeightComparison(
-        0, ()
-    )  # nothing is said where tensors are cut
+    assert two.read_back(new, new) == WeightComparison(0, ())  # the split of tensors is not logged

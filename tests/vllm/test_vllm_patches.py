@@ -1,5 +1,5 @@
 """Deltas in place, as on a GPU: with its packing of matrices switched off vLLM keeps them on the
-CPU as it does there. A patched engine serves the very bits of a full load.
+CPU as it does there. A patched engine serves exactly the bits of a full load.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,9 @@ def open_in_place(family: str) -> VllmEngine:
 def drawn_anew(
     old: Mapping[str, torch.Tensor], share: float
 ) -> tuple[dict, tuple[TensorPatch, ...]]:
-    """The tensors with a share of the elements of each drawn anew, and the patches between them."""
+    """The tensors with a share of the elements of each drawn again, and the patches between
+    them.
+    """
     kept, tied = untie(old)
     new, patches = {}, []
     for name, tensor in kept.items():

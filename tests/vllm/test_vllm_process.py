@@ -119,7 +119,7 @@ def test_its_process_ends_with_a_killed_rollout() -> None:
 
 
 def test_a_killed_core_is_an_error_of_the_rollout() -> None:
-    """The engine of this module is gone then."""
+    """The engine of this module has ended by then."""
     engine = open_process()
     engine.submit(ask("t", prompt(6), GREEDY))
     for core in cores():
@@ -129,7 +129,7 @@ def test_a_killed_core_is_an_error_of_the_rollout() -> None:
 
 
 def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
-    """vLLM itself would wait for ever."""
+    """vLLM itself would wait forever."""
     engine = open_process()
     update = engine.prepare(WeightUpdate(V2, vllm_model("qwen3", 1).state_dict()))
     for core in cores():
@@ -145,7 +145,7 @@ def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
 
 
 def cores() -> list[psutil.Process]:
-    """vLLM's of this process that live."""
+    """vLLM's living processes of this process."""
     children = psutil.Process().children(recursive=True)
     alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     lines = {child: " ".join(child.cmdline()) for child in alive}

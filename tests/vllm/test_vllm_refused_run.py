@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_model_that_vllm_refuses_twice_ends_the_run(tmp_path: Path, model: Path) -> None:
-    """Its heads are 8 wide, which vLLM's kernels for the CPU cannot."""
+    """Its heads are 8 wide, which vLLM's kernels for the CPU cannot compute."""
     folder = tmp_path / "run"
     with started(folder, model, ["rollouts.engine=vllm", "rollouts.count=1"]) as process:
         assert process.wait(WAIT_S) == 1

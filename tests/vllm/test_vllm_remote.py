@@ -1,6 +1,6 @@
-"""A vLLM server by URL keeps the contract of every engine. It goes on by itself between two polls,
-so where other engines are stopped at the twelfth token, this one is stopped somewhere later, and
-brakes until then.
+"""A vLLM server by URL keeps the contract of every engine. It continues by itself between two
+polls, so where other engines are stopped at the twelfth token, this one is stopped somewhere later,
+and the brake holds it until then.
 """
 
 from collections.abc import Iterator
@@ -142,7 +142,7 @@ def test_recomputing_equals_a_full_prefill_and_siblings_never_hit_the_old_cache(
 
 
 def test_moved_in_the_middle_greedy_tokens_go_on_the_same(server: Server) -> None:
-    """Invariant 10; what is drawn at T > 0 keeps its distribution only."""
+    """Invariant 10; samples at T > 0 keep only their distribution."""
     request = ask("t", prompt(6), LONG)
     whole = run_all(connect(server, context_max=448), [request])["t"]
     first = connect(server, context_max=448, emit_every=8)
@@ -224,7 +224,7 @@ def test_a_load_that_fails_in_its_middle_serves_nothing_until_one_went_through(
     gained = half_way(server, engine)
     update = engine.prepare(WeightUpdate(V2, new))
     routes, (name, _) = engine._weights._routes, update.prepared.names[3]  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(EngineRefused, match="differs"):  # of it nothing is left then
+    with pytest.raises(EngineRefused, match="differs"):  # nothing of it is left then
         routes.call("check_chunk", engine._core.owner, name, [ENTRY], ["0" * 32])  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
@@ -284,7 +284,7 @@ def test_a_wrong_key_is_refused_and_never_said(
 def test_a_killed_server_is_an_error_of_the_rollout_and_what_was_said_goes_on_later(
     server: Server,
 ) -> None:
-    """Last here: a server like it takes the trajectory up again where the log left it."""
+    """The last test here: a new server resumes the trajectory from the log."""
     request = ask("t", prompt(6), LONG)
     engine = connect(server, context_max=448, emit_every=8)
     part = half_way(server, engine)

@@ -1,5 +1,5 @@
-"""What a server must be before a rollout uses it: each lack is told by name, with the command that
-starts it. On small web servers; no vLLM runs here.
+"""Requirements on a server before a rollout uses it: each missing one is named, with the command
+that starts it. On small web servers; no vLLM runs here.
 """
 
 import json

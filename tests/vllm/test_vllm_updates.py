@@ -1,5 +1,5 @@
-"""Taking new weights on vLLM: against transformers with the old cache and the new weights, in one
-chunk and in several, and what a failure leaves.
+"""Weight updates on vLLM: against transformers with the old cache and the new weights, in one chunk
+and in several, and the state after a failure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,7 @@ def test_many_small_chunks_load_the_same_bits(family: str, monkeypatch: pytest.M
 
 
 class Failing(Mapping[str, torch.Tensor]):
-    """Tensors of which one cannot be read a second time: checked, then gone."""
+    """Tensors of which one cannot be read a second time: first checked, then missing."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], bad: str) -> None:
         self.tensors, self.bad, self.reads = tensors, bad, 0

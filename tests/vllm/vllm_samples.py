@@ -1,4 +1,4 @@
-"""Tiny models whose heads vLLM's CPU kernels take, and engines of them."""
+"""Tiny models whose heads vLLM's CPU kernels support, and engines of them."""
 
 from functools import partial
 
@@ -28,14 +28,14 @@ CLASSES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3F
 
 
 def vllm_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Random weights, all of them."""
+    """Random values for all weights."""
     return random_model(lambda: CLASSES[family](FAMILIES[family]()), seed)
 
 
 def open_vllm(
     model: PreTrainedModel, slots: int = 4, context_max: int = 96, emit_every: int = 64
 ) -> VllmEngine:
-    """In this process, so stepped by hand."""
+    """In this process, stepped by the test."""
     state, sizes = model.state_dict(), (slots, context_max, emit_every)
     return VllmEngine(
         model.config, state, V1, EngineOptions(*sizes), settings=VllmSettings(process=False)
@@ -47,7 +47,9 @@ def check_two_hundred_updates(engine: VllmEngine, poll_s: float) -> None:
 
 
 def take_updates(engine: VllmEngine, count: int, tokens: int, poll_s: float) -> dict[str, Gained]:
-    """Versions 2, 3, … under load, a request of so many tokens before each; what was emitted."""
+    """Versions 2, 3, … under load, a request of so many tokens before each; returns the
+    emissions.
+    """
     states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
     gained: dict[str, Gained] = {}
     for number in range(2, 2 + count):

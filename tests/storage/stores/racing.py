@@ -14,7 +14,7 @@ from testbed.repository import ROOT
 
 
 def won_keys(store: ObjectStore, number: int, keys: int) -> list[int]:
-    """Those of `keys` objects that this rival created."""
+    """Returns the ones of `keys` objects that this rival created."""
     won: list[int] = []
     for key in range(keys):
         try:
@@ -26,7 +26,7 @@ def won_keys(store: ObjectStore, number: int, keys: int) -> list[int]:
 
 
 def count_up(store: ObjectStore, turns: int) -> None:
-    """The object `count` by so much, one at a time."""
+    """Increments the counter object so many times, one at a time."""
     done = 0
     while done < turns:
         data, etag = store.read("count")
@@ -38,7 +38,7 @@ def count_up(store: ObjectStore, turns: int) -> None:
 
 
 def check_won(store: ObjectStore, won: Sequence[Sequence[int]], keys: int) -> None:
-    """Each object has exactly one winner, and holds what that one wrote."""
+    """Each object has exactly one winner, and the winner's content."""
     assert sorted(key for mine in won for key in mine) == list(range(keys))
     for number, mine in enumerate(won):
         assert all(store.get(f"race/{key}") == str(number).encode() for key in mine)

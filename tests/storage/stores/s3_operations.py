@@ -1,5 +1,5 @@
-"""Each operation of an object store on an object of a chosen size, for the fault tests: what it
-does, and whether what is stored afterwards is the whole old or the whole new object.
+"""Each operation of an object store on an object of a chosen size, for the fault tests: the call,
+and whether the stored object is the whole old or the whole new one afterwards.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def content(seed: int, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Operation:
-    """`begin` prepares the store, `act` is what meets the fault and returns True if it is right."""
+    """`begin` prepares the store; `act` meets the fault and returns True if its result is right."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class Operation:
             store.put(KEY, content(1, self.size))
 
     def present(self, store: ObjectStore) -> str:
-        """What is there: `old`, `new`, `nothing`; anything else fails."""
+        """The stored state: `old`, `new`, `nothing`; anything else fails."""
         try:
             data = store.get(KEY)
         except ObjectMissing:

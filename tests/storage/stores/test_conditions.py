@@ -1,5 +1,5 @@
-"""A store that ignores the conditions of writes is refused by name, and no role of a run starts
-on it.
+"""A store that ignores the conditions of writes is refused by name, and no role of a run starts on
+it.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What only the file store promises: several processes, `kill -9`, disks that fail, permissions."""
+"""Promises of the file store alone: several processes, `kill -9`, disks that fail, permissions."""
 
 import os
 import signal

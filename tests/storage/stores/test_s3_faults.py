@@ -1,5 +1,5 @@
-"""S3 through a proxy that breaks: every operation ends in success or in a typed error, nothing is
-half-written, nothing short or damaged is returned, and nothing acknowledged is lost.
+"""S3 through a failing proxy: every operation ends in success or in a typed error, nothing is
+half-written, nothing short or damaged is returned, and no acknowledged write is lost.
 """
 
 import threading
@@ -50,7 +50,7 @@ def named(fault):
 
 @pytest.fixture
 def proxied():
-    """(direct store, proxy, a function that opens the same place through the proxy)."""
+    """(direct store, proxy, a function that opens the same prefix through the proxy)."""
     url = versity.new_url()
     endpoint = parse_s3_url(url).endpoint
     with FaultProxy(endpoint) as proxy:  # pyright: ignore[reportArgumentType]

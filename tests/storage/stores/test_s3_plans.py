@@ -1,4 +1,4 @@
-"""The pure parts of the S3 store: URLs, ranges, parts, pauses, what an answer means."""
+"""The pure parts of the S3 store: URLs, ranges, parts, pauses, and the meaning of an answer."""
 
 import pytest
 from hypothesis import given, strategies as st

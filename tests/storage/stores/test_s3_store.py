@@ -1,5 +1,5 @@
-"""What only the S3 store promises: races of processes, large objects, errors that say what to do,
-and no secret anywhere.
+"""Promises of the S3 store alone: races of processes, large objects, errors with advice, and no
+secret in any text.
 """
 
 import logging

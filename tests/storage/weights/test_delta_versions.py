@@ -28,7 +28,7 @@ from tests.storage.weights.version_samples import (
 
 
 class CountingStore(MemoryStore):
-    """Counts bytes of tensors that are read; breaks at read number `fatal` of them."""
+    """Counts bytes of tensors that are read; fails at read number `fatal` of them."""
 
     def __init__(self):
         super().__init__()

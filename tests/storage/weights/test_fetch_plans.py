@@ -1,5 +1,5 @@
-"""Fetch plans as pure functions (invariant 9): the cheapest way there is, from no more manifests
-than it takes.
+"""Fetch plans as pure functions (invariant 9): the cheapest path, from no more manifests than it
+needs.
 """
 
 from hypothesis import given, strategies as st
@@ -63,7 +63,7 @@ def chains(draw):
 
 
 def cheapest(chain, name, held, prices):
-    """By trying every version as the place to begin, as far back as the reader looks."""
+    """The cheapest path by trying every version as its start, as far back as the reader looks."""
     found, cost = [], 0.0
     for one in chain:
         price = prices.get(one.version, 1.0)
@@ -83,7 +83,7 @@ def cheapest(chain, name, held, prices):
 
 
 def held_of(chain, draw):
-    """What a reader of some version holds, some tensors of it torn."""
+    """The versions that a reader holds, some tensors of them half-written."""
     if draw(st.booleans()):
         return HeldTensors()
     base = draw(st.sampled_from(chain))
@@ -107,7 +107,9 @@ def test_every_way_is_the_cheapest_there_is_and_leads_to_the_tensor(chain, data)
 
 
 def leads(way, held):
-    """The hash of the tensor after the way's steps, each of which must fit what is there."""
+    """The hash of the tensor after the path's steps, each of which must fit the tensor before
+    it.
+    """
     now = held
     for step in way.steps:
         assert step.is_whole or step.delta.base == now

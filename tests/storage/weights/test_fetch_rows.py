@@ -1,4 +1,4 @@
-"""Rows of one tensor straight from the store, for a tensor-parallel rank."""
+"""Rows of one tensor directly from the store, for a tensor-parallel rank."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_any_rows_of_any_version_are_those_of_the_whole_tensor(history, data):
     got = fetch_rows(history.store, history.version(number), name, start, stop)
     assert (got.dtype, got.shape) == (whole.dtype, whole[start:stop].shape)
     assert torch.equal(got, whole[start:stop])
-    got.zero_()  # the caller's own
+    got.zero_()  # the caller's own array
     assert torch.equal(
         fetch_rows(history.store, history.version(number), name, 0, len(whole)), whole
     )

@@ -1,4 +1,6 @@
-"""A trainer killed at any write, and what the next one finds: invariant 6 under crashes."""
+"""A trainer killed at any write, and the store that the next one finds: invariant 6 under
+crashes.
+"""
 
 import pytest
 import torch
@@ -65,7 +67,7 @@ def test_a_crash_at_any_write_of_a_step_is_mended_by_doing_it_again(fatal, after
 
 
 class Versions(RuleBasedStateMachine):
-    """Trainers come, publish, clean up and die at any write; zombies of lower terms go on."""
+    """Trainers come, publish, clean up and die at any write; zombies of lower terms resume."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +77,7 @@ class Versions(RuleBasedStateMachine):
         self.highest = None
 
     def attempt(self, fatal, after, step):
-        """Run `step` on a store that dies at write `fatal`; whether it came through."""
+        """Runs `step` on a store that dies at write `fatal`; returns whether it completed."""
         try:
             step(FaultyStore(self.store, fatal, after))
         except Killed:

@@ -84,7 +84,7 @@ def histories(draw):
     terms = sorted(draw(st.lists(st.integers(1, 3), min_size=count, max_size=count)))
     versions = []
     for number, term in enumerate(terms):
-        whole = draw(st.integers(0, 9)) > 0  # without a manifest nobody knows of a base
+        whole = draw(st.integers(0, 9)) > 0  # without a manifest no base is known
         delta = whole and versions and draw(st.booleans())
         base = versions[-1].version if delta else None
         versions.append(StoredVersion(Version(number, term), base, whole))
@@ -102,7 +102,7 @@ def test_the_plan_keeps_its_promises(history, data, keep_every, versions_max):
     kept = set(left(versions, plan))
     whole_believed = by_version[pointer.version].whole
     assert pointer.version in kept or not whole_believed
-    for version in kept:  # every base that is left of a kept one is kept
+    for version in kept:  # every existing base of a kept one is kept
         base = by_version[version].base
         assert base in kept or base not in by_version or not by_version[base].whole
     forced = {v for v in kept if v.term > pointer.term or v.number >= pointer.version.number}

@@ -1,8 +1,8 @@
 """The version store against a simple model: trainers come, publish anchors and deltas, clean up and
-die at any write, zombies go on, readers move between any versions and fail at any read.
+die at any write, zombies resume, readers move between any versions and fail at any read.
 
-What is believed is always readable bit for bit, what a zombie wrote is never believed, and nothing
-that a kept version is made from goes (invariants 6 and 11).
+A believed version is always readable bit for bit, a zombie's version is never believed, and no base
+of a kept version is deleted (invariants 6 and 11).
 """
 
 import shutil
@@ -31,7 +31,7 @@ from tests.storage.weights.version_samples import FILES, assert_same, changed, f
 SETTINGS = WeightsSettings(versions_max=6, anchor_every=3, shard_bytes=300)
 READERS = 2
 DEATH = st.one_of(st.just(-1), st.just(-1), st.integers(0, 12))
-"""At which write the trainer dies, if at all."""
+"""The write at which the trainer dies, if at all."""
 
 
 class FailingReads:
@@ -49,7 +49,7 @@ class FailingReads:
 
 
 class VersionStore(RuleBasedStateMachine):
-    """`made` is the model: the tensors that a trainer handed over for each version."""
+    """`made` is the model: the tensors that a trainer published for each version."""
 
     def new_store(self):
         return MemoryStore()
@@ -63,10 +63,10 @@ class VersionStore(RuleBasedStateMachine):
         self.readers = [ResidentWeights() for _ in range(READERS)]
         self.pinned = set()
         self.strays = set()
-        """What zombies wrote: never believed, and its base may have gone before."""
+        """Zombies' versions: never believed, and their bases may be deleted before."""
 
     def attempt(self, fatal, after, step):
-        """Run `step` on a store that dies at write `fatal`; None if it did."""
+        """Runs `step` on a store that dies at write `fatal`; returns None if it died."""
         writer = self.writer
         writer.store = FaultyStore(self.store, fatal, after)  # pyright: ignore[reportOptionalMemberAccess]
         try:

@@ -130,7 +130,7 @@ def test_shards_keep_the_order_and_the_bound():
 
 
 class CountingStore(MemoryStore):
-    """Remembers how many bytes of tensors were asked for."""
+    """Counts the bytes of tensors that were requested."""
 
     def __init__(self):
         super().__init__()

@@ -25,7 +25,7 @@ def first_tensors(seed=0):
 
 
 def changed(tensors, seed, share=0.02):
-    """A copy of which this share of elements (at least one a tensor) has other bits."""
+    """A copy in which this share of elements (at least one a tensor) has other bits."""
     draw = np.random.default_rng(seed)
     copies: dict[int, torch.Tensor] = {}
     result = {}
@@ -58,8 +58,8 @@ class History:
         self.add(first_tensors() if tensors is None else tensors, anchor=True)
 
     def add(self, tensors=None, anchor=False, term=1, blind=False):
-        """Publish the next version, by default a small change; `blind`: its parent's tensors are
-        not at hand.
+        """Publishes the next version, by default a small change; with `blind` its parent's tensors
+        are not available.
         """
         number = len(self.manifests)
         tensors = changed(self.tensors[-1], seed=number) if tensors is None else tensors

@@ -1,4 +1,4 @@
-"""Kafka's URL, its secrets, and what is decided without a broker."""
+"""Kafka's URL, its secrets, and the decisions made without a broker."""
 
 import logging
 import subprocess

@@ -1,4 +1,4 @@
-"""A real broker killed, paused and filled: nothing acknowledged is lost, clients go on."""
+"""A real broker killed, paused and filled: no acknowledged record is lost, clients continue."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def own_broker() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def broker(own_broker: KafkaBroker) -> Iterator[KafkaBroker]:
-    """One that a test may kill or stop; it runs again afterwards."""
+    """A broker that a test may kill or stop; it runs again afterwards."""
     yield own_broker
     own_broker.signal(signal.SIGCONT)
 
@@ -184,7 +184,7 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
 
 
 def in_flight(bus: Bus) -> int:
-    """Bytes that were handed to the producer and are not acknowledged."""
+    """Bytes given to the producer and not yet acknowledged."""
     assert isinstance(bus, KafkaBus)
     return bus._appender._bound.taken
 
@@ -218,7 +218,7 @@ def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
     batch = [("run", GroupClosed(group, "expired", "x" * 900_000, 1)) for group in range(6)]
     working = threading.Thread(target=lambda: writer.append(batch))
     working.start()
-    wait_for(lambda: in_flight(bus))  # the first of them is under way, the others wait behind it
+    wait_for(lambda: in_flight(bus))  # the first of them is being sent, the others wait behind it
     producer.abort()
     time.sleep(0.5)
     broker.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Followed topics on a real broker: what one consumer serves equals what cursors would read."""
+"""Followed topics on a real broker: one consumer returns the same as cursors would."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ def bus() -> Iterator[Bus]:
 
 
 def look(bus: Bus, topic: str, at: dict[int, int], records_max: int = 512) -> list[bytes | None]:
-    """One look of a loop that moves on."""
+    """One look of a loop, without waiting."""
     found = bus.read(topic, at, records_max=records_max, wait_s=0.05, exact=False)
     for message in found:
         at[message.partition] = message.offset + 1
@@ -36,7 +36,7 @@ def look(bus: Bus, topic: str, at: dict[int, int], records_max: int = 512) -> li
 
 
 def looked(bus: Bus, topic: str, at: dict[int, int], count: int) -> list[bytes | None]:
-    """Looks until so many came."""
+    """Looks until so many records came."""
     found: list[bytes | None] = []
     end = time.monotonic() + WAIT_S
     while len(found) < count and time.monotonic() < end:
@@ -90,7 +90,7 @@ def test_two_readers_of_one_topic_both_get_everything_in_order(bus: Bus):
 
 
 def test_a_slow_reader_gets_more_than_is_kept_ready_for_it(bus: Bus):
-    """Invariant 8: what waits for a reader is bounded, and nothing of it is lost."""
+    """Invariant 8: a reader's waiting records are bounded, and none of them is lost."""
     at, big = {0: 0}, 700_000
     assert look(bus, "b", at) == []
     for n in range(40):  # 28 MB
@@ -119,7 +119,7 @@ def told(bus: Bus) -> tuple[object, object]:
 
 
 def looked_until_lost(bus: Bus, topic: str, at: dict[int, int]) -> int:
-    """Records that came before the position was found to be gone."""
+    """Records that came before the position was found truncated."""
     count, end = 0, time.monotonic() + WAIT_S
     while time.monotonic() < end:
         try:
@@ -148,7 +148,7 @@ def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus:
     assert look(bus, "b", at) == look(bus, "c", c) == []
     for _ in range(24):
         bus.append("b", [AppendEntry(b"k", big, 0)])
-    time.sleep(1.0)  # it fetches what fits; timing decides nothing but how much that is
+    time.sleep(1.0)  # it fetches as much as fits; timing decides only how much that is
     bus.truncate("b", {0: 23})
     came = looked_until_lost(bus, "b", at)
     assert came == at[0] < 23
@@ -159,7 +159,7 @@ def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus:
 
 
 def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
-    """Truncated between two looks of a rollout that was busy, as in a run whose `prompts` go."""
+    """Truncated between two looks of a busy rollout, as in a run that truncates `prompts`."""
     note = encode(Annotation("t", 0, "reward", np.ones(1, np.float32), "r"))
     bus.append("b", [AppendEntry(b"k", note, 0)] * 6)
     following = TopicFollower(bus, bus, "b", 100)

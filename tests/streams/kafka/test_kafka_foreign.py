@@ -1,4 +1,4 @@
-"""A client of another make on a topic of ours: kcat (librdkafka), or Kafka's own console tools."""
+"""A foreign client on a topic of ours: kcat (librdkafka), or Kafka's own console tools."""
 
 import json
 import shutil

@@ -35,7 +35,7 @@ def filled(url: str) -> Iterator[Bus]:
 def poll_until(
     readers: list[GroupReader], enough: Callable[[list[list[Message]]], bool]
 ) -> list[list[Message]]:
-    """What each reader got, polled in turn."""
+    """The records of each reader, polled in turn."""
     got: list[list[Message]] = [[] for _ in readers]
     deadline = Deadline(WAIT_S)
     while not enough(got):

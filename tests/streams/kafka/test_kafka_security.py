@@ -1,4 +1,4 @@
-"""TLS and SASL against a real broker that insists on them; no secret is logged or raised."""
+"""TLS and SASL against a real broker that requires them; no secret is logged or raised."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ LOGINS = {
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, Path]]:
-    """The broker and the certificate that it shows."""
+    """The broker and its certificate."""
     folder = tmp_path_factory.mktemp("tls")
     key, cert, keystore = folder / "key.pem", folder / "cert.pem", folder / "keystore.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -57,7 +57,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBro
 
 
 def token() -> str:
-    """An unsecured one, which the broker's default validator takes."""
+    """An unsecured token, which the broker's default validator accepts."""
     now_s = int(time.time())
     parts = [{"alg": "none"}, {"sub": "me", "iat": now_s, "exp": now_s + 600}]
     encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]

@@ -39,7 +39,7 @@ def bus(url: str) -> Iterator[Bus]:
 
 
 def change(url: str, topic: str, **configs: str) -> None:
-    """As an administrator would."""
+    """Changes settings as an administrator would."""
     name = f"{url.rpartition('/')[2]}.{topic}"
     settings = {key.replace("_", "."): value for key, value in configs.items()}
     with KafkaAdminClient(bootstrap_servers=server()) as admin:
@@ -47,14 +47,14 @@ def change(url: str, topic: str, **configs: str) -> None:
 
 
 def grow(url: str, **partitions: int) -> None:
-    """As an administrator would."""
+    """Changes settings as an administrator would."""
     prefix = url.rpartition("/")[2]
     with KafkaAdminClient(bootstrap_servers=server()) as admin:
         admin.create_partitions({f"{prefix}.{name}": n for name, n in partitions.items()})
 
 
 def configs(url: str, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
-    """As the broker has them."""
+    """The settings as the broker has them."""
     prefix = url.rpartition("/")[2]
     wanted = [ConfigResource("topic", f"{prefix}.{topic.name}") for topic in topics]
     with KafkaAdminClient(bootstrap_servers=server()) as admin:
@@ -63,7 +63,7 @@ def configs(url: str, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
 
 
 def all_of(bus: Bus) -> list[Message]:
-    """Topic `t` to its end; one read may stop earlier."""
+    """Reads topic `t` to its end; one read may stop earlier."""
     found: list[Message] = []
     at, end = bus.begin("t"), bus.end("t")
     while at[0] < end[0]:
@@ -140,7 +140,7 @@ def test_partitions_that_an_administrator_adds_stay_empty(
         "partition, so the added ones stay empty: trajectories (4 of 9), ledger (1 of 2)"
     ]
     later.append("trajectories", [AppendEntry(key, b"after") for key in keys])
-    looking = open_bus(url)  # as a command does that only reads
+    looking = open_bus(url)  # as a read-only command does
     for each in (bus, later, looking):
         assert each.partitions("trajectories") == len(each.end("trajectories")) == 4
         assert sum(each.end("trajectories").values()) == 2 * len(keys)

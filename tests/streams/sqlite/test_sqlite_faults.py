@@ -1,4 +1,4 @@
-"""What the world does to the bus's files: a clear error each time, nothing acknowledged lost."""
+"""Faults around the bus's files: a clear error each time, and no acknowledged record lost."""
 
 from pathlib import Path
 

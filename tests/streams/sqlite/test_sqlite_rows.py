@@ -1,4 +1,4 @@
-"""Records packed into rows come out as they went in, whatever their sizes."""
+"""Records packed into rows are read back unchanged, whatever their sizes."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""One rule decides whether a trajectory can be trained (invariant 12); nothing that anybody appends
-ends the trainer.
+"""One rule decides whether a trajectory can be trained (invariant 12); no appended record ends the
+trainer.
 """
 
 import threading
@@ -109,8 +109,8 @@ def test_keep_version_refuses_two_spans():
 
 
 def test_what_was_decided_is_decided_again_although_more_is_believed_now(tmp_path):
-    """A stamp of the future is refused in step 1; repeated behind step 2 it still is: the take says
-    what was believed.
+    """A stamp of a later version is refused in step 1, and again when the step is repeated after
+    step 2: the take names the versions believed then.
     """
     run = HandFed(tmp_path, settings={"steps": 1})
     run.admit(0, samples=3)
@@ -126,11 +126,11 @@ def test_what_was_decided_is_decided_again_although_more_is_believed_now(tmp_pat
     run.settings["steps"] = 2
     run.feed(2, 3)
     assert run.train()
-    assert [d.step for d in run.ledger(StepDone)] == [1, 2]  # step 1 came out as it was
+    assert [d.step for d in run.ledger(StepDone)] == [1, 2]  # step 1 has the same result
 
 
 def test_tokens_of_a_version_that_another_took_the_place_of_are_masked():
-    """Trainer and audit ask the same two questions (defect 8)."""
+    """Trainer and audit apply the same two checks (defect 8)."""
     record = completion("0.0", spans=(Span(0, 1, Version(1, 1)), Span(1, 2, Version(2, 9))))
     believed = BelievedVersions(3, believed_terms([Version(1, 1), Version(2, 2), Version(3, 2)]))
     assert believed.terms == ((1, 1), (2, 2))
@@ -146,7 +146,7 @@ def test_a_lag_below_zero_counts_as_zero():
 
 
 def test_rows_end_at_the_last_trained_token():
-    """A reply of the environment that nothing follows costs no row."""
+    """An environment's reply at the end of a trajectory costs no row."""
     sources = np.array([0, 0, 1, 1, *[2] * 60_000], np.uint8)
     record = completion("0.0", tokens=np.ones(60_004, np.uint32), sources=sources)
     rows = token_rows([admitted_sample(record, 1.0)])
@@ -155,7 +155,7 @@ def test_rows_end_at_the_last_trained_token():
 
 
 def test_labels_of_tasks_are_bounded():
-    """Rollouts choose them; a `StepDone` has a count for each."""
+    """Rollouts choose the names; a `StepDone` has a count for each."""
     figures = StepMetrics()
     for number in range(3 * TASKS_MAX):
         figures.add_closed("dead", {}, [completion("0.0", task=f"task-{number}")])
@@ -164,7 +164,7 @@ def test_labels_of_tasks_are_bounded():
 
 
 def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tmp_path):
-    """`Take.read` says that everything below it was looked at."""
+    """`Take.read` states that everything below it was read."""
     run = HandFed(tmp_path, deadline_s=0.0, settings={"steps": 1})
     trainer = run.build()
     run.admit(0, samples=3)
@@ -187,8 +187,8 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
 
 @pytest.mark.parametrize("is_archived", [False, True])
 def test_a_completion_outside_its_groups_partition_is_first_of_nothing(tmp_path, is_archived):
-    """Invariant 2: in which order partitions are read must not decide what is trained; audit and
-    trainer pass the same records over.
+    """Invariant 2: the order in which partitions are read must not decide what is trained; audit
+    and trainer skip the same records.
     """
     run = HandFed(tmp_path, partitions=2, settings={"filter_equal_rewards": False})
     for group in range(4):

@@ -1,4 +1,6 @@
-"""What annotations make of a group: rewards by terms, who is left out, and when it is complete."""
+"""The effect of annotations on a group: rewards by terms, samples left out, and when it is
+complete.
+"""
 
 import logging
 
@@ -60,7 +62,7 @@ def test_who_lacks_something_has_no_reward_and_a_reason():
 
 
 def test_members_that_died_and_those_unscored_are_counted_apart():
-    """Neither is a group that ended as dead."""
+    """A group that ended as dead is not trained either."""
     records = [member(name, reward=float(n)) for n, name in enumerate(MEMBERS)]
     records += [member("0.3", finish="dead", reason="raised"), member("0.4")]
     prepared = prepare_group(0, records, {}, training_rule(TrainerSettings(), None, False), 1)
@@ -73,7 +75,7 @@ def test_members_that_died_and_those_unscored_are_counted_apart():
 
 @pytest.fixture
 def bus() -> Bus:
-    """An admitted group of three, of which all finished and the last died."""
+    """An admitted group of three, all of which finished and the last of which died."""
     one = open_bus("memory:")
     one.create(catalogue(1))
     writer = FencedWriter(one, "admissions", "dispatch", 1)
@@ -92,7 +94,7 @@ def intake_of(bus: Bus) -> GroupIntake:
 
 
 def test_a_group_is_complete_once_all_that_is_named_came(bus: Bus):
-    """The dead need nothing, and an own reward needs no annotation."""
+    """Dead trajectories need no annotation, nor do those with an own reward."""
     intake = intake_of(bus)
     needed = [("0.0", n) for n in ("checked", "quality", "reward")]
     needed += [("0.1", n) for n in ("checked", "quality")]
@@ -105,7 +107,7 @@ def test_a_group_is_complete_once_all_that_is_named_came(bus: Bus):
 
 
 def test_an_annotation_that_says_it_will_never_come_completes_a_group_too(bus: Bus):
-    """Nobody waits for the deadline of what failed."""
+    """A failed annotation is not waited for until the deadline."""
     for trajectory in ("0.0", "0.1"):
         for name in names_needed(SETTINGS):
             publish(bus, "annotations", "0", note(trajectory, name, None, "it raised"))
@@ -121,7 +123,7 @@ def test_the_first_annotation_in_the_log_counts(bus: Bus):
 
 
 def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus: Bus):
-    """Invariant 8: scorers are anybody's programs."""
+    """Invariant 8: scorers are foreign programs."""
     for one in (note("0.0", "gossip", 1.0), note("9.9", "reward", 1.0)):
         publish(bus, "annotations", "0", one)
     assert intake_of(bus).open[0].annotations == {}

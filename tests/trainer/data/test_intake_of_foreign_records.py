@@ -1,5 +1,5 @@
-"""`trajectories` and `annotations` have many writers: what one of them got wrong ends
-nobody's run.
+"""`trajectories` and `annotations` have many writers: an invalid record of one of them ends no
+run.
 """
 
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def test_a_log_probability_that_is_no_number_makes_a_dead_member_not_a_dead_upda
 
 
 def test_a_completion_in_another_partition_than_its_groups_is_counted_and_not_used():
-    """Else which of two is first would depend on the order in which partitions are read."""
+    """Otherwise the first of two would depend on the order in which partitions are read."""
     found = open_intake(partitions=2)
     bus, intake, note = found.bus, found.intake, np.array([1.0], np.float32)
     other = 1 - partition_of(b"0", 2)

@@ -74,7 +74,7 @@ def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
     run = HandFed(tmp_path, settings={"micro_batch_tokens": 8})
     run.feed(0, 1, 2)
     die(run, ComputeFailed, FAILED_MAX)
-    die(run, Killed, 1, frozenset({"2.0"}))  # after the decision, in the step that it is of
+    die(run, Killed, 1, frozenset({"2.0"}))  # after the decision, in the step that it belongs to
     run.feed(3, 4)
     assert run.train(BAD)
     assert len(run.ledger(Superseded)) == 1
@@ -88,7 +88,7 @@ def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
 def test_silent_deaths_in_one_take_end_it_after_ten(tmp_path):
     run = HandFed(tmp_path, settings={"micro_batch_tokens": 4})
     run.feed(*range(6))
-    die(run, Killed, SILENT_MAX + 1)  # the first one met it live, without a marker
+    die(run, Killed, SILENT_MAX + 1)  # the first trainer met it live, without a marker
     assert run.ledger(Superseded) == []
     assert run.train(BAD)
     assert [s.poisoned for s in run.ledger(Superseded)] == [(0,)]
@@ -111,7 +111,7 @@ def test_a_trainer_killed_elsewhere_poisons_nothing(tmp_path):
 
 
 class KilledWaiting:
-    """An intake in whose first wait the process is killed."""
+    """A process that is killed in the first wait of its group intake."""
 
     def __init__(self, intake):
         self.intake = intake
@@ -144,7 +144,7 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
 
 
 def test_dispatch_admits_others_for_poisoned_groups():
-    """Accepted groups are the trained ones and those that wait: a dead one leaves the count."""
+    """Accepted groups are the trained ones and the waiting ones: a dead one leaves the count."""
     state = DispatchState()
     for group in (0, 1):
         state.apply_taken(group)

@@ -1,5 +1,5 @@
-"""Tiny models that have no packed form of ours, with large random weights: what transformers'
-forward trains.
+"""Tiny models without a packed form of ours, with large random weights, trained through
+transformers' forward.
 """
 
 from typing import Any
@@ -62,7 +62,9 @@ PADDED = {
         )
     ),
 }
-"""They may not: no positions are read, none are told to the mask, a state is carried on."""
+"""Sequences may not share a row: positions are ignored, the mask gets none, or a state is carried
+on.
+"""
 OTHERS = PACKED | PADDED
 
 

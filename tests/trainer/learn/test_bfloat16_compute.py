@@ -57,7 +57,7 @@ def test_micro_batches_are_summed_in_float32(samples):
 
 
 def test_the_head_computes_in_float32(samples):
-    """Held against a float32 head, and one in 16 bits, over the very states that the body gave."""
+    """Compared with a float32 head and with one in 16 bits, over the same states of the body."""
     model, rows, seen = build("qwen3_untied"), token_rows(samples[:1]), []
     policy = policy_scorer(model, general=True)
     Masters(model, torch.bfloat16)

@@ -1,5 +1,5 @@
-"""The general forward: any causal decoder of transformers, sequences packed where they stay
-strangers, and never more logits than there are trained tokens.
+"""The general forward: any causal decoder of transformers, sequences packed where they do not
+affect each other, and never more logits than there are trained tokens.
 """
 
 import copy

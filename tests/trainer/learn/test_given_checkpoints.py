@@ -1,5 +1,5 @@
-"""`model.path`: Hugging Face checkpoints as other tools leave them, and what is wrong with those
-that cannot be trained.
+"""`model.path`: Hugging Face checkpoints of other tools, and the errors of those that cannot be
+trained.
 """
 
 import json
@@ -150,7 +150,7 @@ def test_versions_carry_what_is_small_and_no_foreign_weights(tmp_path):
 
 
 def run_of(folder, tokens, **task):
-    """A configuration whose model has this many tokens."""
+    """A configuration of a model with this many tokens."""
     config = transformers.Qwen2Config(
         vocab_size=tokens, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,

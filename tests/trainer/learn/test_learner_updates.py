@@ -1,4 +1,4 @@
-"""Updates: the same bits for any number of workers and after a restart, schedule, clipping,
+"""Updates: the same bits for any number of workers and after a restart; schedule, clipping,
 failures.
 """
 

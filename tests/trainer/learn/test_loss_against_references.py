@@ -97,7 +97,7 @@ def test_streamed_micro_batches_equal_one_big_batch(samples):
 
 
 def on_policy(samples: list[Sample]) -> list[Sample]:
-    """The samples as if the model itself had generated them just now."""
+    """The samples as if the model itself had just generated them."""
     model = build()
     told = []
     for one in (replace(x, mask=np.ones_like(x.mask)) for x in samples):

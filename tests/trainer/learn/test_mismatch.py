@@ -1,4 +1,4 @@
-"""Engine against trainer: what is compared, and what is found where one of them lies."""
+"""Engine against trainer: the compared tokens, and the mismatch found when one of them is wrong."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.float32)
 
 
 def model() -> PreTrainedModel:
-    """Peaked enough that another temperature is another distribution."""
+    """Peaked enough that another temperature gives another distribution."""
     torch.manual_seed(3)
     made = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)).float().eval()
     for parameter in made.parameters():
@@ -34,7 +34,7 @@ def model() -> PreTrainedModel:
 
 
 def generated(task: str, drawn_at: float, said: float, count: int = 12) -> list[Trajectory]:
-    """Of the engine itself, drawn at one temperature and recorded as of another."""
+    """Samples of the engine itself, drawn at one temperature and recorded with another."""
     policy = model()
     engine = TorchEngine(policy.config, policy.state_dict(), V0, EngineOptions(count, 64))
     sampling = Sampling(temperature=drawn_at, tokens_max=40)

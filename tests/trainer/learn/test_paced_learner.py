@@ -1,5 +1,5 @@
-"""The learner that only keeps time: the same bits after a crash, the share that was asked for, and
-the time that its tokens take.
+"""The learner that only keeps time: the same bits after a crash, the configured share of elements
+changed, and the time that its tokens take.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from rollstream.consumers.trainer.learn.paced import (
 )
 from rollstream.errors import ConfigurationError
 
-SIZE = 2 * 3_000_000  # one tensor of many rows and one that is what is left
+SIZE = 2 * 3_000_000  # one tensor of many rows and one with the rest
 MODEL = PacedModel(3, SIZE, 0.01, step_s=4.0, token_s=0.5)
 
 

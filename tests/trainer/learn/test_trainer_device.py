@@ -1,4 +1,4 @@
-"""`trainer.device`: what there is, what is refused; a batch moves as a whole. CUDA is not run."""
+"""`trainer.device`: available devices, refused ones; a batch moves as a whole. CUDA is not run."""
 
 from dataclasses import fields
 

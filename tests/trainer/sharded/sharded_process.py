@@ -1,12 +1,12 @@
 """One rank of a sharded learner, as a process of its own: `python -m
-tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variables in the
-environment. Rank 0 does the jobs, the others follow it.
+tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variables in the environment.
+Rank 0 does the jobs, the others follow it.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds;
-`tell:` writes what was found to FOLDER/result.json, as the end does; `until:NAME` waits for the
-file FOLDER/NAME. `model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 has
-not, `store=NAME` where the others write.
+`tell:` writes the results to FOLDER/result.json, as the end does; `until:NAME` waits for the file
+FOLDER/NAME. `model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 lacks,
+`store=NAME` the store of the other ranks.
 """
 
 import json

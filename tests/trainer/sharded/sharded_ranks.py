@@ -42,7 +42,7 @@ def ranks(
 
 
 def run_ranks(folder: Path, size: int, jobs: Sequence[str], **changed: object) -> dict[str, Any]:
-    """Until all have ended well; what rank 0 found."""
+    """Waits until all have ended well; returns rank 0's results."""
     with ranks(folder, size, jobs, **changed) as started:  # pyright: ignore[reportArgumentType]
         for rank, process in enumerate(started):
             assert process.wait(WAIT_S) == 0, said(folder, rank)

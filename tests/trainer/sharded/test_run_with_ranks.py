@@ -1,5 +1,5 @@
-"""`rollstream run` with `trainer.processes = 2`: the stack starts the ranks, and whatever of them
-is killed it starts them all again; the log adds up.
+"""`rollstream run` with `trainer.processes = 2`: the stack starts the ranks, and restarts all of
+them when any is killed; the log adds up.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Which rank trains and holds what: pure, complete, balanced; messages come back as they went."""
+"""The assignment of training and memory to ranks: pure, complete, balanced; messages are decoded as
+encoded.
+"""
 
 from itertools import pairwise
 

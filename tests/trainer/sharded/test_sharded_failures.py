@@ -1,5 +1,5 @@
-"""A rank that is gone, hangs or has another model: all end, within the timeout, and say who. The
-one that is gone while others train is with those that learn (test_sharded_learner.py).
+"""A rank that ends, hangs or has another model: all end, within the timeout, with an error that
+names it. The rank that ends while others train is tested in test_sharded_learner.py.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Several ranks learn what one process learns, write it from all ranks at once, and any number of
-ranks goes on from there; one that is killed meanwhile is named.
+"""Several ranks learn the same as one process, write it from all ranks at once, and any number of
+ranks resumes from there; an error names a rank that was killed.
 """
 
 import shutil
@@ -26,7 +26,7 @@ JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"ke
 
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory):
-    """Two processes that have done the jobs; they train on once FOLDER/go is there."""
+    """Two processes that have done the jobs; they continue training once FOLDER/go exists."""
     folder = tmp_path_factory.mktemp("two")
     more = ["tell:", "until:go", *[f"train:0-{LAST}"] * 300]
     with ranks(folder, 2, [*JOBS, *more]) as started:
@@ -184,7 +184,7 @@ def test_layers_in_bfloat16_learn_nearly_the_same_on_fp32_masters(tmp_path, alon
 
 
 def test_a_killed_rank_is_named_while_others_train(living):
-    """Last here: the two are gone then."""
+    """The last test here: both processes have ended then."""
     folder, (first, second) = living
     (folder / "go").touch()
     wait_for(lambda: "goes on" in said(folder, 0))

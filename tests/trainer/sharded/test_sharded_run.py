@@ -1,4 +1,4 @@
-"""A run whose trainer is `torchrun`: a killed rank ends the group, the next start goes on from the
+"""A run whose trainer is `torchrun`: a killed rank ends the group, the next start resumes from the
 checkpoint, and the log adds up; SIGTERM ends all ranks in order.
 """
 
@@ -39,8 +39,8 @@ def torchrun(run: RunByHand, size: int, *more: str) -> Hand:
 
 
 def process_of_rank(hand: Hand, rank: int) -> psutil.Process | None:
-    """A rank's process, once it is there; the lowest of several, which its own children come
-    after.
+    """A rank's process, once it exists; the lowest of several process ids, since its own children
+    have higher ones.
     """
     found = [
         child

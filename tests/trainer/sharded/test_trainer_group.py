@@ -1,5 +1,5 @@
-"""Ranks that a launcher starts, over tiny scripts: they end together, whoever is killed, and one
-exit code says how.
+"""Ranks that a launcher starts, over tiny scripts: they end together whichever is killed, with one
+exit code.
 """
 
 import json
@@ -40,7 +40,7 @@ def ranks(processes: int, threads: int = 1) -> TrainerSettings:
 
 
 def pids(folder: Path, count: int) -> list[int]:
-    """Of `SLEEP`, once all wrote theirs."""
+    """The process ids of `SLEEP`, once all wrote theirs."""
 
     def texts() -> list[str]:
         return [path.read_text() for path in sorted(folder.iterdir())]

@@ -15,7 +15,7 @@ def bits_of(dtype, data):
 
 @st.composite
 def pairs(draw):
-    """A dtype, a base and what it became: nothing, little, much or all of it changed."""
+    """A dtype, a base and its successor: nothing, little, much or all of it changed."""
     dtype = draw(st.sampled_from(sorted(ELEMENTS)))
     element = ELEMENTS[dtype]
     random = np.random.default_rng(draw(st.integers(0, 2**32)))

@@ -55,7 +55,7 @@ def test_a_payload_with_other_bytes_in_it_is_refused_or_stays_within_the_tensor(
 
 @st.composite
 def payloads(draw):
-    """Numbers and streams in any order, well-formed each: what gets past the first checks."""
+    """Numbers and streams in any order, each well-formed: payloads that pass the first checks."""
     writer = StreamWriter()
     for _ in range(draw(st.integers(1, 12))):
         if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""The delta codec gives back every bit of every dtype, in place, and says what it changed."""
+"""The delta codec restores every bit of every dtype, in place, and reports the changes."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_every_pattern_of_a_small_float_goes_one_up_one_down_and_to_its_negative
             assert applied(coded, every, dtype)[0] == target.tobytes()
 
 
-# Elements 1 and 3 of four, one step up and three down: the format as it is stored.
+# Elements 1 and 3 of four, one step up and three down: the stored format.
 STORED = bytes.fromhex("02 00 02 04 0101 0202 0202 01 0201")
 
 

@@ -1,4 +1,4 @@
-"""How small a delta is: near what independent positions and steps cost at least."""
+"""The size of a delta is near the entropy of independent positions and steps."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def entropy_bytes(symbols):
 def test_an_optimiser_step_takes_hardly_more_bytes_than_its_entropy(rate, share, least):
     base, new = optimiser_step(COUNT, rate)
     differs = base != new
-    # Nothing crosses zero here but by a step to the other side, so magnitudes tell the steps.
+    # Values cross zero here only by a step to the other side, so magnitudes give the steps.
     signed = [np.where(each >> 15, -(each & 0x7FFF).astype(int) - 1, each) for each in (base, new)]
     floor = entropy_bytes(differs) + entropy_bytes((signed[1] - signed[0])[differs])
     coded = encode_tensor(base.data, new.data, "BF16")
