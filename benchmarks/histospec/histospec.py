@@ -2,7 +2,7 @@
 the passes of `examples/epochs.toml`.
 
 The structure is measured on the recorded answers of one pass, generation on passes from the second
-on, with drafts and without. The two sides of a pair take turns of 20 ms, each in a thread of its
+on, with drafts and without. The two sides of a pair take turns of 5 ms, each in a thread of its
 own, so that a change of the machine's load affects both; the side that starts alternates from pair
 to pair. Seconds are processor time of a side's thread. `histospec_control_64` compares two sides
 without drafts in the same way: its distance from 1 is the error of the measurement.
@@ -73,7 +73,7 @@ class Sizes:
 
 
 # On a quiet machine: a run of 5 passes takes 3 minutes, the rest 6; `--quick` 2 in all.
-WHOLE = Sizes(5, 96, 768, 20_000, 5, 3, (1, 2, 4, 8, 16, 32, 64, 96), (1, 8, 32, 96), 3)
+WHOLE = Sizes(5, 48, 384, 20_000, 9, 9, (1, 2, 4, 8, 16, 32, 64, 96), (1, 8, 32, 96), 3)
 SMALL = Sizes(2, 16, 128, 2_000, 2, 1, (1, 8, 32), (8, 32), 1, ("warmup.steps=400",))
 
 

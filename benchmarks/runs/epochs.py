@@ -33,7 +33,7 @@ from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"
 PROMPTS, PASS_STEPS, CONTEXT = 192, 8, 512
-TURN_S = 0.02
+TURN_S = 0.005
 SEED = 1  # differs from the run's seed: the answers are other samples than those in the log
 
 

@@ -115,11 +115,11 @@ class Speculation:
         self.undecided_steps += steps
         return drafts
 
-    def look_up(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+    def look_up(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft. It is cut before the first token that is outside of the model's
         vocabulary: the memory may be torn, or hold the history of another model.
         """
-        draft = self.source.draft(row.prompt, newest, most)
+        draft = self.source.draft(prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
             return draft
         kept = list(takewhile(lambda token: token < self.vocabulary, draft.tokens))
@@ -127,7 +127,7 @@ class Speculation:
 
     def propose(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
         """The tokens that may be drafted for this row, before `choose_lengths` cuts them."""
-        draft = self.look_up(row, newest, most)
+        draft = self.look_up(row.prompt, newest, most)
         coming = list(row.agreement.start_draft(draft, self.source.context)[:most])
         row.statistics.add_lookup(bool(draft.tokens))
         self.counts["asked"] += 1
@@ -174,9 +174,9 @@ class Speculation:
         self.counts["proposed"] += guessed
         self.counts["accepted"] += right
 
-    def look_up_trial(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
+    def look_up_trial(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft that is not verified but passed to `add_trial` later."""
-        draft = self.look_up(row, newest, most)
+        draft = self.look_up(prompt, newest, most)
         self.gate.hit_rate.add(1, bool(draft.tokens))
         return draft
 

@@ -70,7 +70,7 @@ def test_what_is_only_compared_is_learned_from_and_counts_as_no_draft() -> None:
     assert (engine.gate.acceptance_rate.right, engine.gate.acceptance_rate.tried) == (2, 3)
     engine.add_trial(Draft([], 0), [1, 2])
     assert engine.gate.acceptance_rate.tried == 3
-    assert engine.look_up_trial(row(), [1, 2, 3], 4).tokens == ()
+    assert engine.look_up_trial(1, [1, 2, 3], 4).tokens == ()
     assert (engine.gate.hit_rate.tried, engine.stats().asked) == (1, 0)
 
 

@@ -31,7 +31,7 @@ from rollstream.producers.drafts.shared_memory import (
     map_segment,
     segment_folder,
 )
-from rollstream.producers.drafts.speculation import DraftedSequence, Speculation
+from rollstream.producers.drafts.speculation import Speculation
 from tests.drafts.test_draft_history import SEQUENCES, tokens
 
 ANSWER = tokens(1, 2, 3, 4, 5, 6, 7, 8)
@@ -295,7 +295,7 @@ def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
         newest = drawn.integers(0, 50, drawn.integers(0, 12)).tolist()
         prompt, most = int(drawn.integers(0, 20)), int(drawn.integers(1, 33))
         for engine in engines:
-            draft = engine.look_up(DraftedSequence(prompt, 0, most, 0), newest, most)
+            draft = engine.look_up(prompt, newest, most)
             assert len(draft.tokens) <= most
             assert all(0 <= token < 50 for token in draft.tokens)
             assert bool(draft.tokens) == bool(draft.matched)

@@ -11,6 +11,7 @@ drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the sa
 without drafts, up to rounding.
 """
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens
 
-LOOKBACK_ROWS = 2  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
+LOOKBACK_SHARE = 0.005  # of all time may be spent on look-ups for plain steps
 LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
 
 
@@ -59,13 +60,13 @@ class BatchSpeculation(Speculation):
     """Speculation of one batch."""
 
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
-    """A row has a state from its first draft or look-up on: while the gate is shut, most have
-    none and cost nothing.
+    """A row has a state from its first draft on: while the gate is shut, new rows have none and
+    cost nothing.
     """
     entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
     """The length of each row's sequence when it entered."""
-    collected: int = 0
-    """How often a row's plain steps were collected."""
+    lookback_from_s: float = -math.inf
+    """From when on plain steps are compared with history again."""
 
     def enter(self, sequence: TorchSequence) -> None:
         self.entry_lengths[sequence] = sequence.length
@@ -114,14 +115,16 @@ class BatchSpeculation(Speculation):
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
         """Compare the newest tokens, which plain steps gave, with the draft that history had for
-        them. In a large batch only some rows do this.
+        them. It then rests, so that this takes at most `LOOKBACK_SHARE` of the time.
         """
-        self.collected += 1
-        each = max(1, len(self.entry_lengths) // LOOKBACK_ROWS)
-        if self.gate.forced is None and not self.collected % each:
-            came = gained[:LOOKBACK_TOKENS].tolist()
-            newest = self._newest(sequence, sequence.length - len(gained))
-            self.add_trial(self.look_up_trial(self.state(sequence), newest, len(came)), came)
+        if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
+            return
+        came = gained[:LOOKBACK_TOKENS].tolist()
+        newest = self._newest(sequence, sequence.length - len(gained))
+        prompt = prompt_key(sequence.request.tokens, sequence.request.sources)
+        self.add_trial(self.look_up_trial(prompt, newest, len(came)), came)
+        end_s = self.clock()
+        self.lookback_from_s = end_s + (end_s - began_s) / LOOKBACK_SHARE
 
     def share(self, sequence: TorchSequence, least: int = SHARE_TOKENS_MIN) -> None:
         """Add the sequence's new tokens to the history, if there are at least `least`."""

@@ -54,8 +54,8 @@ class SpeculativeBatch(DecodeBatch):
         self.drafting = BatchSpeculation(source, gate, decoder.vocabulary, self._clock)
         self._hidden_read = 0
         """Hidden columns read since they were last removed."""
-        self._unmeasured = 0
-        """Plain steps since the last one that was measured."""
+        self._plain_left = 0
+        """Plain steps until the next one that is measured and may follow a decision."""
         self._drawn = 0
         """Tokens collected last from a row without a state."""
 
@@ -121,23 +121,31 @@ class SpeculativeBatch(DecodeBatch):
 
     def step(self) -> list[TorchSequence]:
         """Make one pass or one plain step. Returns the sequences that ended, with `finish` set."""
+        if self._plain_left:
+            self._plain_left -= 1
+            return super().step()
         self._decide()
         if self.is_verifying:
             return self._verify()
-        self._unmeasured += 1
-        each = MEASURE_STEPS_HOPELESS if self.gate.is_hopeless else MEASURE_STEPS
-        if self._unmeasured < each and not self.gate.probing:
-            return super().step()
-        self._unmeasured = 0
         rows, began = len(self.rows), self._clock()
         ended = super().step()
         self.gate.add_plain_steps(rows, self._clock() - began)
+        self._plain_left = self._steps_between - 1
         return ended
 
     # ---- the gate ----------------------------------------------------------------------------
 
+    @property
+    def _steps_between(self) -> int:
+        """Steps from one that is measured to the next one, from one decision to the next at most
+        four of these.
+        """
+        if self.is_verifying or self.gate.probing:
+            return 1
+        return MEASURE_STEPS_HOPELESS if self.gate.is_hopeless else MEASURE_STEPS
+
     def _decide(self) -> None:
-        drafts = self.drafting.decide(len(self.rows), self.is_verifying)
+        drafts = self.drafting.decide(len(self.rows), self.is_verifying, self._steps_between)
         if drafts and not self.is_verifying:
             self._begin_verifying()
         elif self.is_verifying and not drafts:

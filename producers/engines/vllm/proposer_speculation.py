@@ -243,7 +243,7 @@ class ProposerSpeculation(Speculation):
         """Compare the last trial draft with the tokens generated since; look up the next one."""
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
-            row.tried = self.look_up_trial(row, self._newest(seen), TRIAL_TOKENS)
+            row.tried = self.look_up_trial(row.prompt, self._newest(seen), TRIAL_TOKENS)
             row.tried_at = len(seen.tokens)
 
     def _write_counts(self, batch: Sequence[SteppedRequest]) -> None:

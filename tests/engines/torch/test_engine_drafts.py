@@ -5,6 +5,8 @@ one of rounding: the uniform of that position is within 1e-5 of the boundary bet
 matrix product over several tokens rounds otherwise than over one, so nothing stricter is true.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,12 @@ from transformers import PreTrainedModel
 
 from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
+from rollstream.producers.drafts.source import Draft
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
+from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.draft_runs import accepted_tokens, join_drafts
 from rollstream.streams.values import Drafts, Sampling, Version
 from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
@@ -318,3 +323,37 @@ def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
         k: (v.tokens, v.logprobs) for k, v in plain.items()
     }
     assert torch.is_inference_mode_enabled() is False
+
+
+def test_a_shut_gate_spends_little_time_on_history_and_decides_seldom() -> None:
+    """A look-up takes 1 ms and answers are collected every 2 ms: of 5 s at most .5 % are look-ups.
+    Steps over rows that enter and leave are decided once in 16.
+    """
+    now_s, looked_up, decided = 0.0, 0, 0
+
+    class SlowHistory(AnswerHistory):
+        def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+            nonlocal now_s, looked_up
+            now_s, looked_up = now_s + 0.001, looked_up + 1
+            return super().draft(prompt, newest, most)
+
+    class CountingGate(DraftGate):
+        def decide(self, rows: int, now_s: float) -> bool:
+            nonlocal decided
+            decided += 1
+            return super().decide(rows, now_s)
+
+    speculation = BatchSpeculation(SlowHistory(64), DraftGate(), 19, lambda: now_s)
+    sequence = TorchSequence(ask("t0", prompt(5), Sampling(1.0, tokens_max=30)), 96)
+    speculation.enter(sequence)
+    sequence.gain(np.arange(8, dtype=np.uint32))
+    while now_s < 5.0:
+        now_s += 0.002
+        speculation.compare_with_history(sequence, sequence.tokens[5:13])
+    assert 20 < looked_up <= 26
+    assert not speculation.states
+
+    model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)), 48)
+    engine = drafting(model, AnswerHistory(64), gate=CountingGate())
+    run_all(engine, requests)
+    assert 0 < decided <= engine.stats().steps / 16 + 1
