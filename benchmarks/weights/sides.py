@@ -13,7 +13,7 @@ import torch
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.torch.weight_views import WeightView
-from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
+from rollstream.producers.engines.torch.weights import ServedWeights
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
@@ -76,16 +76,10 @@ class Receiver:
         )
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        prepared = self._weights.prepare(update)
-        return WeightUpdate(update.version, update.tensors, update.base, prepared=prepared)
+        return self._weights.prepare(update)
 
     def update(self, update: WeightUpdate) -> None:
-        prepared = update.prepared
-        assert isinstance(prepared, PreparedWrites), "the follower prepared it"
-        if prepared.writes is None:
-            self._weights.load(update.tensors, checked=True)
-        for write in prepared.writes or ():
-            write.write()
+        self._weights.load(update)
         self.version = update.version
 
     def patch(self, tensors: Tensors, changes: Mapping[str, Changes | None]) -> None:
@@ -101,7 +95,7 @@ class Receiver:
             for name, one in changes.items()
             if one is not None
         )
-        version = Version(1, 1)
+        version = self._weights.held = Version(1, 1)
         self.update(self.prepare(WeightUpdate(version, tensors, version, patches)))
 
 

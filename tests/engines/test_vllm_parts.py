@@ -135,9 +135,9 @@ def test_a_moved_trajectory_is_seeded_by_what_it_has_and_nothing_else() -> None:
     one, other = VllmSequence(request, 96), VllmSequence(request, 96)
     one.enter("t/1")
     one.gain([3, 4], [-1.0, -2.0])
-    emission = one.emit(V1)
+    tokens, _, _ = one.take(V1)
     moved = resumed(request, Gained([3, 4], [-1.0, -2.0]))
-    assert emission.tokens.tolist() == [3, 4]
+    assert tokens.tolist() == [3, 4]
     assert VllmSequence(moved, 96).seed == one.seed != other.seed
     assert VllmSequence(ask("u", prompt(6), Sampling()), 96).seed != other.seed
     assert (one.room, other.room) == (28, 30)
@@ -148,10 +148,10 @@ def test_stamps_tile_the_stay_in_vllm() -> None:
     sequence = VllmSequence(ask("t", prompt(6), Sampling()), 96)
     sequence.enter("t/1")
     sequence.gain([1, 2], [-1.0, -1.0])
-    sequence.emit(V1)
+    sequence.take(V1)
     sequence.gain([3], [-1.0])
     assert sequence.stamps(V2) == ((str(V1), 0), (str(V2), 2))
-    sequence.emit(V2)
+    sequence.take(V2)
     sequence.enter("t/2")
     sequence.gain([4], [-1.0])
     assert sequence.stamps(V2) == ((str(V2), 0),)

@@ -9,8 +9,8 @@ clock counts seconds of the simulated accelerator, which may pass faster than wa
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,20 +22,16 @@ from rollstream.producers.engines.base import (
     EngineStats,
     GenerationRequest,
     UpdateMode,
-    WeightComparison,
     WeightUpdate,
-    check_append,
-    check_request,
-    check_room,
-    take_back,
 )
 from rollstream.producers.engines.paced.batch import PacedBatch, PacedSequence
 from rollstream.producers.engines.paced.lengths import LengthSampler
+from rollstream.producers.engines.queue import QueuedEngine
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.producers.engines.torch.weight_views import WeightView
-from rollstream.producers.engines.torch.weights import PreparedWrites, ServedWeights
+from rollstream.producers.engines.torch.weights import ServedWeights
 from rollstream.storage.weights.tensors import untie
-from rollstream.streams.values import Tokens, Version
+from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
@@ -88,7 +84,7 @@ class PacedShape:
     emit_every: int = 256
 
 
-class PacedEngine:
+class PacedEngine(QueuedEngine[PacedSequence]):
     """Implements `Engine`. `tensors` are the weights of `version`, with any names and shapes; they
     are copied.
     """
@@ -107,150 +103,87 @@ class PacedEngine:
                 f"a KV capacity of {shape.kv_capacity} tokens cannot hold one sequence of "
                 f"{shape.context_max} (paced.kv_tokens, rollouts.context_max)"
             )
-        self.version = version
+        super().__init__(version, shape.slots, shape.context_max, shape.vocabulary)
         self._shape, self._pace = shape, pace
-        self._served = _served(tensors)
-        self._batch = PacedBatch(shape.slots, shape.kv_capacity)
-        self._known: dict[str, PacedSequence] = {}
-        self._outbox: list[Emission] = []
-        self._serving = True
-        self._held: Version | None = version
-        """The version whose weights are served whole; None during an update and after a failed
-        one.
-        """
+        self._weights = _served(tensors, version)
+        self._batch = PacedBatch(shape.kv_capacity)
         self._at_s = pace.now()
         """When the newest step ended, on the engine's clock."""
-        self._steps = self._tokens = 0
-        self._busy_s = 0.0
 
     @property
     def batch_max(self) -> int:
         """B_max of its roofline."""
-        return batch_max(self._shape.roofline, self._shape.slots)
+        return batch_max(self._shape.roofline, self.slots)
 
     @property
     def preempted(self) -> int:
         """How often a sequence lost its cache because the KV capacity was full."""
         return self._batch.preempted
 
-    def submit(self, request: GenerationRequest) -> None:
-        check_request(request, self._known, self._shape.vocabulary)
-        if len(set(request.sampling.stop)) >= self._shape.vocabulary:
-            raise EngineRefused(
-                f"trajectory {request.trajectory!r}: sampling.stop leaves no token that continues"
-            )
-        context_max = self._shape.context_max
-        check_room(request, context_max)
-        sequence = PacedSequence(request, context_max, self._shape.vocabulary, self._shape.lengths)
-        self._known[request.trajectory] = sequence
-        self._batch.waiting.append(sequence)
+    @property
+    def _rows(self) -> list[PacedSequence]:
+        return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
         """As `Engine.poll`; makes at least one step, as an engine that steps inside `poll` does."""
-        until = self._pace.now() + deadline_s * self._pace.scale
+        end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale
         self._at_s = max(self._at_s, self._pace.now() - late)
         while self._serving and not (self._outbox and self._at_s >= self._pace.now()):
-            self._enter()
-            if not self._batch.rows:
+            self._admit()
+            if not self._rows or not self._step(end_s):
                 break
-            if not self._step(until, can_wait=not self._outbox):
-                break
-        if not self._serving:
-            return []
-        emissions, self._outbox = self._outbox, []
-        return emissions
-
-    def append(self, trajectory: str, tokens: Tokens) -> None:
-        sequence = self._known.get(trajectory)
-        if sequence is None or trajectory not in self._batch.held or sequence.finish != "stop":
-            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
-        check_append(trajectory, tokens, self._shape.vocabulary)
-        sequence.append(tokens)
-        self._batch.resume(sequence)
-
-    def abort(self, trajectory: str) -> Emission | None:
-        sequence = self._known.pop(trajectory, None)
-        if sequence is None:
-            return None
-        self._emit(sequence)
-        self._batch.drop(sequence)
-        return take_back(self._outbox, trajectory)
-
-    @torch.inference_mode()
-    def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        return self._served.prepare_for(update, self._held)
-
-    @torch.inference_mode()
-    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        if mode == "keep_version" and self._known and update.version != self.version:
-            raise EngineRefused(
-                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
-            )
-        for sequence in self._batch.all_sequences():
-            self._emit(sequence)
-        self._serving = False
-        if not isinstance(update.prepared, PreparedWrites):
-            update = self.prepare(update)
-        held, self._held = self._held, None
-        self._served.apply(update, held)
-        self._held = self.version = update.version
-        self._at_s = self._pace.now()  # nothing was decoded meanwhile
-        if mode == "in_flight_recompute":
-            self._prefill(self._batch.used)
-        self._serving = True
-
-    @torch.inference_mode()
-    def read_back(
-        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
-    ) -> WeightComparison:
-        return self._served.compare(names, tensors)
-
-    def running(self) -> list[str]:
-        return list(self._known)
+        return self._sent()
 
     def stats(self) -> EngineStats:
         """As `Engine.stats`; `busy_s` is the caller's time that prefill and decode took."""
-        batch = self._batch
-        return EngineStats(
-            slots=self._shape.slots,
-            running=len(batch.rows) + len(batch.held),
-            waiting=len(batch.waiting),
-            kv_used=batch.used,
-            kv_capacity=self._shape.kv_capacity,
-            steps=self._steps,
-            tokens=self._tokens,
-            busy_s=self._busy_s / self._pace.scale,
-        )
+        return replace(super().stats(), busy_s=self._busy_s / self._pace.scale)
 
-    def _enter(self) -> None:
-        if not self._batch.rows:  # the engine was idle until now
+    @torch.inference_mode()
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        return super().prepare(update)
+
+    @torch.inference_mode()
+    def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
+        super()._load(update, mode)
+        self._at_s = self._pace.now()  # nothing was decoded meanwhile
+        if mode == "in_flight_recompute":
+            self._prefill(self._batch.used)
+
+    def _open(self, request: GenerationRequest) -> PacedSequence:
+        if len(set(request.sampling.stop)) >= self.vocabulary:
+            raise EngineRefused(
+                f"trajectory {request.trajectory!r}: sampling.stop leaves no token that continues"
+            )
+        return PacedSequence(request, self.context_max, self.vocabulary, self._shape.lengths)
+
+    def _admit(self) -> None:
+        if not self._rows:  # the engine was idle until now
             self._at_s = max(self._at_s, self._pace.now())
-        tokens, full = self._batch.enter()
-        self._prefill(tokens)
-        for sequence in full:  # ends without another token
-            sequence.finish = "length"
-            del self._known[sequence.trajectory]
-            self._outbox.append(sequence.emit(self.version))
-        self._batch.make_room()
+        super()._admit()
+        self._waiting.extendleft(self._batch.make_room())
+
+    def _enter(self, sequence: PacedSequence) -> bool:
+        missing = self._batch.enter(sequence)
+        self._prefill(missing or 0)
+        return missing is not None
 
     def _prefill(self, tokens: int) -> None:
         seconds = self._shape.roofline.prefill_s(tokens)
         self._at_s += seconds
         self._busy_s += seconds
 
-    def _step(self, until: float, can_wait: bool) -> bool:
-        """Make the steps up to the next event that have ended by now. With `can_wait`, wait for
-        those that end by `until`, and in any case for the first. Returns False when the time is
-        over.
+    def _step(self, end_s: float) -> bool:
+        """Make the steps up to the next event that have ended by now. Where nothing is emitted yet,
+        wait for those that end by `end_s`, and in any case for the first.
         """
-        batch, now = self._batch, self._pace.now()
+        batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
         steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
         ends = self._at_s + self._shape.roofline.ends_s(rows, batch.used, steps)
         if ends[0] > now and not can_wait:
             return False
         if ends[-1] > now and can_wait:
-            last = max(float(ends[0]), min(float(ends[-1]), until))
+            last = max(float(ends[0]), min(float(ends[-1]), end_s))
             self._pace.wait_until(last)
             now = max(last, self._pace.now())
         done = int(np.searchsorted(ends, now, "right"))
@@ -259,27 +192,29 @@ class PacedEngine:
         self._steps += done
         self._tokens += done * rows
         batch.gain(done)
-        self._emit_due()
-        return self._pace.now() < until or bool(self._outbox)
-
-    def _emit_due(self) -> None:
-        """Emit tokens that are due, and remove the sequences whose turn is over."""
-        for sequence in list(self._batch.rows):
-            if sequence.finish is None and sequence.pending < self._shape.emit_every:
-                continue
-            self._emit(sequence)
+        for sequence in list(batch.rows):
             if sequence.finish is not None:
-                hold = sequence.hold and sequence.finish == "stop"
-                self._batch.end(sequence, hold)
-                if not hold:
-                    del self._known[sequence.trajectory]
+                self._end_turn(sequence, sequence.finish)
+            elif sequence.pending >= self._shape.emit_every:
+                self._emit(sequence)
+        return self._pace.now() < end_s or bool(self._outbox)
 
-    def _emit(self, sequence: PacedSequence) -> None:
-        if sequence.pending:
-            self._outbox.append(sequence.emit(self.version))
+    def _collect(self, sequence: PacedSequence) -> tuple[Tokens, Floats, None]:
+        return *sequence.take(), None
+
+    def _park(self, sequence: PacedSequence) -> None:
+        self._batch.rows.remove(sequence)
+
+    def _release(self, sequence: PacedSequence) -> None:
+        if sequence in self._batch.rows:
+            self._batch.rows.remove(sequence)
+        self._batch.drop_cache(sequence)
+
+    def _kv(self) -> tuple[int, int]:
+        return self._batch.used, self._shape.kv_capacity
 
 
-def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
+def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:
     """A copy of every tensor, served unchanged."""
     kept, tied = untie(tensors)
     places = {
@@ -289,4 +224,4 @@ def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)
     shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
-    return ServedWeights(places, shapes, others)
+    return ServedWeights(places, shapes, others, held=version)

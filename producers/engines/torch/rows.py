@@ -16,13 +16,13 @@ newest tokens on the device.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.queue import QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.streams.values import Floats, Tokens
 
@@ -206,37 +206,25 @@ def row_segments(
     return tuple(found)
 
 
-class TorchSequence:
+class TorchSequence(QueuedSequence):
     """Host state of a trajectory.
 
     `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
     are in the columns of the block: first in `pieces` `(row, first column, last column)` of rows
     that it had before it moved, then in its own row from column `first` on.
+
+    `parked` is its KV, of all tokens but the newest and those appended since, while it is held.
     """
 
-    __slots__ = (
-        "context_max", "finish", "first", "generated", "hold", "key", "length", "limit", "pieces",
-        "request", "row", "tokens",
-    )  # fmt: skip
-
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
-        self.request = request
+        super().__init__(request, context_max)
         self.key = trajectory_key(request.seed, request.trajectory)
-        self.context_max = context_max
-        self.length = len(request.tokens)
-        self.generated = len(request.logprobs)
-        self.limit = self._limit()
-        self.tokens: Tokens = np.empty(max(self.limit, self.length), np.uint32)
+        self.tokens: Tokens = np.empty(self.limit, np.uint32)
         self.tokens[: self.length] = request.tokens
-        self.hold = request.hold
-        self.finish: Literal["stop", "length"] | None = None
+        self.parked: torch.Tensor | None = None
         self.row = -1
         self.first = 0
         self.pieces: list[tuple[int, int, int]] = []
-
-    @property
-    def trajectory(self) -> str:
-        return self.request.trajectory
 
     @property
     def prefix(self) -> Tokens:
@@ -246,8 +234,9 @@ class TorchSequence:
         return self.tokens[: self.length - 1]
 
     @property
-    def full(self) -> bool:
-        return self.length >= self.limit
+    def limit(self) -> int:
+        """The length at which the turn ends: `tokens_max` generated tokens, or a full context."""
+        return self.length + self.room
 
     def gain(self, tokens: Tokens) -> None:
         """Add generated tokens."""
@@ -255,17 +244,8 @@ class TorchSequence:
         self.length += len(tokens)
         self.generated += len(tokens)
 
-    def append(self, tokens: Tokens) -> None:
-        """Append the environment's tokens; those beyond the context are dropped."""
-        kept = tokens[: max(0, self.context_max - self.length)]
-        length = self.length + len(kept)
-        grown: Tokens = np.empty(self.context_max, np.uint32)
-        grown[: self.length] = self.tokens[: self.length]
-        grown[self.length : length] = kept
-        self.tokens, self.length = grown, length
-        self.limit = self._limit()
-
-    def _limit(self) -> int:
-        """The length at which it ends: `tokens_max` generated tokens, or a full context."""
-        left = self.request.sampling.tokens_max - self.generated
-        return min(self.context_max, self.length + left)
+    def append(self, tokens: Tokens) -> Tokens:
+        before = self.tokens[: self.length]
+        kept = super().append(tokens)
+        self.tokens = np.concatenate((before, kept, np.empty(self.room, np.uint32)))
+        return kept

@@ -214,7 +214,7 @@ class SpeculativeBatch(DecodeBatch):
             own = drawn[begin:end]
             count, stopped = count_accepted(own, draft, sequence.request.sampling.stop)
             self.drafting.add_gained(sequence, draft, own[:count], logprobs[begin : begin + count])
-            if stopped or sequence.full:
+            if stopped or not sequence.room:
                 sequence.finish = "stop" if stopped else "length"
                 ended.append(sequence)
             kept.append(count)

@@ -3,8 +3,7 @@ them with the tensors that they came from.
 
 Everything is checked before anything is written: a failed update must not leave a mixture of two
 versions. All slow work of a patch (checks, index arithmetic, products with norms, casts) is done in
-`prepare`, which writes nothing that is served and may run beside decoding; `apply` then only
-copies.
+`prepare`, which writes nothing that is served and may run beside decoding; `load` then only copies.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -106,18 +105,20 @@ class _NormChange:
     columns: Indices | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedWeights:
     """The weights that one engine serves. `views` by checkpoint name: the served memory that a
     tensor fills (none for a norm, which is multiplied into the matrix after it). `shapes` of every
-    expected tensor. `tied`: the other names under which a checkpoint may hold a tensor.
+    expected tensor. `tied`: the other names under which a checkpoint may hold a tensor. `held` is
+    the version that is served whole; None during a load and after a failed one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    held: Version | None = None
 
-    def load(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
+    def fill(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
         """Serve these weights. Raises `EngineRefused`, which names the wrong tensor, before
         anything is written.
         """
@@ -128,7 +129,7 @@ class ServedWeights:
             for view in views:
                 view.fill(own[name], view.factor(own))
 
-    def prepare(self, update: WeightUpdate) -> PreparedWrites:
+    def plan(self, update: WeightUpdate) -> PreparedWrites:
         """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
         own = self._own(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
@@ -158,25 +159,28 @@ class ServedWeights:
                     writes.append(_columns(view, norm_change, own[name], own))
         return PreparedWrites(update.base, tuple(writes))
 
-    def prepare_for(self, update: WeightUpdate, held: Version | None) -> WeightUpdate:
-        """The update with `prepared` set. Its patches are used only if their base is `held`, else
-        all tensors are loaded. Raises `EngineRefused` as `prepare` does.
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with `prepared` set. Its patches are used only if their base is held, else all
+        tensors are loaded. Raises `EngineRefused` as `plan` does.
         """
-        if update.base is None or update.base != held:
+        if update.base is None or update.base != self.held:
             update = replace(update, base=None, patches=None)
-        return replace(update, prepared=self.prepare(update))
+        return replace(update, prepared=self.plan(update))
 
-    def apply(self, update: WeightUpdate, held: Version | None) -> None:
-        """Serve a prepared update: its writes where `held` is still its base, else all tensors. An
+    def load(self, update: WeightUpdate) -> None:
+        """Serve an update: its prepared writes where their base is still held, else all tensors. An
         error leaves a mixture of both versions.
         """
-        prepared = update.prepared
-        assert isinstance(prepared, PreparedWrites), "prepare_for sets it"
+        if not isinstance(update.prepared, PreparedWrites):
+            update = self.prepare(update)
+        prepared, held, self.held = update.prepared, self.held, None
+        assert isinstance(prepared, PreparedWrites), "prepare sets it"
         if prepared.writes is not None and prepared.base == held:
             for write in prepared.writes:
                 write.write()
         else:
-            self.load(update.tensors, checked=prepared.writes is None)
+            self.fill(update.tensors, checked=prepared.writes is None)
+        self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
         """Compare the served bits with those that loading these tensors gives; names of tensors

@@ -4,14 +4,11 @@ or behind a URL: plain values, and the calls that each kind of engine implements
 All tokens that an engine returned before `pause` returned have one version.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.streams.values import Sampling
 
 TEMPERATURES = (0.01, 2.0)
@@ -99,20 +96,6 @@ class EngineCore(Protocol):
     def release(self) -> None:
         """Release the engine; it must not be used afterwards."""
         ...
-
-
-class CoreWeights(Protocol):
-    """The served weights; the three calls are those of
-    `rollstream.producers.engines.base.Engine`.
-    """
-
-    def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
-
-    def load(self, update: WeightUpdate) -> None: ...
-
-    def compare(
-        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
-    ) -> WeightComparison: ...
 
 
 def check_temperature(temperature: float) -> None:

@@ -5,56 +5,34 @@ finishes or drops the request. A trajectory that is resumed, or that continues a
 environment's reply, has several stays.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
-
 import numpy as np
 import xxhash
 
 from rollstream.producers.drafts.history import prompt_key
-from rollstream.producers.engines.base import Emission, GenerationRequest
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.queue import QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key
 from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts
-from rollstream.streams.values import Tokens, Version
-
-Finish = Literal["stop", "length"]
+from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 
-@dataclass(slots=True)
-class VllmSequence:
+class VllmSequence(QueuedSequence):
     """`key` is the request id of the present stay in vLLM; "" before the first stay."""
 
-    request: GenerationRequest
-    context_max: int
-    key: str = ""
-    stay_tokens: int = 0
-    """Tokens generated in the present stay."""
-    emitted_versions: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Versions that generated the stay's tokens, each with the index of its first token."""
-    finish: Finish | None = None
-    stay_drafts: StayDrafts | None = None
-    """Draft statistics of the present stay; None without drafts."""
-    generated: int = field(init=False)
-    """Tokens generated in all stays."""
-    tokens: list[int] = field(init=False)
-    pending: list[int] = field(default_factory=list[int])
-    """Generated tokens that were not emitted yet."""
-    logprobs: list[float] = field(default_factory=list[float])
-    """Log-probabilities of the pending tokens."""
-
-    def __post_init__(self) -> None:
-        self.tokens = self.request.tokens.tolist()
-        self.generated = len(self.request.logprobs)
-
-    @property
-    def room(self) -> int:
-        """How many tokens it may still generate, limited by `tokens_max` and the context."""
-        left = self.request.sampling.tokens_max - self.generated
-        return max(0, min(left, self.context_max - len(self.tokens)))
-
-    @property
-    def all_tokens(self) -> Tokens:
-        return np.array(self.tokens, np.uint32)
+    def __init__(self, request: GenerationRequest, context_max: int) -> None:
+        super().__init__(request, context_max)
+        self.tokens: list[int] = request.tokens.tolist()
+        self.key = ""
+        self.stay_tokens = 0
+        """Tokens generated in the present stay."""
+        self.stay_drafts: StayDrafts | None = None
+        """Draft statistics of the present stay; None without drafts."""
+        self.emitted_versions: list[tuple[str, int]] = []
+        """Versions that generated the stay's tokens, each with the index of its first token."""
+        self.pending: list[int] = []
+        """Generated tokens that were not emitted yet."""
+        self.logprobs: list[float] = []
+        """Log-probabilities of the pending tokens."""
 
     @property
     def prompt(self) -> int:
@@ -66,8 +44,8 @@ class VllmSequence:
         """The seed of the next stay. It depends on all tokens so far: vLLM's random sequence
         restarts with every stay and must not repeat the numbers of an earlier one.
         """
-        key = trajectory_key(self.request.seed, self.request.trajectory)
-        so_far = self.all_tokens.tobytes()
+        key = trajectory_key(self.request.seed, self.trajectory)
+        so_far = np.array(self.tokens, np.uint32).tobytes()
         return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
     def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
@@ -77,6 +55,7 @@ class VllmSequence:
         self.tokens += tokens
         self.pending += tokens
         self.logprobs += logprobs
+        self.length += len(tokens)
         self.generated += len(tokens)
         self.stay_tokens += len(tokens)
 
@@ -91,23 +70,17 @@ class VllmSequence:
             self.emitted_versions.append((stamp, self.stay_tokens - len(self.pending)))
         return tuple(self.emitted_versions)
 
-    def append(self, tokens: Tokens) -> None:
-        """Append the environment's tokens; those beyond the context are dropped."""
-        room = max(0, self.context_max - len(self.tokens))
-        self.tokens += tokens[:room].tolist()
-        self.finish = None
+    def append(self, tokens: Tokens) -> Tokens:
+        kept = super().append(tokens)
+        self.tokens += kept.tolist()
+        return kept
 
-    def emit(self, version: Version) -> Emission:
-        """The emission of all tokens that were not emitted yet."""
+    def take(self, version: Version) -> tuple[Tokens, Floats, Drafts | None]:
+        """The tokens that were not emitted yet, with their log-probabilities and drafts; they are
+        stamped with `version`.
+        """
         self.stamps(version)
         drafts = self.stay_drafts.take() if self.stay_drafts is not None and self.pending else None
-        emission = Emission(
-            self.request.trajectory,
-            np.array(self.pending, np.uint32),
-            np.array(self.logprobs, np.float32),
-            version,
-            self.finish,
-            drafts,
-        )
+        tokens, logprobs = np.array(self.pending, np.uint32), np.array(self.logprobs, np.float32)
         self.pending, self.logprobs = [], []
-        return emission
+        return tokens, logprobs, drafts

@@ -1,0 +1,318 @@
+"""The queue under all engines: the state of each trajectory in an engine, its emissions and counts.
+
+A sequence is waiting, running in a row, held after a stop, or ready to continue after the
+environment appended tokens. Held and ready sequences keep a slot and their KV cache. `QueuedEngine`
+implements the calls of `Engine` by moving sequences between these states; an engine adds how
+sequences are decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_release`) and its weights.
+
+All tokens are emitted before the version changes, so an emission names the version that generated
+its tokens (invariant 3). Requests and appended tokens are checked before anything changes; errors
+name the trajectory or the parameter.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import (
+    DraftStats,
+    Emission,
+    EngineStats,
+    GenerationRequest,
+    UpdateMode,
+    WeightComparison,
+    WeightUpdate,
+)
+from rollstream.streams.values import Drafts, Floats, Sampling, Tokens, Version
+
+NO_TOKENS: tuple[Tokens, Floats] = np.zeros(0, np.uint32), np.zeros(0, np.float32)
+
+
+class EngineWeights(Protocol):
+    """The served weights of an engine; the three calls are those of `Engine`. After a failed `load`
+    no version is served whole.
+    """
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
+
+    def load(self, update: WeightUpdate) -> None: ...
+
+    def compare(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison: ...
+
+
+class QueuedSequence:
+    """One trajectory in an engine. `length` counts all of its tokens, `generated` those that an
+    engine generated; `finish` is set when a turn is over.
+    """
+
+    def __init__(self, request: GenerationRequest, context_max: int) -> None:
+        self.request, self.context_max = request, context_max
+        self.trajectory = request.trajectory
+        self.length: int = len(request.tokens)
+        self.generated: int = len(request.logprobs)
+        self.finish: Literal["stop", "length"] | None = None
+
+    @property
+    def room(self) -> int:
+        """How many tokens it may still generate, limited by `tokens_max` and the context."""
+        left = self.request.sampling.tokens_max - self.generated
+        return max(0, min(left, self.context_max - self.length))
+
+    def append(self, tokens: Tokens) -> Tokens:
+        """Add the environment's tokens after a stop. Returns those that the context has room for;
+        the others are dropped.
+        """
+        kept = tokens[: max(0, self.context_max - self.length)]
+        self.length += len(kept)
+        self.finish = None
+        return kept
+
+
+SequenceType = TypeVar("SequenceType", bound=QueuedSequence)
+
+
+class QueuedEngine(ABC, Generic[SequenceType]):
+    """Implements `Engine` for at most `slots` running or held sequences."""
+
+    _weights: EngineWeights
+
+    def __init__(self, version: Version, slots: int, context_max: int, vocabulary: int) -> None:
+        self.version = version
+        self.slots, self.context_max, self.vocabulary = slots, context_max, vocabulary
+        self._known: dict[str, SequenceType] = {}
+        self._waiting: deque[SequenceType] = deque()
+        self._held: dict[str, SequenceType] = {}
+        """Held and ready sequences."""
+        self._ready: deque[SequenceType] = deque()
+        self._outbox: list[Emission] = []
+        self._serving = True
+        self._steps, self._tokens = 0, 0
+        self._busy_s: float = 0.0
+
+    # ---- what an engine adds -------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _rows(self) -> Collection[SequenceType]:
+        """The running sequences."""
+
+    @abstractmethod
+    def _open(self, request: GenerationRequest) -> SequenceType:
+        """A new sequence. Raises `EngineRefused` for a request that this engine cannot serve."""
+
+    @abstractmethod
+    def _enter(self, sequence: SequenceType) -> bool:
+        """Prefill what is not cached and run the sequence. Returns False where it does not fit now;
+        the cache of a ready sequence is then dropped.
+        """
+
+    @abstractmethod
+    def _step(self, end_s: float) -> bool:
+        """Decode once for all rows. Returns False when `end_s` of the engine's clock is over."""
+
+    @abstractmethod
+    def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:
+        """The tokens that were generated and not collected yet; none of a sequence that does not
+        run.
+        """
+
+    @abstractmethod
+    def _park(self, sequence: SequenceType) -> None:
+        """Remove a sequence from the rows and keep its cache."""
+
+    @abstractmethod
+    def _release(self, sequence: SequenceType) -> None:
+        """Free the row and the cache of a sequence in any state."""
+
+    @abstractmethod
+    def _kv(self) -> tuple[int, int]:
+        """Used tokens of the KV cache, and its capacity."""
+
+    def _drafts(self) -> DraftStats:
+        return DraftStats()
+
+    def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
+        """Serve the weights of `update`, after all tokens were emitted."""
+        self._weights.load(update)
+
+    # ---- the contract --------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        name = request.trajectory
+        if name in self._known:
+            raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
+        check_request(request, self.context_max, self.vocabulary)
+        sequence = self._open(request)
+        self._known[name] = sequence
+        self._waiting.append(sequence)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        end_s, began = time.monotonic() + deadline_s, time.thread_time()
+        while self._serving and not self._outbox:
+            self._admit()
+            if not self._rows or not self._step(end_s):
+                break
+        self._busy_s += time.thread_time() - began
+        return self._sent()
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        sequence = self._held.get(trajectory)
+        if sequence is None or sequence.finish != "stop":
+            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
+        if not len(tokens):
+            raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
+        _check_tokens(trajectory, tokens, self.vocabulary)
+        sequence.append(tokens)
+        self._ready.append(sequence)
+
+    def abort(self, trajectory: str) -> Emission | None:
+        sequence = self._known.pop(trajectory, None)
+        if sequence is None:
+            return None
+        if self._held.pop(trajectory, None) is None:
+            self._emit(sequence)
+        for queue in (self._ready, self._waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._release(sequence)
+        # `poll` empties the outbox, and between two polls only an update adds to it: one at most.
+        unsent = [emission for emission in self._outbox if emission.trajectory == trajectory]
+        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
+        return unsent[-1] if unsent else None
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        return self._weights.prepare(update)
+
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
+        if mode == "keep_version" and self._known and update.version != self.version:
+            raise EngineRefused(
+                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
+            )
+        self._flush()
+        self._serving = False
+        self._load(update, mode)
+        self.version = update.version
+        self._serving = True
+
+    def read_back(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
+        return self._weights.compare(names, tensors)
+
+    def running(self) -> list[str]:
+        return list(self._known)
+
+    def stats(self) -> EngineStats:
+        used, capacity = self._kv()
+        return EngineStats(
+            slots=self.slots,
+            running=len(self._rows) + len(self._held),
+            waiting=len(self._waiting),
+            kv_used=used,
+            kv_capacity=capacity,
+            steps=self._steps,
+            tokens=self._tokens,
+            busy_s=self._busy_s,
+            drafts=self._drafts(),
+        )
+
+    # ---- states --------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Run ready sequences, in their own slots, then waiting ones in their order, while slots
+        are free. A sequence without room ends without another token.
+        """
+        while self._ready:
+            sequence = self._ready.popleft()
+            if not sequence.room:
+                self._end_turn(sequence, "length")
+            elif not self._enter(sequence):
+                self._waiting.appendleft(sequence)
+            self._held.pop(sequence.trajectory)
+        while self._waiting and len(self._rows) + len(self._held) < self.slots:
+            sequence = self._waiting[0]
+            if not sequence.room:
+                self._end_turn(sequence, "length")
+            elif not self._enter(sequence):
+                break
+            self._waiting.popleft()
+
+    def _end_turn(self, sequence: SequenceType, finish: Literal["stop", "length"]) -> None:
+        """Emit the last tokens of a turn; keep the slot and the cache if more may be appended."""
+        sequence.finish = finish
+        self._emit(sequence)
+        if sequence.request.hold and finish == "stop":
+            self._park(sequence)
+            self._held[sequence.trajectory] = sequence
+        else:
+            self._release(sequence)
+            del self._known[sequence.trajectory]
+
+    def _flush(self) -> None:
+        """Emit all generated tokens."""
+        for name, sequence in self._known.items():
+            if name not in self._held:
+                self._emit(sequence)
+
+    def _emit(self, sequence: SequenceType) -> None:
+        tokens, logprobs, drafts = self._collect(sequence)
+        if len(tokens) or sequence.finish is not None:
+            name, finish = sequence.trajectory, sequence.finish
+            emission = Emission(name, tokens, logprobs, self.version, finish, drafts)
+            self._outbox.append(emission)
+
+    def _sent(self) -> list[Emission]:
+        """Empty the outbox; nothing is sent before a failed update is repaired."""
+        if not self._serving:
+            return []
+        emissions, self._outbox = self._outbox, []
+        return emissions
+
+
+def check_request(request: GenerationRequest, context_max: int, vocabulary: int) -> None:
+    """Raise `EngineRefused` for a request that no engine of this context and vocabulary serves: the
+    context has no room for one generated token. A resumed trajectory may fill the context exactly.
+    """
+    name, count = request.trajectory, len(request.tokens)
+    if not count:
+        raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to generate from")
+    _check_tokens(name, request.tokens, vocabulary)
+    _check_sampling(request.sampling, vocabulary)
+    if count > context_max - (not len(request.logprobs)):
+        raise EngineRefused(
+            f"trajectory {name!r}: {count} tokens leave no room to generate in a context of "
+            f"{context_max}"
+        )
+
+
+def _check_tokens(name: str, tokens: Tokens, vocabulary: int) -> None:
+    if int(tokens.max()) >= vocabulary:
+        raise EngineRefused(
+            f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
+            f"({vocabulary})"
+        )
+
+
+def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """Raise `EngineRefused`, which names the first parameter that cannot be served."""
+    if sampling.temperature < 0 or not sampling.temperature < float("inf"):
+        raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
+    if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+        raise EngineRefused(
+            f"sampling.top_k {sampling.top_k} must be 0 (off) or above, "
+            f"sampling.top_p {sampling.top_p} above 0 and at most 1 (off)"
+        )
+    if sampling.tokens_max < 1:
+        raise EngineRefused(f"sampling.tokens_max {sampling.tokens_max} leaves nothing to generate")
+    if any(not 0 <= token < vocabulary for token in sampling.stop):
+        raise EngineRefused(
+            f"sampling.stop {sampling.stop} is outside of the vocabulary ({vocabulary})"
+        )
