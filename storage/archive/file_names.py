@@ -1,14 +1,19 @@
-"""Names of the archive's files: topic, run, day, partition and first offset, never the last offset.
+"""Names of the archive's files, and which of them hold its rows.
 
-Two writers that continue from one offset choose the same name, whatever records each has read.
-That, and `create` having one winner, makes the archive exactly-once. The day is the UTC day of the
-first record's own timestamp, so every writer chooses the same one. Importing this module imports
-neither pyarrow nor NumPy.
+A file that the archiver writes is named by topic, run, day, partition and first offset, never by
+its last one. Two archivers that continue from one offset choose the same name, whatever records
+each has read. That, and `create` having one winner, makes the archive exactly-once. The day is the
+UTC day of the first record's own timestamp, so every archiver chooses the same one.
+
+A merged file holds the rows of consecutive files and is named by its first and its last offset. Two
+merged files are disjoint or one contains the other (`merging.py`), so a file whose first offset is
+in the range of a wider one is redundant. Importing this module imports neither pyarrow nor NumPy.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,13 +25,17 @@ ARCHIVE_PREFIX = "archive/"
 DAY_MS = 86_400_000
 _MS_MAX = 253_402_300_799_999  # the end of year 9999, the last that a date can name
 _KEY = re.compile(
-    r"archive/topic=([^/]+)/run=([^/]+)/date=(\d{4}-\d\d-\d\d)/\1-(\d{5})-(\d{20})\.parquet"
+    r"archive/topic=([^/]+)/run=([^/]+)/date=(\d{4}-\d\d-\d\d)/"
+    r"\1-(\d{5})-(\d{20})(?:-(\d{20}))?\.parquet"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One file as a listing shows it: `bytes` is its size, `first` its first record's offset."""
+    """One file as a listing shows it: `bytes` is its size, `first` its first record's offset.
+
+    `last` is the last offset of a merged file, None for a file that the archiver wrote.
+    """
 
     key: str
     bytes: int
@@ -35,6 +44,7 @@ class ArchiveFile:
     date: str
     partition: int
     first: int
+    last: int | None = None
 
 
 def utc_day(timestamp_ms: int) -> int:
@@ -53,6 +63,12 @@ def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: 
     return f"{archive_prefix(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
+def merged_key(first: ArchiveFile, last: int) -> str:
+    """The key of the file that holds the rows from this file's first to offset `last`."""
+    folder = first.key.rpartition("/")[0]
+    return f"{folder}/{first.topic}-{first.partition:05d}-{first.first:020d}-{last:020d}.parquet"
+
+
 def archive_prefix(topic: str | None = None, run: str | None = None) -> str:
     """The common prefix of all keys of a topic, or of a run's topic."""
     topics = ARCHIVE_PREFIX if topic is None else f"{ARCHIVE_PREFIX}topic={topic}/"
@@ -64,5 +80,27 @@ def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
     match = _KEY.fullmatch(key)
     if match is None:
         return None
-    topic, run, date, partition, first = match.groups()
-    return ArchiveFile(key, size, topic, run, date, int(partition), int(first))
+    topic, run, date, partition, first, last = match.groups()
+    return ArchiveFile(
+        key, size, topic, run, date, int(partition), int(first), int(last) if last else None
+    )
+
+
+def current_files(listed: Iterable[ArchiveFile | None]) -> list[ArchiveFile]:
+    """The files that hold each row of the archive once, by topic, run, partition and first offset;
+    keys that are not the archive's are None. All others of the listing are redundant.
+
+    A merged file and the files that it holds exist side by side for a while. An archiver that was
+    suspended meanwhile may write one of those again, even a longer one: it is redundant too.
+    """
+    files = [file for file in listed if file is not None]
+    files.sort(key=lambda f: (f.topic, f.run, f.partition, f.first, -(f.last or f.first)))
+    found: list[ArchiveFile] = []
+    merged: dict[tuple[str, str, int], int] = {}
+    for file in files:
+        partition = file.topic, file.run, file.partition
+        if file.first > merged.get(partition, -1):
+            found.append(file)
+            if file.last is not None:
+                merged[partition] = file.last
+    return found

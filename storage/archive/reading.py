@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollstream.errors import CorruptObject, NewerRelease
-from rollstream.storage.archive.file_names import ArchiveFile, archive_prefix, parse_archive_key
+from rollstream.errors import CorruptObject, NewerRelease, ObjectMissing
+from rollstream.storage.archive.file_names import (
+    ArchiveFile,
+    archive_prefix,
+    current_files,
+    parse_archive_key,
+)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.records import Fence
@@ -37,15 +42,15 @@ class FileEnd:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """All files of the archive, or those of a run or a topic, ordered by topic, run, partition and
-    first offset.
+    """The files that hold each row of the archive, or of a run or a topic, once; ordered by topic,
+    run, partition and first offset. Any but the newest of a partition may be deleted once a merged
+    file holds its rows: at `ObjectMissing`, list again.
     """
-    found = (
+    found = current_files(
         parse_archive_key(entry.key, entry.bytes)
         for entry in store.list(archive_prefix(topic, run))
     )
-    wanted = [file for file in found if file is not None and run in (None, file.run)]
-    return sorted(wanted, key=lambda file: (file.topic, file.run, file.partition, file.first))
+    return [file for file in found if run in (None, file.run)]
 
 
 def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
@@ -88,6 +93,8 @@ def table_from(
         with pq.ParquetFile(pa.BufferReader(store.get(file.key))) as parquet:
             _refuse_newer(file, parquet.metadata.metadata or {})
             return parquet.read(columns=columns, use_threads=False)
+    except ObjectMissing:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise damaged_file(file, str(error)) from error
 
@@ -108,6 +115,10 @@ def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBat
             rows = parquet.metadata.num_rows
             batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * rows // max(1, file.bytes))
             yield from parquet.iter_batches(batch_rows, use_threads=False)
+    except ObjectMissing:
+        raise
+    except FileNotFoundError as error:
+        raise ObjectMissing(f"no object {file.key}") from error
     except (pa.ArrowException, OSError) as error:
         raise damaged_file(file, str(error)) from error
 
