@@ -17,7 +17,7 @@ BELOW: dict[str, set[str]] = {
     "simulator": {"streams", "storage", "producers", "consumers"},
     "rollstream": {"streams", "storage", "producers", "consumers", "simulator"},
 }
-BASE = {"errors", "deadline", "exports", "import_path", "metric_values"}
+BASE = {"errors", "deadline", "exports", "http_server", "import_path", "metric_values"}
 """Floor 0: modules directly in `rollstream/` that every floor may import."""
 EXPORTS = {"__init__", "api"}
 """Files that only export; `rollstream/api.py` is what users import."""

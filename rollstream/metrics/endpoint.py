@@ -4,35 +4,29 @@
 end; after `kill -9` it stays until the next start. No error here ends a role: if the address is
 unavailable, the role logs a warning and works without metrics.
 
-The server never blocks its role: more than `REQUESTS_MAX` concurrent requests are refused, a client
-that stops reading or writing is dropped, and an error of a page is logged and answered with 500.
+An error of a page is logged and answered with 500.
 """
 
 import json
 import logging
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
-from typing import Any
 from urllib.parse import quote
 
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
+from rollstream.http_server import BoundedServer, HttpResponder
 from rollstream.metrics.process import ProcessMetrics
 
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX = 8
 CLIENT_S = 5.0  # longest read or write of a client
-LOOK_S = 0.2  # interval at which the server checks for shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,75 +42,21 @@ PageHandler = Callable[[str], PageResponse]
 """Returns the response to a request with this `Accept` header."""
 
 
-class MetricsServer(ThreadingHTTPServer):
-    """Serves until `end`; raises `OSError` if the address is unavailable."""
+def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
+    """Serve these paths until `end`; raises `OSError` if the address is unavailable."""
 
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, pages: Mapping[str, PageHandler]) -> None:
-        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._free = threading.BoundedSemaphore(REQUESTS_MAX)
-        super().__init__((host, port), _handler(pages))
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(LOOK_S,), name="metrics", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The bound port, also if port 0 was requested."""
-        return int(self.server_address[1])
-
-    def end(self) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
-
-    def server_bind(self) -> None:
-        """Skips the look-up of the host's full name, which may wait for a name server."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.port
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("metrics: a client disconnected", exc_info=True)
-
-
-def _handler(pages: Mapping[str, PageHandler]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Responder(HttpResponder):
         timeout = CLIENT_S
-        server_version = "rollstream"
 
         def do_GET(self) -> None:
-            self._send(with_body=True)
+            path, accept = self.path.partition("?")[0], self.headers.get("Accept", "")
+            page = _answer(pages, path, accept)
+            with suppress(ConnectionError):
+                self.content(page.status, page.kind, page.body)
 
-        def do_HEAD(self) -> None:
-            self._send(with_body=False)
+        do_HEAD = do_GET
 
-        def _send(self, with_body: bool) -> None:
-            answer = _answer(pages, self.path.partition("?")[0], self.headers.get("Accept", ""))
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(answer.body)))
-            self.end_headers()
-            if with_body:
-                self.wfile.write(answer.body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            log.debug(format, *args)
-
-    return Handler
+    return BoundedServer((host, port), Responder, "metrics", REQUESTS_MAX)
 
 
 def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageResponse:
@@ -181,10 +121,10 @@ def _open(
     labels: dict[str, str],
     watch: ProcessMetrics,
     port: int,
-) -> MetricsServer | None:
+) -> BoundedServer | None:
     host, file = configuration.metrics.host, endpoint_file(folder, labels["name"])
     try:
-        server = MetricsServer(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
+        server = serve_pages(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
     except (OSError, OverflowError) as error:
         log.warning(
             "no metrics: %s port %d is unavailable (%s); free it, or set metrics.port "

@@ -2,9 +2,8 @@
 requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
-name. At most `connections_max` requests are served at the same time; others get 503. Every response
-has a length, and every error of a request becomes a response or a closed connection. A client that
-is refused while it still sends its body can read the reason within `LINGER_S`.
+name. Every error of a request becomes a response or a closed connection. A client that is refused
+while it still sends its body can read the reason within `LINGER_S`.
 
 A push is received straight into shared memory, from where the object ends here, and kept only if it
 matches the announced hash. An object is sent straight from shared memory as its bytes arrive,
@@ -17,18 +16,16 @@ import logging
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from rollstream.errors import CorruptObject, StoreError
+from rollstream.http_server import BoundedServer, HttpResponder
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import PIECE_BYTES, BandwidthLimiter, RelayListing
 from rollstream.storage.relay.names import (
@@ -48,22 +45,13 @@ LINGER_BYTES = 1 << 20  # per read
 LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
 STALL_S = 60.0  # without a new byte, the transfer ends
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there
-SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
-_BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
-class HttpResponder(BaseHTTPRequestHandler):
-    """Base class of the relay's request handler."""
+class RelayResponder(HttpResponder):
+    """Turns errors of a request into responses."""
 
     protocol_version = "HTTP/1.1"
     timeout = CLIENT_S
-
-    def setup(self) -> None:
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     @contextmanager
     def error_responses(self) -> Generator[None]:
@@ -76,11 +64,6 @@ class HttpResponder(BaseHTTPRequestHandler):
             self._fail(error)
         except ValueError as error:
             self._refuse(str(error))
-
-    def json(self, value: Any) -> None:
-        body = msgspec.json.encode(value)
-        self.head(200, len(body), {"Content-Type": "application/json"})
-        self.wfile.write(body)
 
     def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
         self.head(status, 0, headers or {})
@@ -100,12 +83,6 @@ class HttpResponder(BaseHTTPRequestHandler):
             if not self.connection.recv(LINGER_BYTES):
                 return
 
-    def head(self, status: int, length: int, headers: dict[str, str]) -> None:
-        self.send_response_only(status)
-        for name, value in {"Content-Length": str(length), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-
     def _refuse(self, message: str) -> None:
         """Respond 400: the request is not valid."""
         log.warning("relay: refused %r of %s: %s", self.path[:80], self.client_address[0], message)
@@ -119,7 +96,7 @@ class HttpResponder(BaseHTTPRequestHandler):
 
 
 def receive_push(
-    sender: HttpResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
+    sender: RelayResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
     """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
     is called whenever bytes arrive.
@@ -150,7 +127,7 @@ def receive_push(
 
 
 def _write(
-    sender: HttpResponder, cache: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
+    sender: RelayResponder, cache: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
 ) -> None:
     while not held.verified:
         count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,7 +139,7 @@ def _write(
 
 
 def send_object(
-    to: HttpResponder,
+    to: RelayResponder,
     cache: RelayCache,
     pace: BandwidthLimiter,
     path: str,
@@ -230,14 +207,8 @@ def _is_gone(client: socket.socket) -> bool:
     return False
 
 
-class RelayServer(ThreadingHTTPServer):
-    """Serves from its own thread until `end`. Raises `OSError` if it cannot listen on
-    the address.
-    """
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
+class RelayServer(BoundedServer):
+    """Serves the objects of `cache`."""
 
     def __init__(
         self,
@@ -249,26 +220,11 @@ class RelayServer(ThreadingHTTPServer):
         token: str = "",
     ) -> None:
         """With a `token`, requests without it get 401."""
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
         self.pushed_s = float("-inf")
         """When the last byte of a push arrived (monotonic)."""
-        self._free = threading.BoundedSemaphore(connections_max)
-        super().__init__(address, _RequestHandler)
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(SHUTDOWN_POLL_S,), name="relay-serve"
-        )
-        self._thread.daemon = True
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's own resolves a host name: seconds, sometimes
-        self.server_name, self.server_port = "relay", self.server_address[1]
+        super().__init__(address, _RequestHandler, "relay-serve", connections_max)
 
     def note_push(self) -> None:
         """Note that bytes of a push arrived."""
@@ -279,30 +235,8 @@ class RelayServer(ThreadingHTTPServer):
         given = authorization.encode("latin-1", "replace")
         return not self._expected or hmac.compare_digest(given, self._expected)
 
-    def end(self) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
-        with suppress(OSError):
-            request.sendall(_BUSY)
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.warning("relay: a request of %s failed", client_address, exc_info=True)
-
-
-class _RequestHandler(HttpResponder):
+class _RequestHandler(RelayResponder):
     server: RelayServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def parse_request(self) -> bool:
@@ -320,10 +254,10 @@ class _RequestHandler(HttpResponder):
             split = urlsplit(self.path)
             query = dict(parse_qsl(split.query, max_num_fields=4))
             if split.path == "/status":
-                self.json(self.server.status())
+                self._json(self.server.status())
             elif split.path == "/objects":
                 after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
-                self.json(RelayListing(*self._offers(after, wait_s)))
+                self._json(RelayListing(*self._offers(after, wait_s)))
             else:
                 send_object(self, self.server.cache, self.server.pace, split.path, query)
 
@@ -348,3 +282,6 @@ class _RequestHandler(HttpResponder):
     def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[ObjectOffer, ...]]:
         count, offers = self.server.cache.offers(after, wait_s)
         return count, tuple(offers)
+
+    def _json(self, value: Any) -> None:
+        self.content(200, "application/json", msgspec.json.encode(value))

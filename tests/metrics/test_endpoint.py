@@ -10,7 +10,7 @@ import pytest
 
 from rollstream.config.settings import Configuration, MetricsSettings
 from rollstream.metric_values import MetricHistogram
-from rollstream.metrics.endpoint import endpoint_file, metrics_port, serve_metrics
+from rollstream.metrics.endpoint import REQUESTS_MAX, endpoint_file, metrics_port, serve_metrics
 from rollstream.metrics.process import ProcessMetrics
 from testbed.scraping import endpoint, get, scrape, value
 
@@ -153,6 +153,19 @@ def test_clients_that_say_nothing_or_rubbish_block_nobody(tmp_path: Path):
         with socket.create_connection(address), socket.create_connection(address) as rude:
             rude.sendall(b"\x00\xff\r\n\r\n")
             assert get(f"{at['url']}/healthz")[0] == 200
+
+
+def test_requests_above_the_bound_get_503_and_later_ones_an_answer(tmp_path: Path):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
+        at = endpoint(tmp_path, "p")
+        address = (at["host"], at["port"])
+        silent = [socket.create_connection(address) for _ in range(REQUESTS_MAX)]
+        with socket.create_connection(address) as refused:
+            assert refused.recv(64).startswith(b"HTTP/1.1 503 ")
+        for client in silent:
+            client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert b" 200 " in client.makefile("rb").readline()
+            client.close()
 
 
 def test_a_process_is_given_its_port_by_the_environment(caplog):
