@@ -149,12 +149,12 @@ class StepPublisher:
         torch.set_num_threads(THREADS)  # OpenMP's count is per thread
         try:
             while (snapshot := self._queue.get()) is not None:
-                self._publish(snapshot)
+                self.publish(snapshot)
         except BaseException as error:
             log.exception("publishing failed")
             self._failed = error
 
-    def _publish(self, snapshot: StepSnapshot) -> None:
+    def publish(self, snapshot: StepSnapshot) -> None:
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -171,10 +171,10 @@ class StepPublisher:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
             self.state_buffers.release(tensors)
-            self._clean_up()
+            self.clean_up()
         self._versions.retain()  # 6
 
-    def _clean_up(self) -> None:
+    def clean_up(self) -> None:
         """Delete old checkpoints and truncate the topics behind them. The term is checked again
         before each deletion: a trainer that was suspended after its listing would otherwise delete
         what its successor reads.

@@ -175,7 +175,7 @@ class WeightsFollower:
             self.prefetch(held)
             return
         is_old = newest is not None and fetched.announced.version < newest.version
-        if newest is not None and is_old and not self._is_busy():
+        if newest is not None and is_old and not self.is_busy():
             self._fetched = None
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
@@ -184,7 +184,7 @@ class WeightsFollower:
         Its tensors do not change until `compare` was called and gave its verdict, or until the next
         `prefetch`.
         """
-        if self._is_busy():
+        if self.is_busy():
             return None
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
@@ -202,7 +202,7 @@ class WeightsFollower:
         """Return the result of the comparison once. After a mismatch the version is fetched again
         (`repair`), and `verified` stays False until all of it was compared.
         """
-        if self._is_busy():
+        if self.is_busy():
             return None
         verdict, self._verdict = self._verdict, None
         if verdict is not None:
@@ -238,7 +238,7 @@ class WeightsFollower:
         if self.unavailable != version and self._is_idle():
             self._begin(lambda: self._fetch_old(version))
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
         if self._failed is not None:
@@ -246,7 +246,7 @@ class WeightsFollower:
         return self._thread is not None
 
     def _is_idle(self) -> bool:
-        return not self._is_busy() and self._fetched is None and self._verdict is None
+        return not self.is_busy() and self._fetched is None and self._verdict is None
 
     def _begin(self, work: Callable[[], None]) -> None:
         assert self._thread is None, "one fetch or comparison at a time"

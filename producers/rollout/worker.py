@@ -83,21 +83,21 @@ class RolloutLoop:
 
     def _iterate(self, stop: threading.Event) -> None:
         self.publisher.note_iteration()
-        self._take_assignments()
-        self._take_weights()
-        self._start_waiting()
+        self.take_assignments()
+        self.take_weights()
+        self.start_waiting()
         if self.draft_feed is not None:
             self.draft_feed.poll(self._has_drafted())
         began = self.timer()
-        emissions = self._generate()
+        emissions = self.generate()
         for emission in emissions:
             self.in_progress.grow(emission)
         self.in_progress.collect_outcomes()
-        self._publish()
+        self.publish()
         if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
 
-    def _take_assignments(self) -> None:
+    def take_assignments(self) -> None:
         """Drop what dispatch released, or hand it over to another rollout; start and resume
         assignments wait in `assignments`.
         """
@@ -110,7 +110,7 @@ class RolloutLoop:
                 self.in_progress.start(waiting)
             self.in_progress.give_up(released)
 
-    def _take_weights(self) -> None:
+    def take_weights(self) -> None:
         """Swap to the version that is due: the newest one when the policy allows it and its tensors
         are fetched, the version from history that an assignment needs, or the repair of wrong
         tensors. Then start to compare some tensors with what the engine serves.
@@ -142,7 +142,7 @@ class RolloutLoop:
         self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
         if version != before:
             self.drawn = 0 if version != needed else self._drawn_of(version)
-        self._send_status(self.health())
+        self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
         """The version from history that the next assignment waits for. Only an empty engine loads
@@ -170,9 +170,9 @@ class RolloutLoop:
         if not verdict.compared.differing:
             self.publisher.applied(verdict)
         if verdict.compared.differing or verdict.fetched.repairs:
-            self._send_status(self.health())
+            self.send_status(self.health())
 
-    def _start_waiting(self) -> None:
+    def start_waiting(self) -> None:
         """Submit assignments while there is room and the policy allows new trajectories.
 
         The engine gets an eighth more than it has slots, so that a slot freed in the middle of a
@@ -195,7 +195,7 @@ class RolloutLoop:
             self.in_progress.start(waiting.popleft())
             self.drawn += is_new
 
-    def _generate(self) -> list[Emission]:
+    def generate(self) -> list[Emission]:
         """The emissions of `POLL_S` seconds of decoding."""
         emissions: list[Emission] = []
         deadline, running = self.timer() + POLL_S, self.in_progress.running
@@ -211,13 +211,13 @@ class RolloutLoop:
         before, self.passes = self.passes, self.engine.stats().drafts.passes
         return self.passes != before
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         self.in_progress.publish()
         health = self.health()
         if self.publisher.status_schedule.is_due(
             health, bool(self.in_progress.running), self.clock()
         ):
-            self._send_status(health)
+            self.send_status(health)
 
     def _leave(self) -> None:
         """Leave in four steps.
@@ -231,7 +231,7 @@ class RolloutLoop:
         self.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
         if len(self.ended_turns):
-            self._send_status("leaving")  # 2
+            self.send_status("leaving")  # 2
         while len(self.ended_turns) and self.timer() < deadline:
             self.publisher.note_iteration()
             self.sleep(IDLE_S)
@@ -239,7 +239,7 @@ class RolloutLoop:
             self.in_progress.publish()
         self.in_progress.drop_all()
         self.publisher.sender.flush()  # completions are durable before the last status
-        self._send_status("leaving")  # 4
+        self.send_status("leaving")  # 4
         if self.draft_feed is not None:
             self.draft_feed.close(self.publisher.drafts)
         self.publisher.end()
@@ -286,7 +286,7 @@ class RolloutLoop:
             return "draining" if inputs.busy else "pulling"
         return "generating"
 
-    def _send_status(self, health: Health) -> None:
+    def send_status(self, health: Health) -> None:
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self.settings.on_update, inputs)
         condition = RolloutCondition(

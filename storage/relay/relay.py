@@ -145,11 +145,11 @@ class Relay:
 
     def _poll(self) -> None:
         try:
-            self._follow()
+            self.follow()
         except BusError as error:  # continue to serve the cache, which is better than a restart
             log.warning("the log does not answer: %s", error)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
                 self.cache.note_opened(received.record.term)

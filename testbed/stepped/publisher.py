@@ -31,7 +31,7 @@ class SteppedPublisher:
                     self.baton.wait(WAIT_S)
                     continue
                 self._busy = True
-                self.inner._publish(self._queue.popleft())  # pyright: ignore[reportPrivateUsage]
+                self.inner.publish(self._queue.popleft())
                 self._busy = False
         except BaseException as error:
             self._failed = error

@@ -145,7 +145,7 @@ def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_p
         publisher = StepPublisher(store, versions, Ledger(bus, 1), lines, CheckpointRetention(1))
         take_pointer(store, "run", 2)
         with pytest.raises(Fenced, match="term 2 decides"):
-            publisher._clean_up()
+            publisher.clean_up()
         publisher.close()
     assert [one.id.step for one in stored_checkpoints(store)] == [2, 4]
 
@@ -168,6 +168,6 @@ def test_a_trainer_that_is_replaced_between_two_deletions_deletes_no_more(tmp_pa
     with MetricsFile(tmp_path / "lines") as lines:
         publisher = StepPublisher(store, versions, Ledger(bus, 1), lines, CheckpointRetention(1))
         with pytest.raises(Fenced, match="term 2 decides"):
-            publisher._clean_up()
+            publisher.clean_up()
         publisher.close()
     assert [one.id.step for one in stored_checkpoints(store)] == [4, 6]

@@ -51,13 +51,13 @@ def test_a_rollout_exits_at_an_order_to_its_successor_and_at_no_other(bus: Bus) 
 def test_a_relay_exits_when_another_has_its_name(bus: Bus, tmp_path: Path) -> None:
     relay = Relay(bus, MemoryStore(), RelaySettings(), "relay", tmp_path)
     try:
-        relay._follow()
+        relay.follow()
         newer = RelayStatus(
             relay="relay", term=relay.term + 1, node="b", url="", versions=(), upstream="bucket",
             time_s=0.0,
         )  # fmt: skip
         publish(bus, "status", f"relay/{newer.term}", newer)
         with pytest.raises(Fenced, match="was replaced in term 2"):
-            relay._follow()
+            relay.follow()
     finally:
         relay.close()

@@ -32,7 +32,7 @@ def looked_until(rollout: RolloutLoop, done: Callable[[], bool]) -> None:
     """Runs the worker's own phase repeatedly (bounded)."""
 
     def is_done() -> bool:
-        rollout._take_weights()
+        rollout.take_weights()
         return done()
 
     wait_for(is_done)
@@ -73,7 +73,7 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
         looked_until(rollout, lambda v=newest: is_here(run, v))
         assert engine.version == Version(0, 1), "what it generates keeps its version"
     del rollout.in_progress.running["0.0"]
-    rollout._take_weights()
+    rollout.take_weights()
     assert engine.version == newest, "nothing was to be waited for"  # pyright: ignore[reportPossiblyUnboundVariable]
     assert engine.read_back(run.tensors, run.tensors).differing == ()
 
@@ -82,7 +82,7 @@ def is_here(run: Followed, version: Version) -> bool:
     """# its thread has ended, so nothing is in progress"""
     fetched = run.follower._fetched
     is_wanted = fetched is not None and fetched.announced.version == version
-    return is_wanted and not run.follower._is_busy()
+    return is_wanted and not run.follower.is_busy()
 
 
 def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followed) -> None:
@@ -152,9 +152,9 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     assert said.health == "pulling"
     rollout.in_progress.running["0.0"] = growing()
     engine.submit(growing().request(hold=False))
-    assert rollout._generate() == []
+    assert rollout.generate() == []
     looked_until(rollout, lambda: run.follower.verified)
-    assert any(rollout._generate() for _ in range(1000))
+    assert any(rollout.generate() for _ in range(1000))
     assert engine.read_back(run.tensors, run.tensors).differing == ()
     assert [a.version for a in run.records("applied", Applied)] == [version]
     assert run.records("applied", Applied)[0].compared == len(run.tensors) - 1

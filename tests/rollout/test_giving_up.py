@@ -80,12 +80,12 @@ class Scene:
         rollout, turns = of
         turns.left = rounds
         while not turns.is_set():
-            rollout._take_assignments()
-            rollout._start_waiting()
-            for emission in rollout._generate():
+            rollout.take_assignments()
+            rollout.start_waiting()
+            for emission in rollout.generate():
                 rollout.in_progress.grow(emission)
             rollout.in_progress.collect_outcomes()
-            rollout._publish()
+            rollout.publish()
         return rollout
 
     def records(self, topic: str, kind: type[Record]) -> list:

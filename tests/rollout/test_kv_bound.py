@@ -54,13 +54,13 @@ def started(kv_capacity: int) -> tuple[int, int]:
     scene = Scene()
     rollout = rollout_of(scene, kv_capacity)
     long_orders(scene, 9)
-    rollout._take_assignments()
-    rollout._start_waiting()
+    rollout.take_assignments()
+    rollout.start_waiting()
     assert len(rollout.in_progress.running) == SETTINGS.slots + 1, "one more than there are slots"
     rollout.engine.poll(0.0)
     rollout.in_progress.drop(next(iter(rollout.in_progress.running)))
     rollout.engine.poll(0.0)  # a waiting one takes its place, if there is room
-    rollout._start_waiting()
+    rollout.start_waiting()
     return len(rollout.in_progress.running), len(rollout.assignments.waiting)
 
 

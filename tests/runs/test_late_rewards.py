@@ -26,7 +26,7 @@ LATE = TaskSettings(reward="late")
 def start_scorer(run: TinyRun, function: str = "", names: tuple[str, ...] = ("reward",)) -> None:
     pool = RewardPool(run.task, function=function)
     scorer = Scorer(run.bus, pool, AnnotationPlan(names, not function, "scorer-0"), batch=16)
-    run._thread(lambda: scorer.run(run.stop))
+    run.start_thread(lambda: scorer.run(run.stop))
 
 
 def noted(run: TinyRun) -> dict[tuple[str, str], Annotation]:
@@ -116,7 +116,7 @@ def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_goes_on(
     """Two of four are never scored; the others are trained, and repeated to the same bits."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 2}) as run:
         run.start_all()
-        run._thread(lambda: score_some(run))
+        run.start_thread(lambda: score_some(run))
         run.pass_deadlines(
             lambda groups: run.finished() == 4 * groups and len(noted(run)) == 2 * groups
         )

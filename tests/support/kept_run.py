@@ -33,7 +33,7 @@ def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path
         run.start_all()
         if archive:
             service = ArchiveService(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.1))
-            run._thread(lambda: service.run(run.stop))
+            run.start_thread(lambda: service.run(run.stop))
         assert run.train()
     return folder
 

@@ -103,7 +103,7 @@ class TinyRun:
         sampling = Sampling(tokens_max=self.tokens_max, stop=tuple(task.stop))
         order = PromptOrder(task.name, task.prompt, sampling, self.trainer.samples_per_group, 0)
         source = PromptSource(self.bus, order, term, ahead=4 * self.trainer.groups_per_step)
-        self._thread(lambda: source.run(self.stop))
+        self.start_thread(lambda: source.run(self.stop))
 
     def start_dispatch(self, term: int, stop: threading.Event | None = None) -> None:
         pace = AdmissionPace(
@@ -112,10 +112,10 @@ class TinyRun:
         dispatch = Dispatch(
             self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate
         )
-        self._thread(lambda: dispatch.run(stop or self.stop))
+        self.start_thread(lambda: dispatch.run(stop or self.stop))
 
     def start_rollout(self, name: str, stop: threading.Event | None = None) -> None:
-        self._thread(lambda: self._rollout(name, stop or self.stop))
+        self.start_thread(lambda: self._rollout(name, stop or self.stop))
 
     def build_trainer(self, term: int) -> Trainer:
         model = self.model()
@@ -159,7 +159,7 @@ class TinyRun:
                 if (admitted := len(self.records("admissions", Admitted))) and ready(admitted):
                     self.passed_s += self.dispatch.group_deadline_s
 
-        self._thread(look)
+        self.start_thread(look)
 
     def finished(self) -> int:
         """Trajectories with a completion."""
@@ -170,7 +170,7 @@ class TinyRun:
         for thread in self.threads:
             thread.join(timeout=WAIT_S)
 
-    def _thread(self, work) -> None:
+    def start_thread(self, work) -> None:
         def guarded() -> None:
             try:
                 work()
