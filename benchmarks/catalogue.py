@@ -226,6 +226,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "simulator/real.py": {"sim_vs_real_error": "≤ 0.1"},
         },
     ),
+    "soak": Benchmark(
+        "benchmarks.soak.soak",
+        {
+            "soak/soak.py": {
+                "soak_memory": "≤ 1.1",
+                "soak_files": "≤ 1.1",
+                "soak_disk": "≤ 1 ×",
+            }
+        },
+    ),
     "skew": Benchmark("benchmarks.upgrade.skew", {"upgrade/skew.py": {"upgrade_skew": "0"}}),
     "weights": Benchmark(
         "benchmarks.weights.weights",

@@ -32,6 +32,8 @@ def _families(kind: Kind, rows: Iterable[tuple[str, str, str] | tuple[str, str, 
 EVERY_ROLE = (
     *_families("gauge", [
         ("role_turn_age_seconds", "s", "time since the last iteration of the role's loop"),
+        ("interpreter_allocations", "blocks",
+         "blocks of memory that Python objects of the process occupy"),
         ("lease_term", "term", "term of the lease that this process holds (invariant 7)"),
         ("reader_behind_records", "records",
          "distance from a reader's position to the end of the topic; in compacted topics, "

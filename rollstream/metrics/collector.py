@@ -5,6 +5,7 @@ counted in `scrape_errors_total`. A metric without an entry in the catalogue is 
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import TypeVar
@@ -31,7 +32,10 @@ class MetricsCollector(Collector):
         self._logged: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
-        values: dict[str, MetricValue] = {"role_turn_age_seconds": self._watch.turn_age_s()}
+        values: dict[str, MetricValue] = {
+            "role_turn_age_seconds": self._watch.turn_age_s(),
+            "interpreter_allocations": sys.getallocatedblocks(),
+        }
         for source in [*self._watch.beside, *self._watch.sources]:
             values.update(self._read(source, {}))
         values.update(self._of_readers())

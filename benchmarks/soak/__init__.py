@@ -1,0 +1,1 @@
+"""A long run without a model: what of it grows (`soak`)."""

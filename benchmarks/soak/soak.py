@@ -1,0 +1,199 @@
+"""What grows in a run of months (`soak_memory`, `soak_files`, `soak_disk`): 20 000 steps of 2
+groups × 4 samples under the paced engine and learner, whose time passes 10 000 times as fast.
+
+All else is real: supervisor, prompts, dispatch, trainer, relay, rollouts and archive are processes
+over SQLite and files; a second relay stands beside the first, rollouts of new names come, and leave
+by a signal or by `kill -9`, and the run is audited again and again. A value is the median of the
+last quarter of the steps over that of the second quarter: what is bounded stays at 1, what grows
+with the run reaches 2.3. The last audit must find nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.case import Case, alone
+from benchmarks.soak.samples import MEASURES, Samples, lines
+from testbed.run_process import kill_all, run_line, running
+
+STEPS, STEPS_QUICK = 20_000, 2_000
+GROUPS, SAMPLES = 2, 4
+VISITS, AUDITS = 40, 8
+LOOK_S = 1.0
+START_S, SILENT_S = 120.0, 120.0
+GROWTH_MAX = 1.1
+TABLE = """
+run = "soak"
+task = { name = "numbered", options = { prompts = 1000, prompt_tokens = 16 } }
+sampling = { tokens_max = 64 }
+rollouts = { engine = "paced", count = 2, slots = 16, context_max = 128 }
+relay = { enabled = true }
+checkpoints = { every = 50 }
+archive = { roll_s = 20.0 }
+evaluation = { enabled = false }
+[trainer]
+learner = "paced"
+groups_per_step = 2
+samples_per_group = 4
+[paced]
+time_scale = 10000.0
+weights_bytes = 20000
+train_step_s = 0.0
+train_token_s = 0.0
+lengths = { median = 32, p99 = 64 }
+"""
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """The run of a month; a tenth of it if `quick`."""
+    with tempfile.TemporaryDirectory(prefix="rollstream-soak-") as scratch:
+        yield from soaked(Path(scratch) / "run", STEPS_QUICK if quick else STEPS)
+
+
+def soaked(folder: Path, steps: int) -> Iterator[Case]:
+    """The run in this folder, to its end, and its cases."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    configuration = folder.parent / f"{folder.name}.toml"
+    configuration.write_text(TABLE)
+    line = run_line(configuration, folder, [f"trainer.steps={steps}"])
+    output = folder.parent / f"{folder.name}.log"
+    began_s = time.monotonic()
+    with running(line, output) as process, ExitStack() as ended:
+        soak = Soak(folder, steps, process)
+        ended.callback(soak.end)
+        soak.watch()
+    seconds = time.monotonic() - began_s
+    audit = _audited(folder)
+    memory = soak.samples.growths(steps, ["memory"])
+    others = soak.samples.growths(steps, [*MEASURES[1:], "objects"])
+    note = f"{steps:,} steps in {seconds:,.0f} s; private MB by role: {lines(memory, 9)}"
+    yield alone("soak_memory", memory[0].ratio, "×", at_most=GROWTH_MAX, note=note)
+    note = f"{lines(others, 6)}; audits: {soak.audits}, the last one {audit}"
+    yield alone("soak_files", others[0].ratio, "×", at_most=GROWTH_MAX, note=note)
+    yield disk_case(folder, audit)
+
+
+@dataclass(slots=True)
+class Soak:
+    """The run under way, its visitors and its audits."""
+
+    folder: Path
+    steps: int
+    process: subprocess.Popen[bytes]
+    samples: Samples = field(init=False)
+    audits: str = ""
+    _relay: subprocess.Popen[bytes] | None = None
+    _visitor: subprocess.Popen[bytes] | None = None
+    _visits: int = 0
+    _auditor: subprocess.Popen[bytes] | None = None
+    _audit_s: float = 0.0
+    _audited: int = 0
+
+    def __post_init__(self) -> None:
+        self.samples = Samples(self.folder)
+
+    def watch(self) -> None:
+        """Look until the run ends; a run that fails, or makes no step for long, raises."""
+        step, moved_s = 0, time.monotonic() + START_S
+        while self.process.poll() is None:
+            time.sleep(LOOK_S)
+            newest = max(step, self.samples.step())
+            if newest > step:
+                step, moved_s = newest, time.monotonic()
+                self._steer(step)
+                self._measure(step)
+            if time.monotonic() > moved_s + SILENT_S:
+                raise RuntimeError(f"no step after {step}; see {self.folder}/logs")
+        if self.process.returncode:
+            raise RuntimeError(f"the run ended with {self.process.returncode}; see {self.folder}")
+
+    def end(self) -> None:
+        for child in (self._relay, self._visitor, self._auditor):
+            if child is not None:
+                kill_all(child)
+
+    def _steer(self, step: int) -> None:
+        """A second relay; a rollout in turn with another; an audit now and then."""
+        if self._relay is None:
+            self._relay = self._role("relay", "relay-2", f"relay.folder={self.folder}/relay-2")
+        if step * VISITS // self.steps > self._visits or self._visitor is None:
+            if self._visitor is not None and self._visits % 2:
+                kill_all(self._visitor)
+            elif self._visitor is not None:
+                self._visitor.terminate()
+            self._visits += 1
+            self._visitor = self._role("rollout", f"visitor_{self._visits}")
+        if self._auditor is not None and self._auditor.poll() is not None:
+            if self._auditor.returncode == 1:
+                raise RuntimeError(f"audit found a violation: {self.folder}/audit.txt")
+            self.audits += f"{time.monotonic() - self._audit_s:.0f} s "
+            self._auditor = None
+        if step * AUDITS // self.steps > self._audited and self._auditor is None:
+            self._audited = step * AUDITS // self.steps
+            line = [sys.executable, "-m", "rollstream", "audit", str(self.folder)]
+            with (self.folder / "audit.txt").open("wb") as output:
+                self._auditor = subprocess.Popen(line, stdout=output)
+            self._audit_s = time.monotonic()
+
+    def _role(self, role: str, name: str, *settings: str) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "rollstream", role, str(self.folder), "--name", name]
+        line += [word for setting in settings for word in ("--set", setting)]
+        with (self.folder / "logs" / f"{name}.log").open("ab") as output:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+            return subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+
+    def _measure(self, step: int) -> None:
+        now_s, roles = time.time(), {"supervisor": psutil.Process(self.process.pid)}
+        for child in roles["supervisor"].children():
+            try:
+                line = child.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            if "--name" in line:
+                roles[line[line.index("--name") + 1]] = child
+        for child, name in ((self._relay, "relay-2"), (self._visitor, f"visitor_{self._visits}")):
+            if child is not None and child.poll() is None:
+                roles[name] = psutil.Process(child.pid)
+        for name, process in roles.items():
+            self.samples.add_process(step, name, process, now_s)
+        objects = _files(self.folder / "store")
+        archived = sum("archive" in file.parts for file in objects)
+        self.samples.add(step, "archive", {"objects": float(archived)})
+        self.samples.add(step, "store", {"objects": float(len(objects) - archived)})
+
+
+def _files(folder: Path) -> list[Path]:
+    """Objects of a store, without its lock files; what is deleted meanwhile may be missing."""
+    found = [Path(path, name) for path, _, names in os.walk(folder) for name in names]
+    return [file for file in found if "~locks" not in file.parts]
+
+
+def _audited(folder: Path) -> str:
+    """What the whole run's audit counts; raises if it finds a violation."""
+    began_s = time.monotonic()
+    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode == 1 or not done.stdout:
+        raise RuntimeError(f"the audit of {folder} found: {done.stdout or done.stderr}")
+    counts = json.loads(done.stdout)["invariants"][2]["counts"]
+    words = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    return f"{time.monotonic() - began_s:.0f} s: {words}"
+
+
+def disk_case(folder: Path, audit: str) -> Case:
+    """Bytes of log and store against the arithmetic of docs/reference/sizes-and-cost.md."""
+    sizes = {
+        part: sum(file.stat().st_size for file in _files(folder / part)) / 1e6
+        for part in ("bus", "store", "store/archive", "logs", "metrics")
+    }
+    note = ", ".join(f"{part} {size:,.1f} MB" for part, size in sizes.items())
+    return alone("soak_disk", sum(sizes.values()), "MB", note=f"{note}; {audit}")
