@@ -4,7 +4,6 @@ and how much of each there is in the last quarter of its steps against the secon
 
 import statistics
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

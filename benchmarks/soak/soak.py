@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +23,17 @@ import psutil
 
 from benchmarks.case import Case, alone
 from benchmarks.soak.samples import MEASURES, Samples, lines
+from rollstream.streams.sqlite.database import WAL_BYTES
+from rollstream.streams.topics import catalogue
 from testbed.run_process import kill_all, run_line, running
 
 STEPS, STEPS_QUICK = 20_000, 2_000
-GROUPS, SAMPLES = 2, 4
 VISITS, AUDITS = 40, 8
 LOOK_S = 1.0
 START_S, SILENT_S = 120.0, 120.0
 GROWTH_MAX = 1.1
+VERSIONS_MAX, VERSION_BYTES = 16, 20_000
+ARCHIVED_BYTES = 200  # of a trajectory without its tokens, with its share of ledger and admissions
 TABLE = """
 run = "soak"
 task = { name = "numbered", options = { prompts = 1000, prompt_tokens = 16 } }
@@ -46,7 +49,7 @@ groups_per_step = 2
 samples_per_group = 4
 [paced]
 time_scale = 10000.0
-weights_bytes = 20000
+weights_bytes = 20_000
 train_step_s = 0.0
 train_token_s = 0.0
 lengths = { median = 32, p99 = 64 }
@@ -72,14 +75,15 @@ def soaked(folder: Path, steps: int) -> Iterator[Case]:
         ended.callback(soak.end)
         soak.watch()
     seconds = time.monotonic() - began_s
-    audit = _audited(folder)
+    counts = _audited(folder)
     memory = soak.samples.growths(steps, ["memory"])
     others = soak.samples.growths(steps, [*MEASURES[1:], "objects"])
     note = f"{steps:,} steps in {seconds:,.0f} s; private MB by role: {lines(memory, 9)}"
     yield alone("soak_memory", memory[0].ratio, "×", at_most=GROWTH_MAX, note=note)
-    note = f"{lines(others, 6)}; audits: {soak.audits}, the last one {audit}"
+    last = f"the last one of {counts['trained']:,} trained trajectories"
+    note = f"{lines(others, 6)}; audits, none with a violation: {soak.audits}; {last}"
     yield alone("soak_files", others[0].ratio, "×", at_most=GROWTH_MAX, note=note)
-    yield disk_case(folder, audit)
+    yield _disk_case(folder, counts)
 
 
 @dataclass(slots=True)
@@ -177,23 +181,34 @@ def _files(folder: Path) -> list[Path]:
     return [file for file in found if "~locks" not in file.parts]
 
 
-def _audited(folder: Path) -> str:
+def _audited(folder: Path) -> dict[str, int]:
     """What the whole run's audit counts; raises if it finds a violation."""
-    began_s = time.monotonic()
     line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode == 1 or not done.stdout:
         raise RuntimeError(f"the audit of {folder} found: {done.stdout or done.stderr}")
-    counts = json.loads(done.stdout)["invariants"][2]["counts"]
-    words = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-    return f"{time.monotonic() - began_s:.0f} s: {words}"
+    counts: dict[str, int] = {}
+    for invariant in json.loads(done.stdout)["invariants"]:
+        counts.update(invariant["counts"])
+    return counts
 
 
-def disk_case(folder: Path, audit: str) -> Case:
-    """Bytes of log and store against the arithmetic of docs/reference/sizes-and-cost.md."""
+def _disk_case(folder: Path, counts: Mapping[str, int]) -> Case:
+    """Bytes of log and store against the arithmetic of docs/reference/sizes-and-cost.md: a WAL of
+    each topic over SQLite, an archived trajectory with all other records that belong to it, and the
+    versions kept.
+    """
     sizes = {
         part: sum(file.stat().st_size for file in _files(folder / part)) / 1e6
-        for part in ("bus", "store", "store/archive", "logs", "metrics")
+        for part in ("bus", "store", "store/archive", "metrics", "logs")
     }
+    wal = WAL_BYTES * len(catalogue())
+    archived = 5 * counts["tokens"] + ARCHIVED_BYTES * counts["completed"]
+    expected_mb = (wal + archived + VERSIONS_MAX * VERSION_BYTES) / 1e6
     note = ", ".join(f"{part} {size:,.1f} MB" for part, size in sizes.items())
-    return alone("soak_disk", sum(sizes.values()), "MB", note=f"{note}; {audit}")
+    found_mb = sizes["bus"] + sizes["store"]
+    met = found_mb <= expected_mb
+    words = "the sizing arithmetic"
+    return Case(
+        "soak_disk", found_mb, "MB", words, expected_mb, found_mb / expected_mb, 1.0, met, note
+    )

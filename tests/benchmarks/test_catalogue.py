@@ -13,7 +13,7 @@ from testbed.repository import ROOT
 
 FOLDER = ROOT / "benchmarks"
 CASES = {"Case", "alone", "paired", "against", "_at_most"}
-BY_HAND = ("benchmarks.__main__", "benchmarks.gpu_check.__main__", "benchmarks.chaos.__main__")
+BY_HAND = tuple(f"benchmarks{folder}.__main__" for folder in ("", ".gpu_check", ".chaos", ".soak"))
 """Files that are started from the Makefile or docs, besides those that these import or start."""
 
 

@@ -75,7 +75,7 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
             own = {family.name for family in BY_ROLE[role]}
             with_lease = leased if role in LEASED else set()
             reading = common - leased if role in READING else set()
-            least = {"role_turn_age_seconds", "scrape_errors_total"}
+            least = {"role_turn_age_seconds", "interpreter_allocations", "scrape_errors_total"}
             assert served_names(folder, role) == own | with_lease | reading | least, role
             assert value(scraped(folder, role), "rollstream_scrape_errors_total") == 0, role
             assert get(endpoint(folder, NAMES[role])["url"] + "/healthz")[0] == 200
