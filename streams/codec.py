@@ -44,6 +44,7 @@ __all__ = [
     "decode",
     "encode",
     "envelope_of",
+    "header_bytes",
     "is_canonical",
     "record_hash",
 ]
@@ -147,7 +148,7 @@ def decode(data: bytes) -> Decoded:
     """The record in `data`, with its checksum verified. Its arrays are read-only views that keep
     `data` alive.
     """
-    head = _header_bytes(data)
+    head = _checked_header(data)
     try:
         decoded = _decoder.decode(head)
     except _JSON_ERRORS as error:
@@ -184,18 +185,23 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
     return end == len(data) and not any(b"".join(padding))
 
 
+def header_bytes(data: bytes) -> bytes:
+    """The JSON header of a record's bytes, which must be valid."""
+    return data[_PREFIX_BYTES : _PREFIX_BYTES + int.from_bytes(data[4:8], "little")]
+
+
 def envelope_of(data: bytes) -> Envelope | None:
     """The envelope of a record, whose schema and fields may be unknown here; None if it has none.
 
     Raises `DecodeError` if the bytes are damaged or not a record.
     """
     try:
-        return _any_decoder.decode(_header_bytes(data)).envelope
+        return _any_decoder.decode(_checked_header(data)).envelope
     except _JSON_ERRORS as error:
         raise DecodeError(f"header: {error}") from error
 
 
-def _header_bytes(data: bytes) -> memoryview:
+def _checked_header(data: bytes) -> memoryview:
     """The JSON header of a record, after its magic, checksum and length have been checked."""
     if len(data) < _PREFIX_BYTES:
         raise DecodeError(f"{len(data)} bytes are too few for a record")

@@ -3,8 +3,7 @@
 Its metadata state its first and last offset and the fence after it (`rollstream.first`, `.last`,
 `.fence`), so the writer that continues after it reads only the file's tail. All readers support its
 encodings: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark supports
-BYTE_STREAM_SPLIT only since 2026; log-probabilities are not compressed, because zstd saves a tenth
-of their size for a sixth of a file's time (`benchmarks/storage/archive.py`).
+BYTE_STREAM_SPLIT only since 2026. `benchmarks/storage/archive.py` has what each choice costs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,13 +71,12 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 @cache
 def write_options(topic: str) -> dict[str, Any]:
-    """How each column is written; statistics of single tokens would be of no use."""
-    arrays = {f"{c.name}.list.element": c for c in topic_columns(topic) if c.is_array}
+    """How each column is written; statistics of tokens and headers would be of no use."""
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
-    plain = {path for path, column in arrays.items() if pa.types.is_floating(column.items)}
-    others = [leaf for leaf in leaves if leaf not in arrays]
+    plain = {"header", *(f"{c.name}.list.element" for c in topic_columns(topic) if c.is_array)}
+    others = [leaf for leaf in leaves if leaf not in plain]
     return {
-        "compression": {leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
+        "compression": "zstd",
         "use_dictionary": others,
         "write_statistics": others,
         "write_batch_size": WRITE_BATCH,

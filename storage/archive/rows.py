@@ -1,9 +1,9 @@
 """Classifies messages of the log as rows of the archive: one row each, whatever their content.
 
 A row is a record, a void record (dropped by the fence of invariant 7), a tombstone, or bytes that
-are not a record, with the reason. `original` holds the bytes if the columns alone could not restore
-them: not a record, a record that belongs to another topic, fields that a newer program added, a
-JSON header that another program wrote differently. So the archive loses nothing.
+are not a record, with the reason. A record's bytes are its JSON header, in `header`, and the arrays
+of its columns. `original` holds the bytes of all others: not a record, a record that belongs to
+another topic, fields that a newer program added. So the archive loses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,14 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from rollstream.streams.bus import Message
-from rollstream.streams.codec import Decoded, Envelope, encode, is_canonical, record_hash
+from rollstream.streams.codec import (
+    Decoded,
+    Envelope,
+    encode,
+    header_bytes,
+    is_canonical,
+    record_hash,
+)
 from rollstream.streams.reader import REASON_MAX, classify_message
 from rollstream.streams.records import (
     Admitted,
@@ -87,6 +94,7 @@ class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
     void: bool
     reason: str | None
     original: bytes | None
+    header: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,9 @@ def classify_rows(
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
     """The row of a record that the columns cannot hold: its bytes instead."""
     assert row.message.value is not None
-    return replace(row, record=None, reason=why[:REASON_MAX], original=row.message.value)
+    return replace(
+        row, record=None, reason=why[:REASON_MAX], original=row.message.value, header=None
+    )
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
@@ -136,7 +146,7 @@ def with_default(record: Record, stated: bool) -> Record:
 def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     value = message.value
     if value is None:
-        return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None)
+        return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None, None)
     fence = fences.get(message.partition, Fence())
     fences[message.partition], classified = classify_message(
         value, fence, topic=topic, fenced=bool(TOPIC_WRITERS[topic]), compacted=False
@@ -149,7 +159,7 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
     return ArchiveRow(
         message, record, schema, record_hash(value), term, sequence, classified.void, reason,
-        value if kept else None,
+        value if kept else None, None if kept else header_bytes(value),
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ ENVELOPE_COLUMNS = pa.schema(
         pa.field("void", pa.bool_(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("original", pa.binary()),
+        pa.field("header", pa.binary()),
     ]
 )
 """Columns of every topic."""

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_64_intdigest
 
 from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.originals import OriginalBytes
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import Envelope, encode
@@ -76,6 +77,14 @@ def log_of(topic: str, given: Sequence[Record]) -> list[Message]:
 def through_parquet(topic: str, messages: Sequence[Message]) -> pa.Table:
     """The table of a file after writing and reading."""
     return pq.read_table(io.BytesIO(encode_file(topic, messages, Fence()).data))
+
+
+def restored(table: pa.Table, topic: str) -> list[bytes | None]:
+    """The bytes of every row, the same from a file of release 0.1.0, which has no headers."""
+    found = [v for batch in table.to_batches() for v in OriginalBytes(topic).values(batch)]
+    older = table.drop_columns(["header"])
+    assert found == [v for b in older.to_batches() for v in OriginalBytes(topic).values(b)]
+    return found
 
 
 def sealed(header: bytes, arrays: bytes = b"") -> bytes:

@@ -17,7 +17,7 @@ from rollstream.errors import (
 )
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
 from rollstream.storage.archive.schema import arrow_schema
-from rollstream.storage.archive.tables import originals_of, records_of, table_of
+from rollstream.storage.archive.tables import records_of, table_of
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import Envelope, decode, encode, is_canonical, record_hash
 from rollstream.streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
@@ -26,6 +26,7 @@ from tests.archive.archive_samples import (
     any_record,
     log_of,
     message,
+    restored,
     sealed,
     sealed_as_is,
     through_parquet,
@@ -55,8 +56,9 @@ def test_any_records_come_back_as_they_were_with_the_bytes_that_the_ledger_names
     messages = log_of(topic, drawn)
     table = through_parquet(topic, messages)
     assert table.schema.equals(arrow_schema(topic))
-    assert list(originals_of(table, topic)) == [one.value for one in messages]
-    assert table.column("original").null_count == len(messages)  # the columns alone hold all of it
+    assert restored(table, topic) == [one.value for one in messages]
+    assert table.column("original").null_count == len(messages)  # columns and header hold all of it
+    assert table.column("header").null_count == 0
     back = list(records_of(table, with_void=True))
     assert all_same(drawn, back)
     hashes = table.column("hash").to_pylist()
@@ -90,7 +92,7 @@ def test_fields_and_arrays_that_a_newer_program_added_are_kept_as_bytes() -> Non
     padded = arrays + bytes(-len(arrays) % 8) + np.array([7, 8], "<u4").tobytes()
     messages = [message("trajectories", 0, sealed(newer, padded))]
     table = through_parquet("trajectories", messages)
-    assert list(originals_of(table, "trajectories")) == [messages[0].value]
+    assert restored(table, "trajectories") == [messages[0].value]
     assert table.column("reason").null_count == 1  # it is a valid record
     assert all_same([trajectory(1)], records_of(table))
 
@@ -102,7 +104,7 @@ def test_a_default_that_the_bytes_state_and_one_left_out_both_come_back() -> Non
     assert messages[0].value != messages[1].value
     table = through_parquet("trajectories", messages)
     assert table.column("original").null_count == 3
-    assert list(originals_of(table, "trajectories")) == [one.value for one in messages]
+    assert restored(table, "trajectories") == [one.value for one in messages]
 
 
 def rubbish() -> list[Message]:
@@ -121,7 +123,7 @@ def test_what_is_no_record_is_a_row_with_the_reason_and_the_bytes() -> None:
     table = through_parquet("annotations", messages)
     rows = table.to_pylist()
     assert [row["offset"] for row in rows] == list(range(len(messages)))
-    assert list(originals_of(table, "annotations")) == [one.value for one in messages]
+    assert restored(table, "annotations") == [one.value for one in messages]
     said = "too few", "too few", "checksum", "future/9", "not belong", "tombstone", "missing"
     for row, words in zip(rows[:-1], said, strict=True):
         assert words in row["reason"]
@@ -150,7 +152,7 @@ def test_any_bytes_whatever_are_archived(values: list[bytes | None], data: st.Da
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     messages = [message("trajectories", at, v) for at, v in enumerate([*values, bytes(whole)])]
     table = through_parquet("trajectories", messages)
-    assert list(originals_of(table, "trajectories")) == [one.value for one in messages]
+    assert restored(table, "trajectories") == [one.value for one in messages]
 
 
 @settings(max_examples=200, deadline=None)
@@ -194,7 +196,7 @@ def test_records_of_a_replaced_holder_are_rows_marked_void() -> None:
     groups = [one.group for one in records_of(table) if isinstance(one, Admitted)]
     assert groups == [1, 2]
     assert "without an envelope" in table.column("reason")[6].as_py()
-    assert list(originals_of(table, "admissions")) == values
+    assert restored(table, "admissions") == values
 
 
 def test_a_record_that_the_log_lost_is_said_and_not_archived_over() -> None:
@@ -224,10 +226,10 @@ def test_a_row_that_a_newer_release_wrote_more_of_is_refused_and_not_damaged() -
     where = newer.schema.get_field_index("hash")
     newer = newer.set_column(where, "hash", hashes)
     with pytest.raises(CorruptObject, match="differs from its hash"):
-        list(originals_of(newer, "trajectories"))
+        restored(newer, "trajectories")
     more = newer.append_column("novel", pa.array([1]))
     with pytest.raises(NewerRelease, match=r"row 0:0 .*\(novel\)"):
-        list(originals_of(more, "trajectories"))
+        restored(more, "trajectories")
 
 
 def test_a_schema_that_a_newer_release_archived_is_no_tombstone() -> None:
@@ -236,18 +238,18 @@ def test_a_schema_that_a_newer_release_archived_is_no_tombstone() -> None:
     newer = table.set_column(where, "schema", pa.array(["trajectory/2"]))
     assert list(records_of(newer)) == []
     with pytest.raises(NewerRelease, match="trajectory/2"):
-        list(originals_of(newer, "trajectories"))
+        restored(newer, "trajectories")
 
 
 def test_bytes_that_an_older_release_archived_unread_are_a_record_to_a_newer_one() -> None:
     """The older release kept them byte for byte, with the reason why it could not decode them."""
     table = through_parquet("trajectories", log_of("trajectories", [trajectory(3)]))
-    value = next(originals_of(table, "trajectories"))
+    value = restored(table, "trajectories")[0]
     for name, kept in (("schema", None), ("original", value), ("reason", "schema … not known")):
         where = table.schema.get_field_index(name)
         table = table.set_column(where, name, pa.array([kept], table.schema.field(where).type))
     assert all_same([trajectory(3)], records_of(table))
-    assert list(originals_of(table, "trajectories")) == [value]
+    assert restored(table, "trajectories") == [value]
 
 
 def test_tables_of_many_batches_and_slices_give_the_same_records() -> None:
