@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import msgspec
 from pydantic.fields import FieldInfo
 
-from rollstream.cli.main import parser
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.config.config import (
     ESSENTIAL_EXCEPTIONS,
     FIXED_SETTINGS,
@@ -59,52 +60,34 @@ def main() -> None:
 
 
 def command_lines() -> Iterator[str]:
-    yield "| command | what it does |"
-    yield "|---|---|"
-    for name, command in subcommands(parser()):
-        yield f"| [`{name}`](#{name}) | {_cell(_purpose(command))} |"
-    for name, command in subcommands(parser()):
+    yield "| group | command | what it does |"
+    yield "|---|---|---|"
+    for group, commands in GROUPS.items():
+        for one in commands:
+            yield f"| {group} | [`{one.name}`](#{one.name}) | {_cell(one.purpose)} |"
+    for name, command in COMMANDS.items():
+        parsers = command_parsers(name)
         yield from ["", f"## {name}", ""]
-        yield from _command(f"rollstream {name}", command)
+        if parsers[0].action:
+            yield f"{command.purpose[0].upper()}{command.purpose[1:]}."
+        for parser in parsers:
+            if parser.action:
+                yield from ["", f"### {parser.title}", ""]
+            yield from _command(parser)
 
 
-def _command(title: str, command: argparse.ArgumentParser) -> Iterator[str]:
-    yield _purpose(command)
-    actions = subcommands(command)
-    own = [one for one in arguments_of(command) if not _has_commands(one)]
-    if own and not actions:
-        yield from ["", "| argument | meaning |", "|---|---|"]
-        for one in own:
-            yield f"| {_argument(one)} | {_cell(one.help or '')} |"
-    for name, action in actions:
-        yield from ["", f"### {title.removeprefix('rollstream ')} {name}", ""]
-        yield from _command(f"{title} {name}", action)
-    examples = (command.epilog or "").split("\n")[1:]
-    if examples and not actions:
-        yield from ["", "```", *(line.strip() for line in examples), "```"]
-
-
-def subcommands(command: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
-    """The commands below a parser, with their own parsers, in order."""
-    found: list[tuple[str, argparse.ArgumentParser]] = []
+def _command(command: CommandParser) -> Iterator[str]:
+    yield command.description or ""
+    yield from ["", "| argument | meaning |", "|---|---|"]
     for one in arguments_of(command):
-        if _has_commands(one):
-            found += cast(dict[str, argparse.ArgumentParser], one.choices).items()
-    return found
-
-
-def _has_commands(one: argparse.Action) -> bool:
-    return isinstance(cast(object, one.choices), dict)
+        yield f"| {_argument(one)} | {_cell(one.help or '')} |"
+    yield from ["", "```", *command.example_lines(), "```"]
 
 
 def arguments_of(command: argparse.ArgumentParser) -> list[argparse.Action]:
     """All arguments of a parser except `--help`; argparse has no public name for them."""
     actions = cast(list[argparse.Action], vars(command)["_actions"])
     return [one for one in actions if one.dest != "help"]
-
-
-def _purpose(command: argparse.ArgumentParser) -> str:
-    return command.description or ""
 
 
 def _argument(one: argparse.Action) -> str:

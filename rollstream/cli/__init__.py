@@ -1,7 +1,9 @@
-"""The command line. Each command is one module with a function `main(arguments)`.
+"""The command line. Each command is one module, which declares its arguments beside its code.
 
-`main` dispatches to it; `grammar` and `grammar_runs` hold the argument parsers, apart from the
-commands' modules, so that `--help` imports nothing heavy. `configuration` loads the settings that a
-command names, `signals` handles Ctrl-C and closed pipes. `history/` has the commands on weights and
-checkpoints, `replay/` fork and the three kinds of replay.
+`commands` is the table of all commands by group, `arguments` their parser; neither imports a
+command's module before the command is chosen. A module has `add_arguments(command)` and
+`main(arguments)`; one with several actions, as `weights`, also has `ACTIONS`.
+This folder holds what starts a run or a role, `look/` what reads one, `change/` what makes another
+run from it, `maintain/` what keeps it. `configuration` loads the settings that a command names,
+`signals` handles Ctrl-C and closed pipes.
 """

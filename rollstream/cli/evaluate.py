@@ -5,8 +5,20 @@ import json
 from typing import Any
 
 from rollstream.cli import role
+from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_configuration
 from rollstream.errors import ConfigurationError
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(EXAMPLE_RUN, f"{EXAMPLE_RUN} --versions 0,10,60 --samples 16 --json")
+    command.add_process_name()
+    command.add_argument(
+        "--versions", metavar="N,N…", help="evaluate these stored versions, then exit"
+    )
+    command.add_argument("--samples", metavar="N", type=int, help="samples per prompt")
+    command.add_configuration()
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -1,17 +1,14 @@
-"""The command line: `rollstream COMMAND …`. Each command is one module.
+"""The command line: `rollstream COMMAND …`.
 
-Only the parser is imported before a command is parsed, so `--help` is fast. Exit codes: 0 done, 1
-failed, 2 refused (command line, configuration, or a run of a newer release), 3 an engine or server
-could not be opened, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
+3 an engine or server could not be opened, 130 interrupted.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
-from rollstream.cli.grammar import add_monitor_commands, add_query_commands
-from rollstream.cli.grammar_runs import add_run_commands, add_storage_commands
+from rollstream.cli.commands import HELP_WORDS, choose_parser, help_lines
 from rollstream.errors import ConfigurationError, NewerRelease, RollstreamError
 from rollstream.roles.engine_errors import EngineUnavailable
 from rollstream.supervisor.process import EXIT_REFUSED, EXIT_UNSERVED
@@ -21,9 +18,18 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in HELP_WORDS:
+        print("\n".join(help_lines()))
+        return 0
+    if words[0] == "--version":
+        print(_version())
+        return 0
     try:
-        return import_module(f"rollstream.cli.{arguments.module}").main(arguments)
+        parser, rest = choose_parser(words)
+        arguments = parser.parse(rest)
+        parser.find_runs(arguments)
+        return parser.main(arguments)
     except (ConfigurationError, NewerRelease) as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return EXIT_REFUSED
@@ -37,38 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-class _VersionAction(argparse.Action):
-    """Prints release and revision; git runs only for this option."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print release and code revision")
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        from rollstream.revision import code_revision
-        from rollstream.streams.release import RELEASE
-
-        print(f"rollstream {RELEASE} ({code_revision()})")
-        parser.exit()
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line without looking for its run."""
+    parser, rest = choose_parser(words)
+    return parser.parse(rest)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    top = argparse.ArgumentParser(
-        prog="rollstream",
-        description="RL post-training of language models as a streaming dataflow.",
-        epilog="example:\n  rollstream run examples/quickstart.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action=_VersionAction)
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    add_run_commands(commands)
-    add_monitor_commands(commands)
-    add_query_commands(commands)
-    add_storage_commands(commands)
-    return top
+def _version() -> str:
+    """Release and revision; git runs only for this option."""
+    from rollstream.revision import code_revision
+    from rollstream.streams.release import RELEASE
+
+    return f"rollstream {RELEASE} ({code_revision()})"

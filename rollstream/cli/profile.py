@@ -14,17 +14,30 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_configuration
-from rollstream.producers.engines.profile import EngineProfile, profile_path, write_profile
-from rollstream.roles.profiling import measure_profile
 
 if TYPE_CHECKING:
-    from rollstream.producers.engines.profile import StepTiming
+    from rollstream.producers.engines.profile import EngineProfile, StepTiming
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        EXAMPLE_RUN, "examples/quickstart.toml --out profiles/quickstart.json --json"
+    )
+    command.add_configuration()
+    command.add_argument(
+        "--out", metavar="FILE", help="output (default: rollouts.profile, else in the run's folder)"
+    )
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the profile; no other file of the run changes."""
     configuration, folder = load_configuration(arguments)
+    from rollstream.producers.engines.profile import profile_path, write_profile
+    from rollstream.roles.profiling import measure_profile  # imports torch: after validation
+
     measured: list[StepTiming] = []
     progress = Console(stderr=True)
 
@@ -50,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(measured: "list[StepTiming]", profile: EngineProfile) -> Table:
+def _table(measured: "list[StepTiming]", profile: "EngineProfile") -> Table:
     table = Table(title="one decode step")
     for column in ("rows", "KV tokens", "measured ms", "fitted ms", "error %"):
         table.add_column(column, justify="right")
@@ -66,7 +79,7 @@ def _table(measured: "list[StepTiming]", profile: EngineProfile) -> Table:
     return table
 
 
-def _account(profile: EngineProfile) -> str:
+def _account(profile: "EngineProfile") -> str:
     r = profile.roofline
     how = "reading beside arithmetic" if r.overlapping else "reading, then arithmetic"
     return (

@@ -14,6 +14,7 @@ import threading
 import time
 from importlib import import_module
 
+from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
@@ -39,6 +40,31 @@ starting role at once.
 """
 
 log = logging.getLogger(__name__)
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(EXAMPLE_RUN)
+    command.add_process_name()
+    command.add_configuration()
+    if command.command == "train":
+        command.add_accept()
+    if command.command == "rollout":
+        command.add_examples(
+            "runs/quickstart-0 --name rollout-extra",
+            f"{EXAMPLE_RUN} --name spot-1 --preemptible --grace 25",
+        )
+        command.add_argument(
+            "--preemptible",
+            action="store_true",
+            help="for a machine that may be reclaimed: gets short trajectories, hands all of them "
+            "over on SIGTERM, then exits 0",
+        )
+        command.add_argument(
+            "--grace",
+            metavar="SECONDS",
+            type=float,
+            help="with --preemptible: time from SIGTERM to the forced exit (default 20)",
+        )
 
 
 def main(arguments: argparse.Namespace) -> int:

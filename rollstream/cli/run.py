@@ -12,6 +12,7 @@ import time
 
 from rich.console import Console
 
+from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import StopSignals, listen_for_signals
@@ -37,6 +38,16 @@ from rollstream.streams.topics import catalogue
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
 from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
 from rollstream.warmup.process import WarmupProcess
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "examples/quickstart.toml",
+        "examples/quickstart.toml --seed 2 --run runs/two --set trainer.lr=1e-4",
+    )
+    command.add_configuration()
+    command.add_accept()
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from rollstream.cli.arguments import CommandParser
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
@@ -24,6 +25,20 @@ from rollstream.simulator.experiment import (
 )
 
 COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "examples/cluster-1024.toml",
+        "examples/cluster-1024.toml --set scale=8 --json",
+        "examples/cluster-1024.toml --set 'policies=[\"laminar\"]' --html cluster.html",
+    )
+    command.add_argument(
+        "configuration", metavar="CONFIG", help="TOML file (docs/explanation/simulator.md)"
+    )
+    command.add_overrides("override one setting, e.g. scale=8 or constants.train_mfu=0.4")
+    command.add_argument("--html", metavar="FILE", help="write the timelines to this page")
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

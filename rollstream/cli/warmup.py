@@ -3,9 +3,15 @@
 import argparse
 import json
 
+from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
 from rollstream.config.run_folder import RunFolder
 from rollstream.supervisor.process import end_with_parent
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(EXAMPLE_RUN)
+    command.add_configuration()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollstream.cli.main import parser
+from rollstream.cli.main import parse
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
@@ -17,7 +17,7 @@ PROGRAM = [sys.executable, "-m", "rollstream"]
 
 def examples(command, capsys):
     with pytest.raises(SystemExit):
-        parser().parse_args([command, "--help"])
+        parse([command, "--help"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main, parser
+from rollstream.cli.main import main, parse
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GroupClosed
 from testbed.repository import ROOT
@@ -125,7 +125,7 @@ def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monk
     (tmp_path / "runs").mkdir()
     shutil.copytree(folder, tmp_path / "runs" / "quickstart-0")
     with pytest.raises(SystemExit):
-        parser().parse_args(["audit", "--help"])
+        parse(["audit", "--help"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     examples = [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
     assert len(examples) == 2

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import parser
-from testbed.reference_pages import subcommands
+from rollstream.cli.commands import COMMANDS, command_parsers
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 from tests.support.printed_commands import printed_commands
@@ -56,14 +55,8 @@ pytestmark = pytest.mark.slow  # minutes of processes
 
 def examples(command: str) -> list[list[str]]:
     """The words after `rollstream` of each example."""
-    lines = (line.strip() for line in _help(command).splitlines())
-    return [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
-
-
-def _help(command: str) -> str:
-    done = subprocess.run([*PROGRAM, command, "--help"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0
-    return done.stdout
+    parsers = command_parsers(command)
+    return [shlex.split(line)[1:] for parser in parsers for line in parser.example_lines()]
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +115,6 @@ def test_the_commands_of_the_readme(here: Path):
         ]
         done = _run(own, here)
         assert done.returncode == 0, (own, done.stderr)
-
-
-def choices_of_commands() -> set[str]:
-    return {name for name, _ in subcommands(parser())}
 
 
 def test_examples_of_evaluation(here: Path):
@@ -216,4 +205,4 @@ def test_every_command_has_examples_that_some_test_runs():
         "audit",
         "simulate",
     }
-    assert choices_of_commands() == known
+    assert set(COMMANDS) == known

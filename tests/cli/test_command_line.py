@@ -2,41 +2,68 @@
 needed.
 """
 
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from rollstream.cli.main import main, parser
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
+from rollstream.cli.main import main, parse
 from testbed.repository import ROOT
 
-COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+PARSERS = [parser for name in COMMANDS for parser in command_parsers(name)]
 
 
-def help_of(command: str, capsys) -> str:
-    with pytest.raises(SystemExit) as end:
-        parser().parse_args([command, "--help"])
-    assert end.value.code == 0
-    return capsys.readouterr().out
+def imported(code: str, *packages: str) -> str:
+    """Which of the packages are imported after `code`, in a process of its own."""
+    line = f"import sys; {code}; print(*sorted({{*{packages}}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.title)
+def test_each_help_has_examples_that_parse(parser: CommandParser) -> None:
+    lines = [line.strip() for line in parser.format_help().splitlines()]
+    examples = [line for line in lines if line.startswith("rollstream ")]
+    assert examples == parser.example_lines()
+    assert examples
+    for example in examples:
+        arguments = parse(shlex.split(example)[1:])
+        assert (arguments.command, arguments.action) == (parser.command, parser.action)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_example_in_the_help_parses(command, capsys):
-    lines = help_of(command, capsys).splitlines()
-    examples = [line.strip() for line in lines if line.startswith("  rollstream ")]
-    assert examples
-    for example in examples:
-        assert parser().parse_args(shlex.split(example)[1:]).command == command
+def test_each_command_has_a_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"\n  rollstream {command}" in capsys.readouterr().out
+
+
+def test_the_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == shown
+    lines = iter(shown.splitlines())
+    for group, commands in GROUPS.items():
+        assert any(line.startswith(f"{group}: ") for line in lines)
+        for command in commands:
+            assert next(lines).split()[0] == command.name
 
 
 def test_help_imports_nothing_slow():
-    code = (
-        "import sys; from rollstream.cli.main import parser; parser().format_help(); "
-        "print(sorted({'torch', 'pydantic', 'numpy', 'rich', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
+    slow = ("torch", "pydantic", "numpy", "rich", "transformers", "duckdb", "msgspec")
+    assert imported("from rollstream.cli.main import main; main([])", *slow) == ""
+
+
+def test_the_help_of_no_command_imports_a_model_or_an_engine():
+    code = "from rollstream.cli.commands import *; [command_parsers(name) for name in COMMANDS]"
+    assert imported(code, "torch", "transformers", "vllm") == ""
 
 
 def test_a_mistake_in_the_configuration_exits_2_with_one_line(tmp_path, capsys):
@@ -63,8 +90,17 @@ def test_a_report_of_no_run_is_refused(tmp_path, capsys):
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_an_unknown_command_exits_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["fly"])
-    assert end.value.code == 2
-    assert "invalid choice: 'fly'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [("runn", "nearest: run"), ("logs", "nearest: tail"), ("fly", "known: run, warmup")],
+)
+def test_an_unknown_command_names_the_nearest(typed: str, answer: str, capsys) -> None:
+    assert main([typed]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"rollstream: unknown command '{typed}'; {answer}")
+    assert error.count("\n") == 1
+
+
+def test_version_names_release_and_revision(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"rollstream \d+\.\d+\.\d+ \(.+\)\n", capsys.readouterr().out)

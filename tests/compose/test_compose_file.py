@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from rollstream.cli.main import parser
+from rollstream.cli.main import parse
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder
 from rollstream.supervisor.plan import process_specs
@@ -48,7 +48,7 @@ def test_every_role_of_the_quickstart_has_a_service() -> None:
 def test_a_service_runs_a_command_that_exists_on_a_file_that_the_image_has(
     service: Service,
 ) -> None:
-    arguments = parser().parse_args(rollstream_words(service))
+    arguments = parse(rollstream_words(service))
     assert (ROOT / arguments.configuration).is_file()
     assert arguments.configuration.startswith("examples/")  # deploy/Dockerfile copies it
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.configuration import load_and_settle
-from rollstream.cli.main import main, parser
+from rollstream.cli.main import main, parse
 from rollstream.config.config import (
     accept_change,
     configuration_key,
@@ -183,7 +183,7 @@ def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path
 
     def asked(bus: str) -> None:
         line = ["warmup", str(toml), "--run", str(folder), "--set", f"bus={bus}"]
-        load_and_settle(parser().parse_args(line))
+        load_and_settle(parse(line))
 
     with pytest.raises(BusError, match=r"no broker of kafka://127.0.0.1:1/run can be reached"):
         asked("kafka://127.0.0.1:1/run")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rollstream.cli.main import parser
+from rollstream.cli.main import parse
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.errors import CorruptObject
@@ -219,9 +219,9 @@ def test_two_forwarders_of_one_run_are_one_too_many(folder):
 
 def test_the_help_s_examples_parse(capsys):
     with pytest.raises(SystemExit):
-        parser().parse_args(["forward", "--help"])
+        parse(["forward", "--help"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     examples = [line for line in lines if line.startswith("rollstream forward ")]
     assert len(examples) == 2
     for example in examples:
-        assert parser().parse_args(shlex.split(example)[1:]).module == "forward"
+        assert parse(shlex.split(example)[1:]).command == "forward"

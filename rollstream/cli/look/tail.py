@@ -12,11 +12,38 @@ from rollstream.analysis.fields import FieldCondition, check_topic, parse_condit
 from rollstream.analysis.locate import RunLocation, locate_asked_run
 from rollstream.analysis.log_rows import has_topic, open_run_log
 from rollstream.analysis.tail import TailRecord, TopicTail, archived_tail, matching, tail_json
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 
 LAST_RECORDS = 10  # records printed without --from and --last
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0 trajectories --last 5",
+        "trajectories --follow --where 'reward>=1' --where rollout=rollout-0",
+        "ledger --from begin --where schema=step_done --json",
+    )
+    command.add_run(RUN_OR_ARCHIVE_HELP, before=("topic",))
+    command.add_argument("topic", metavar="TOPIC", help="e.g. trajectories, ledger, status")
+    command.add_argument(
+        "--follow", action="store_true", help="keep printing new records until Ctrl-C"
+    )
+    command.add_argument(
+        "--from",
+        metavar="WHERE",
+        dest="start",
+        help="start at begin, end, or an offset (of each partition, or of the one of --partition)",
+    )
+    command.add_argument("--last", metavar="N", type=int, help="start N records before the end")
+    command.add_argument("--partition", metavar="P", type=int, help="read only this partition")
+    command.add_conditions(
+        "only records whose field, e.g. version.number, is = != < <= > >= VALUE; ~ contains"
+    )
+    command.add_archive()
+    command.add_json()
 
 
 @quiet_on_closed_pipe

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from rollstream.cli.arguments import CommandParser
 from rollstream.config.config import load_for_viewing
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.monitor.frame import TerminalSize, render_frame
@@ -28,6 +29,20 @@ from rollstream.report.reading import run_folder
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once
 EXIT_SIGNAL_BASE = 128
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0",
+        "runs/quickstart-0 --once",
+        "runs/quickstart-0/config.json --json --every 5",
+    )
+    command.add_run()
+    command.add_argument("--once", action="store_true", help="print one frame and exit")
+    command.add_argument(
+        "--every", metavar="SECONDS", type=float, default=1.0, help="refresh interval (default 1)"
+    )
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from rollstream.analysis.fields import check_topic
-from rollstream.cli.replay.progress import progress_bar
+from rollstream.cli.change.progress import progress_bar
 from rollstream.cli.signals import warn
 from rollstream.consumers.replay.topic_copy import (
     HISTORY,

@@ -8,9 +8,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollstream.cli.arguments import CommandParser
 from rollstream.monitor.format import sparkline
 from rollstream.report.comparison import CurveComparison, RunComparison, compare_runs
 from rollstream.report.reading import distinct_names, open_history, run_folder
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0 runs/quickstart-1", "runs/quickstart-0 runs/quickstart-1 --json"
+    )
+    command.add_named_run("first", "A", "the first run")
+    command.add_named_run("second", "B", "the second run")
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.analysis.fields import FieldCondition
-from rollstream.cli.replay.progress import count_steps, progress_bar
+from rollstream.cli.change.progress import count_steps, progress_bar
 from rollstream.cli.signals import warn
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration

@@ -6,7 +6,21 @@ import sys
 import urllib.error
 import urllib.request
 
+from rollstream.cli.arguments import CommandParser
+
 WAIT_S = 4.0
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples("--port 9464")
+    command.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        default=9464,
+        help="the process's metrics port (default 9464)",
+    )
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
 from rollstream.analysis.log_rows import open_run_log
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
@@ -116,6 +117,13 @@ def _verdict(tallies: Sequence[InvariantResult]) -> str:
 
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples("runs/quickstart-0", "runs/quickstart-0 --json")
+    command.add_run(RUN_OR_ARCHIVE_HELP)
+    command.add_archive_run()
+    command.add_json()
 
 
 @quiet_on_closed_pipe

@@ -8,11 +8,27 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rollstream.cli.arguments import RUN_HELP, CommandParser
 from rollstream.errors import ConfigurationError
 from rollstream.report.overlay import RUNS_MAX, OverlaidRun, write_overlay
 from rollstream.report.reading import distinct_names, open_history, run_folder
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0",
+        "runs/quickstart-0 --json",
+        "runs/quickstart-0 runs/quickstart-1 --output both.html",
+    )
+    command.add_runs(RUN_HELP)
+    command.add_argument(
+        "--output",
+        metavar="FILE",
+        help="output file (default RUN/report.html; ./report.html for several runs)",
+    )
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

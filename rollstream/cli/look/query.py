@@ -10,14 +10,33 @@ from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.output import json_lines, table_lines, write_csv
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        'runs/quickstart-0 "SELECT step, reward_mean FROM steps"',
+        '"SELECT rollout, count(*) FROM trajectories GROUP BY ALL" --json',
+        "--tables",
+    )
+    command.add_run(RUN_OR_ARCHIVE_HELP, before=("sql",))
+    command.add_argument("sql", metavar="SQL", nargs="?", help="one SQL query, read-only")
+    command.add_argument("--run", metavar="RUN", dest="named", help="the same as RUN")
+    command.add_argument("--tables", action="store_true", help="list views and their columns")
+    command.add_argument("--csv", action="store_true", help="print comma-separated values")
+    command.add_argument(
+        "--rows", metavar="N", type=int, default=40, help="rows of the printed table (default 40)"
+    )
+    command.add_archive()
+    command.add_json()
 
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the rows of one query, or with `--tables` the views and their columns."""
-    if arguments.sql is None and not arguments.tables:
+    if not arguments.sql and not arguments.tables:
         raise ConfigurationError(
             'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '
             "--tables lists the views"

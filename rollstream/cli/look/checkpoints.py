@@ -10,7 +10,8 @@ import sys
 import msgspec
 from rich.console import Console
 
-from rollstream.cli.history.listing import (
+from rollstream.cli.arguments import RUN_OR_STORE_HELP, CommandParser
+from rollstream.cli.look.listing import (
     checkpoint_detail_line,
     checkpoint_line,
     checkpoints_table,
@@ -23,6 +24,23 @@ from rollstream.errors import ObjectMissing
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore
+
+ACTIONS = {
+    "list": "list the checkpoints, oldest first; also unfinished and damaged ones",
+    "show": "show one checkpoint: tensors, positions, open groups, counts",
+}
+
+
+def add_arguments(command: CommandParser) -> None:
+    if command.action == "list":
+        command.add_examples("runs/quickstart-0")
+        command.add_run(RUN_OR_STORE_HELP)
+    else:
+        command.add_examples("runs/quickstart-0 latest", "runs/quickstart-0 60 --json")
+        command.add_run(RUN_OR_STORE_HELP, before=("checkpoint",))
+        help = "a step, a full name like s00000010-t0001, or latest"
+        command.add_argument("checkpoint", metavar="CHECKPOINT", help=help)
+    command.add_json()
 
 
 @quiet_on_closed_pipe

@@ -1,11 +1,10 @@
 """Finds kept weight versions and checkpoints, and lists them as JSON objects or as tables."""
 
 import re
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -24,8 +23,10 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest, parse_version, read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.storage.weights.verify import TensorDifference
 from rollstream.streams.values import Version
+
+if TYPE_CHECKING:
+    from rollstream.storage.weights.verify import TensorDifference
 
 VersionLine = dict[str, str | int | float | bool | None]
 
@@ -73,7 +74,7 @@ def tensor_lines(manifest: Manifest) -> list[VersionLine]:
     return lines
 
 
-def difference_line(found: TensorDifference) -> VersionLine:
+def difference_line(found: "TensorDifference") -> VersionLine:
     return {
         "tensor": found.name,
         "elements": found.elements,
@@ -164,18 +165,15 @@ def _share(part: str | int | float | None, whole: str | int | float | None) -> s
 LATEST = "latest"
 
 
-def find_store(named: str | None) -> ObjectStore:
-    """Opens the store of a run's folder or config.json, or a store by its folder or URL; None means
-    the newest run. Creates nothing.
+def find_store(named: str) -> ObjectStore:
+    """Opens the store of a run's folder or config.json, or a store by its folder or URL. Creates
+    nothing.
     """
-    if named is not None:
-        path = Path(named.removeprefix("file:"))
-        for folder in (path, path / "store"):
-            if (folder / "weights").is_dir() and not (path / "config.json").is_file():
-                return open_store(f"file:{folder.absolute()}")
+    path = Path(named.removeprefix("file:"))
+    for folder in (path, path / "store"):
+        if (folder / "weights").is_dir() and not (path / "config.json").is_file():
+            return open_store(f"file:{folder.absolute()}")
     location = locate_run(named)
-    if named is None:
-        print(f"using the newest run, {location.name}", file=sys.stderr)
     if not location.has_store:
         raise ConfigurationError(f"{location.name} has no weights yet")
     return open_store(location.store)

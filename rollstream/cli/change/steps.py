@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.cli.replay.progress import count_steps
+from rollstream.cli.change.progress import count_steps
 from rollstream.cli.signals import warn
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, write_configuration

@@ -5,6 +5,7 @@ import json
 import logging
 from pathlib import Path
 
+from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.config import essential_settings, load
 from rollstream.config.run_folder import RunFolder
@@ -15,6 +16,16 @@ from rollstream.metrics.sinks import Sink, TensorBoardSink, WandbSink
 
 POLL_S = 1.0
 PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0 --to tensorboard", "runs/quickstart-0 --to wandb --follow"
+    )
+    command.add_run()
+    command.add_argument("--to", required=True, choices=("tensorboard", "wandb"), help="target")
+    command.add_argument("--follow", action="store_true", help="keep forwarding until Ctrl-C")
+    command.add_json()
 
 
 def main(arguments: argparse.Namespace) -> int:

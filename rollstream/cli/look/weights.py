@@ -12,21 +12,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from rollstream.cli.history.listing import (
-    LATEST,
+from rollstream.cli.arguments import RUN_OR_STORE_HELP, CommandParser
+from rollstream.cli.look.listing import (
     VersionLine,
     difference_line,
     differences_table,
     find_store,
     find_version,
-    is_version,
     tensor_lines,
     tensors_table,
     version_line,
     versions_table,
 )
 from rollstream.cli.signals import quiet_on_closed_pipe
-from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
@@ -35,13 +34,50 @@ from rollstream.storage.weights.retention import stored_versions
 SHARD_BYTES = 4 << 30  # close to the default of transformers
 
 
+ACTIONS = {
+    "list": "list the versions, oldest first: kind, parent, size",
+    "show": "show one version: each tensor, its encoding, its changed elements",
+    "verify": "verify the hash of every tensor; exit code 1 if any differs",
+    "diff": "list the tensors that differ between two versions, and by how much",
+    "export": "write a version as a folder that transformers and vLLM load",
+}
+EXAMPLES = {
+    "list": "runs/quickstart-0",
+    "show": "runs/quickstart-0 latest",
+    "verify": "runs/quickstart-0",
+    "diff": "runs/quickstart-0 50 60 --json",
+    "export": "runs/quickstart-0 latest --out exported",
+}
+VERSION_HELP = "a number, a full name like v00000012-t0001, or latest"
+ARGUMENTS = {
+    "show": ("version",),
+    "verify": ("version",),
+    "diff": ("first", "second"),
+    "export": ("version", "folder"),
+}
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(EXAMPLES[command.action])
+    command.add_run(RUN_OR_STORE_HELP, before=ARGUMENTS.get(command.action, ()))
+    if command.action == "diff":
+        command.add_argument("first", metavar="A", help=VERSION_HELP)
+        command.add_argument("second", metavar="B", help=VERSION_HELP)
+    elif command.action == "verify":
+        help = f"{VERSION_HELP}; default: all"
+        command.add_argument("version", metavar="VERSION", nargs="?", help=help)
+    elif command.action != "list":
+        command.add_argument("version", metavar="VERSION", help=VERSION_HELP)
+    if command.action == "export":
+        command.add_argument("folder", metavar="DIR", nargs="?", help="a new or empty folder")
+        command.add_argument("--out", metavar="DIR", help="the same as DIR")
+    command.add_json()
+
+
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Exit code 1 if a version is missing or, with `verify_version`, if a hash differs."""
-    named: str = getattr(arguments, "version", None) or LATEST
-    if arguments.action == "verify" and arguments.run is None and not is_version(named):
-        arguments.version, arguments.run = None, named  # `verify RUN` is all versions of it
-    return _ACTIONS[arguments.action](find_store(arguments.run), arguments)
+    return _FUNCTIONS[arguments.action](find_store(arguments.run), arguments)
 
 
 def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
@@ -129,8 +165,11 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
 def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
     from rollstream.storage.weights.export import export_version
 
+    if (arguments.folder is None) == (arguments.out is None):
+        raise ConfigurationError("give the new folder once: --out DIR, or DIR behind the version")
     version = find_version(store, arguments.version).version
-    done = export_version(store, version, Path(arguments.folder), SHARD_BYTES)
+    folder = Path(arguments.folder or arguments.out)
+    done = export_version(store, version, folder, SHARD_BYTES)
     if arguments.json:
         line = {"version": str(done.version), "folder": str(done.folder), "bytes": done.bytes}
         print(json.dumps({**line, "files": done.files}))
@@ -144,7 +183,7 @@ def _print(lines: Sequence[VersionLine]) -> None:
         print(json.dumps(line))
 
 
-_ACTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
+_FUNCTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
     "list": _list,
     "show": _show,
     "verify": _verify,

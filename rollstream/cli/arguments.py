@@ -1,0 +1,175 @@
+"""The parser of one command, with the arguments that several commands share.
+
+RUN may stand first or last: `tail RUN TOPIC` and `tail TOPIC RUN` are the same. A bare name is
+looked for in `runs/`; without RUN a command takes the newest run.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rollstream.analysis.locate import RUNS_FOLDER, newest_run
+
+EXAMPLE_RUN = "runs/quickstart-0/config.json"
+RUN_HELP = "a run's folder, its name in runs/, or its config.json; default: newest run"
+RUN_OR_ARCHIVE_HELP = (
+    "a run's folder, its name in runs/, its config.json, or an archive (folder or store URL); "
+    "default: newest run"
+)
+RUN_OR_STORE_HELP = (
+    "a run's folder, its name in runs/, its config.json, or a store (folder or URL); "
+    "default: newest run"
+)
+INSIDE_RUN = ("config.json", "store", "archive", "weights")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses one command, or one action of it; its help ends with the examples."""
+
+    def __init__(
+        self,
+        command: str,
+        purpose: str,
+        action: str,
+        main: Callable[[argparse.Namespace], int],
+    ) -> None:
+        self.title = f"{command} {action}".rstrip()
+        self.command, self.purpose, self.action, self.main = command, purpose, action, main
+        self.examples: list[str] = []
+        self._behind_run: tuple[str, ...] = ()
+        self._runs: tuple[str, ...] = ()
+        super().__init__(
+            prog=f"rollstream {self.title}",
+            description=f"{purpose[0].upper()}{purpose[1:]}.".replace("..", "."),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.set_defaults(command=command, action=action)
+
+    def add_examples(self, *examples: str) -> None:
+        """Add examples: the words behind the command's name."""
+        self.examples += examples
+        lines = "".join(f"\n  {line}" for line in self.example_lines())
+        self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
+
+    def example_lines(self) -> list[str]:
+        """The examples as whole command lines."""
+        return [f"rollstream {self.title} {one}".rstrip() for one in self.examples]
+
+    def add_run(self, help: str = RUN_HELP, before: tuple[str, ...] = ()) -> None:
+        """Add RUN, the newest run by default. `before` names the command's other positional
+        arguments, which are added after this call; RUN may also stand behind them.
+        """
+        self.add_argument("run", metavar="RUN", nargs="?", help=help)
+        self._behind_run = before
+        self._runs = ("run",)
+
+    def add_runs(self, help: str) -> None:
+        """Add any number of RUNs, the newest run by default."""
+        self.add_argument("runs", metavar="RUN", nargs="*", help=help)
+        self._runs = ("runs",)
+
+    def add_named_run(self, name: str, metavar: str, help: str) -> None:
+        """Add a run that must be given."""
+        self.add_argument(name, metavar=metavar, help=help)
+        self._runs = (*self._runs, name)
+
+    def add_configuration(self) -> None:
+        """Add CONFIG and the options that override its settings."""
+        help = "TOML file, a run's config.json, its folder, or its name in runs/"
+        self.add_argument("configuration", metavar="CONFIG", help=help)
+        self._runs = ("configuration",)
+        self.add_overrides("override one setting, e.g. trainer.lr=1e-4; wins over all else")
+        self.add_argument("--run", metavar="DIR", help="the run's folder")
+        self.add_argument("--seed", metavar="N", help="the run's seed")
+
+    def add_overrides(self, help: str) -> None:
+        self.add_argument(
+            "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help=help
+        )
+
+    def add_conditions(self, help: str) -> None:
+        self.add_argument("--where", metavar="FIELD=VALUE", action="append", default=[], help=help)
+
+    def add_json(self) -> None:
+        self.add_argument("--json", action="store_true", help="print JSON lines instead of text")
+
+    def add_process_name(self) -> None:
+        help = f"name of this process (default {self.command})"
+        self.add_argument("--name", default=self.command, help=help)
+
+    def add_accept(self) -> None:
+        help = "resume with a configuration that differs from the run's; the ledger records it"
+        self.add_argument("--accept-config", action="store_true", help=help)
+
+    def add_archive_run(self) -> None:
+        help = "run name, if an archive holds several"
+        self.add_argument("--name", metavar="NAME", help=help)
+
+    def add_archive(self) -> None:
+        """Add the options of commands that read log and archive as one."""
+        self.add_archive_run()
+        help = "leave out damaged archive files; reads every file completely first"
+        self.add_argument("--skip-corrupt", action="store_true", help=help)
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the words behind the command's name; options may stand between arguments."""
+        arguments = self.parse_intermixed_args(words)
+        if self._behind_run:
+            _order_run(arguments, self._behind_run)
+        if named := getattr(arguments, "named", None):
+            if arguments.run is not None:
+                self.error(f"two runs are given: {arguments.run} and --run {named}")
+            arguments.run = named
+        return arguments
+
+    def find_runs(self, arguments: argparse.Namespace) -> None:
+        """Replace each bare name of a run by its folder in `runs/`, and no RUN by the newest one.
+        Raises `ConfigurationError` if there is none.
+        """
+        values = vars(arguments)
+        for name in self._runs:
+            given = values[name]
+            if isinstance(given, str):
+                values[name] = run_path(given)
+            elif given:
+                values[name] = [run_path(one) for one in given]
+            else:
+                found = str(newest_run(RUNS_FOLDER))
+                print(f"rollstream: using the newest run, {found}", file=sys.stderr)
+                values[name] = found if given is None else [found]
+
+
+def run_path(named: str) -> str:
+    """Returns `runs/NAME` for a bare name that is found only there; otherwise the argument."""
+    is_bare = not {"/", ":"} & set(named)
+    is_there = is_bare and not Path(named).exists() and (RUNS_FOLDER / named).is_dir()
+    return str(RUNS_FOLDER / named) if is_there else named
+
+
+def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
+    """Move RUN from the last place to the first, unless the first argument names a run and the last
+    one does not.
+    """
+    values = vars(arguments)
+    names = ["run", *behind]
+    given = [values[name] for name in names if values[name] is not None]
+    if values["run"] is None or (
+        _may_be_run(given[0]) and (len(given) == 1 or not _is_run(given[-1]))
+    ):
+        return
+    first, *others = (values[name] for name in names)
+    values.update(zip(names, (others[-1], first, *others[:-1]), strict=True))
+
+
+def _may_be_run(word: str) -> bool:
+    """True for a run, a path and a URL."""
+    is_path = not any(c.isspace() for c in word) and bool({"/", ":"} & set(word))
+    return is_path or _is_run(word)
+
+
+def _is_run(word: str) -> bool:
+    path = Path(run_path(word))
+    if path.suffix == ".json":
+        return path.is_file()
+    return any((path / name).exists() for name in INSIDE_RUN)

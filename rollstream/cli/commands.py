@@ -1,0 +1,210 @@
+"""The table of all commands, by group, and what `rollstream --help` prints.
+
+A command's module is imported only when the command was chosen, so `--help` answers at once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+from rollstream.cli.arguments import CommandParser
+from rollstream.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command's name, its module below `rollstream.cli`, and its one-line help."""
+
+    name: str
+    module: str
+    purpose: str
+
+
+GROUPS: Mapping[str, tuple[Command, ...]] = {
+    "start": (
+        Command(
+            "run",
+            "run",
+            "start all roles of CONFIG and show progress; Ctrl-C stops; the same command resumes",
+        ),
+        Command(
+            "warmup",
+            "warmup",
+            "create the run's initial model by supervised training on the task's documents",
+        ),
+        Command(
+            "profile",
+            "profile",
+            "measure and fit the engine's step times on this machine; rollouts derive B_max "
+            "from them",
+        ),
+        Command(
+            "simulate",
+            "simulate",
+            "simulate policies on a cluster in virtual time, with the same planners as the service",
+        ),
+    ),
+    "roles": (
+        Command("prompts", "role", "publish prompts in the task's seeded order"),
+        Command("dispatch", "role", "admit groups and assign their trajectories to rollouts"),
+        Command("rollout", "role", "generate trajectories, updating weights on the way"),
+        Command(
+            "train",
+            "role",
+            "train on trajectories and publish versions (trainer.processes: number of ranks)",
+        ),
+        Command(
+            "eval",
+            "evaluate",
+            "evaluate versions on held-out prompts: new ones as they appear, or stored ones",
+        ),
+        Command("archive", "role", "write the log as Parquet files into the store, exactly once"),
+        Command(
+            "relay",
+            "role",
+            "cache versions in this node's memory for its rollouts and for other nodes",
+        ),
+        Command("score", "role", "write annotations (late rewards) about finished trajectories"),
+    ),
+    "look": (
+        Command(
+            "top",
+            "look.top",
+            "watch a running or finished run: rates, lag, queues, versions, warnings; q quits",
+        ),
+        Command(
+            "report",
+            "look.report",
+            "write RUN/report.html and print a summary; several runs share one page",
+        ),
+        Command(
+            "query",
+            "look.query",
+            "query a run's log and archive in SQL; --tables lists the views",
+        ),
+        Command("tail", "look.tail", "print a topic's records, one readable line each"),
+        Command(
+            "inspect",
+            "look.inspect",
+            "show one trajectory: text by version, reward, rollouts, and the steps that trained it",
+        ),
+        Command("diff", "look.diff", "compare two runs: settings, outcomes, curves, state hashes"),
+        Command(
+            "weights",
+            "look.weights",
+            "list, show, verify, compare and export the kept weight versions",
+        ),
+        Command("checkpoints", "look.checkpoints", "list and show the trainer's kept checkpoints"),
+    ),
+    "change": (
+        Command(
+            "fork",
+            "change.fork",
+            "create a new run from a kept checkpoint of another one; `rollstream run DIR` starts "
+            "it",
+        ),
+        Command(
+            "replay",
+            "change.replay",
+            "repeat recorded training steps, copy a run's records, or train offline on "
+            "trajectories",
+        ),
+    ),
+    "maintain": (
+        Command(
+            "audit",
+            "maintain.audit",
+            "check a run's invariants; exit code 1 if violated, 2 if parts could not be checked",
+        ),
+        Command(
+            "forward",
+            "maintain.forward",
+            "send a run's metrics files to TensorBoard or Weights & Biases; resumes where it "
+            "stopped",
+        ),
+        Command(
+            "health",
+            "maintain.health",
+            "check a process on this machine; exit code 1 if it is stalled or does not answer",
+        ),
+    ),
+}
+"""All commands, in the order of the help."""
+
+GROUP_TITLES = {
+    "start": "start a run",
+    "roles": "run one role of it",
+    "look": "look at a run",
+    "change": "make another run from it",
+    "maintain": "check a run, and feed other tools",
+}
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+MEANT = {
+    "logs": "tail", "status": "top", "watch": "top", "start": "run", "resume": "run",
+    "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
+    "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
+}  # fmt: skip
+"""Names from other tools, and the command that does the same."""
+HELP_WORDS = ("-h", "--help")
+
+
+def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
+    """Returns the parser of the command that `words` begin with, and the words behind its name.
+
+    Imports the command's module. Raises `ConfigurationError`, naming the nearest command, if there
+    is no such command.
+    """
+    name, *rest = words
+    if name not in COMMANDS:
+        raise ConfigurationError(f"unknown command {name!r}; {_nearest(name)}")
+    parsers = command_parsers(name)
+    action = parsers[0].action
+    if not action:
+        return parsers[0], rest
+    if rest and rest[0] in HELP_WORDS:
+        return _actions_parser(COMMANDS[name], parsers), rest
+    named = {parser.action: parser for parser in parsers}
+    return named[rest.pop(0) if rest and rest[0] in named else action], rest
+
+
+def command_parsers(name: str) -> list[CommandParser]:
+    """Returns the parser of a command, or one for each of its actions, the default one first."""
+    command = COMMANDS[name]
+    module = import_module(f"rollstream.cli.{command.module}")
+    purposes: Mapping[str, str] = getattr(module, "ACTIONS", {"": command.purpose})
+    found: list[CommandParser] = []
+    for action, purpose in purposes.items():
+        parser = CommandParser(name, purpose, action, module.main)
+        module.add_arguments(parser)
+        found.append(parser)
+    return found
+
+
+def help_lines() -> Iterator[str]:
+    """What `rollstream --help` prints."""
+    yield "usage: rollstream COMMAND …"
+    yield "\nRL post-training of language models as a streaming dataflow."
+    for group, commands in GROUPS.items():
+        yield f"\n{group}: {GROUP_TITLES[group]}"
+        yield from (f"  {command.name:<12} {command.purpose}" for command in commands)
+    yield "\n`rollstream COMMAND --help` explains a command; --version prints the release."
+    yield "RUN is a run's folder, or its name in runs/; without it a command takes the newest run."
+    yield "\nexample:\n  rollstream run examples/quickstart.toml"
+
+
+def _nearest(name: str) -> str:
+    close = [MEANT[name]] if name in MEANT else get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    nearest = f"nearest: {close[0]}" if close else f"known: {', '.join(COMMANDS)}"
+    return f"{nearest} (rollstream --help explains all)"
+
+
+def _actions_parser(command: Command, parsers: Sequence[CommandParser]) -> CommandParser:
+    """Returns a parser whose help lists the actions of a command."""
+    first = parsers[0]
+    actions = "\n".join(f"  {one.action:<8} {one.purpose}" for one in parsers)
+    about = f"{command.purpose}.\n\nactions, {first.action} by default:\n{actions}"
+    parser = CommandParser(command.name, about, "", first.main)
+    parser.usage = f"rollstream {command.name} [ACTION] …"
+    parser.add_examples(*(f"{one.action} {line}" for one in parsers for line in one.examples))
+    return parser

@@ -1,0 +1,1 @@
+"""The commands that keep a run well: `audit`, `health` and `forward`."""
