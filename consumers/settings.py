@@ -1,10 +1,10 @@
 """Settings of the roles that read the log: trainer, dispatch and archive."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollstream.storage.settings import Settings
+from rollstream.storage.settings import FIXED, INCIDENTAL, Settings
 
 
 class DispatchSettings(Settings):
@@ -15,29 +15,29 @@ class DispatchSettings(Settings):
     """
     ready_groups_max: int = Field(default=256, ge=1)
     """Most admitted groups not yet trained when `max_lag` is null."""
-    queue_per_slot: float = Field(default=0.25, ge=0)
+    queue_per_slot: Annotated[float, INCIDENTAL] = Field(default=0.25, ge=0)
     """Waiting assignments per slot of a rollout, so that slots stay busy while dispatch is down."""
-    heartbeat_timeout_s: float = Field(default=10.0, gt=0)
+    heartbeat_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """A rollout without a heartbeat for longer has its trajectories resumed on other rollouts."""
-    stuck_timeout_s: float = Field(default=300.0, gt=0)
+    stuck_timeout_s: Annotated[float, INCIDENTAL] = Field(default=300.0, gt=0)
     """The same for a rollout whose heartbeats report for longer that its loop makes no progress."""
-    repack: bool = True
+    repack: Annotated[bool, INCIDENTAL] = True
     """Under `keep_version`: move the last trajectories of a version to few rollouts, so that the
     others become empty and load the newest version (docs/explanation/scheduling.md).
     """
-    repack_every_s: float = Field(default=5.0, gt=0)
+    repack_every_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
     """Seconds between two repack plans, in addition to one after each new version."""
-    load_bytes_per_s: float = Field(default=2e8, gt=0)
+    load_bytes_per_s: Annotated[float, INCIDENTAL] = Field(default=2e8, gt=0)
     """Assumed speed at which a rollout loads a version from the store. It decides whether a version
     that no rollout holds is loaded to resume its trajectories, or these restart on the newest.
     """
     group_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds from admission until a group is closed, with the completions it has by then."""
-    lease_s: float = Field(default=10.0, gt=0)
+    lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """Duration of dispatch's lease in seconds; a successor waits this long after a crash."""
-    standby: bool = False
+    standby: Annotated[bool, INCIDENTAL] = False
     """`run` starts a second dispatch, which takes over the lease when the first loses it."""
-    keep_s: float = Field(default=5.0, gt=0)
+    keep_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
     """Seconds between two saves of dispatch's state: a successor reads the log from the last one
     on.
     """
@@ -58,27 +58,27 @@ class TrainerSettings(Settings):
     """Trajectories per prompt."""
     survivors_min: int = Field(default=2, ge=1)
     """A group with fewer live trajectories is closed as dead."""
-    updates_per_step: int = Field(default=1, ge=1)
+    updates_per_step: Annotated[int, FIXED] = Field(default=1, ge=1)
     """Optimiser updates per published version; the step's groups are divided among them."""
     choose: str = "oldest"
     """Which complete groups are trained first: `oldest`, `freshest`, or `module:function`."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most padded tokens of one forward and backward pass."""
-    workers: int = Field(default=2, ge=1)
+    workers: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
     """Threads that train micro-batches in parallel; gradients are always added in micro-batch
     order.
     """
-    threads: int = Field(default=1, ge=1)
+    threads: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
     """Torch threads per worker; divided among the `processes`."""
-    processes: int = Field(default=1, ge=1, le=64)
+    processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1, le=64)
     """Processes of this machine that train one model together, each with a slice of it
     (docs/how-to/several-gpus.md); with `device = "cuda"` each uses a GPU of its own.
     """
     compute: Literal["float32", "bfloat16"] = "float32"
     """Type of forward and backward passes; masters, their update and the head stay float32."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, INCIDENTAL] = False
     """Recompute each layer's activations in the backward pass instead of keeping them."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
+    device: Annotated[str, INCIDENTAL] = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Device of the learner: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA if available)."""
     lr: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW."""
@@ -117,9 +117,9 @@ class TrainerSettings(Settings):
     """
     filter_equal_rewards: bool = False
     """Close groups whose rewards are all equal as filtered instead of training zeros."""
-    lease_s: float = Field(default=10.0, gt=0)
+    lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """Duration of the trainer's lease in seconds; a successor waits this long after a crash."""
-    ranks_timeout_s: float = Field(default=600.0, gt=0)
+    ranks_timeout_s: Annotated[float, INCIDENTAL] = Field(default=600.0, gt=0)
     """Longest wait of one of several trainer processes for another, in seconds
     (docs/how-to/several-gpus.md).
     """

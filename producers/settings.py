@@ -2,12 +2,12 @@
 docstring line per field.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rollstream.producers.tasks.base import Option
-from rollstream.storage.settings import Settings
+from rollstream.storage.settings import ESSENTIAL, INCIDENTAL, Settings
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
 """Prefixes of the variables with the run's credentials and settings; a task's code gets none of
@@ -47,15 +47,15 @@ class TaskSettings(Settings):
     """System message for chats without one."""
     tokenizer: str | None = None
     """Folder with the tokenizer of a text task; default: the model's."""
-    reward_timeout_s: float = Field(default=10.0, gt=0)
+    reward_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """A reward that takes longer kills its process; the trajectory ends dead with this reason."""
-    reward_processes: int = Field(default=1, ge=1)
+    reward_processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
     """Processes that compute rewards, per rollout."""
     reward: Literal["inline", "late"] = "inline"
     """`inline`: rollouts compute the rewards of their trajectories. `late`: trajectories are
     published without a reward, and a scorer adds it as an annotation (docs/how-to/late-rewards.md).
     """
-    environment: tuple[str, ...] = Field(default=(), max_length=64)
+    environment: Annotated[tuple[str, ...], INCIDENTAL] = Field(default=(), max_length=64)
     """Environment variables that rewards, environments and scorers get from their role, besides the
     usual ones (docs/reference/tasks.md); the run's own credentials are refused.
     """
@@ -64,7 +64,7 @@ class TaskSettings(Settings):
 class ScoringSettings(Settings):
     """Scorers, which write annotations about finished trajectories."""
 
-    count: int = Field(default=0, ge=0)
+    count: Annotated[int, INCIDENTAL] = Field(default=0, ge=0)
     """Scorers that the supervisor starts; more may run elsewhere (`rollstream score`)."""
     names: tuple[str, ...] = Field(default=("reward",), min_length=1, max_length=16)
     """Annotations that a scorer writes about each trajectory."""
@@ -72,11 +72,11 @@ class ScoringSettings(Settings):
     """`module:function` that is called with each finished trajectory; empty: the task's
     own judge.
     """
-    timeout_s: float = Field(default=60.0, gt=0)
+    timeout_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)
     """A call that takes longer kills its process; the annotations record this reason
     and no value.
     """
-    processes: int = Field(default=1, ge=1)
+    processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
     """Processes per scorer, which is the number of concurrent calls."""
 
 
@@ -125,15 +125,17 @@ class RolloutSettings(Settings):
 
     count: int = Field(default=2, ge=1)
     """Processes that the supervisor starts."""
-    engine: str = "torch"
+    engine: Annotated[str, ESSENTIAL] = "torch"
     """`torch` (embedded), `vllm` (docs/how-to/vllm.md), or `paced`, which has no model
     (docs/explanation/paced-engine.md).
     """
-    on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "in_flight"
+    on_update: Annotated[Literal["keep_version", "in_flight", "in_flight_recompute"], ESSENTIAL] = (
+        "in_flight"
+    )
     """How a rollout takes new weights."""
     slots: int = Field(default=64, ge=1)
     """Sequences decoded together."""
-    context_max: int = Field(default=512, ge=2)
+    context_max: Annotated[int, ESSENTIAL] = Field(default=512, ge=2)
     """Longest sequence, prompt included."""
     batch_max: int | None = Field(default=None, ge=1)
     """B_max: rows above which another row makes a decode step notably slower; default: from the

@@ -1,8 +1,27 @@
-"""Settings of storage: the model, published versions, checkpoints."""
+"""Settings of storage: the model, published versions, checkpoints. `Scope` says which settings may
+change between two starts of a run.
+"""
 
-from typing import Literal
+from enum import Enum
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class Scope(Enum):
+    """Whether a setting may change between two starts of a run. It is declared on the setting
+    (`Annotated[int, INCIDENTAL]`), or on its table for all settings that declare none.
+    """
+
+    ESSENTIAL = "accepted"
+    """With `--accept-config` only; the default."""
+    INCIDENTAL = "yes"
+    """It changes where and when work is done, not what is learnt from a trajectory."""
+    FIXED = "no"
+    """It locates log and store, or a checkpoint is meaningless without it."""
+
+
+ESSENTIAL, INCIDENTAL, FIXED = Scope.ESSENTIAL, Scope.INCIDENTAL, Scope.FIXED
 
 
 class Settings(BaseModel):
@@ -31,13 +50,13 @@ class WeightsSettings(Settings):
     """Type of the published tensors; masters stay float32."""
     shard_bytes: int = Field(default=256 << 20, ge=1)
     """Largest safetensors file of a version."""
-    deltas: bool = True
+    deltas: Annotated[bool, INCIDENTAL] = True
     """Publish versions as differences from the previous version; false: every version in full."""
-    anchor_every: int = Field(default=25, ge=1)
+    anchor_every: Annotated[int, INCIDENTAL] = Field(default=25, ge=1)
     """A full version at least every so many versions and every versions_max / 2; deltas between."""
-    versions_max: int = Field(default=16, ge=2)
+    versions_max: Annotated[int, INCIDENTAL] = Field(default=16, ge=2)
     """Most versions kept, including the newest one and those still in use."""
-    keep_every: int = Field(default=0, ge=0)
+    keep_every: Annotated[int, INCIDENTAL] = Field(default=0, ge=0)
     """Multiples of this are kept longest, for later evaluation, within versions_max; 0: none."""
 
 

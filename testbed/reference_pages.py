@@ -8,7 +8,7 @@ while one is stale. Only the text between the two markers of a page is generated
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -17,11 +17,7 @@ from pydantic.fields import FieldInfo
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
-from rollstream.config.config import (
-    ESSENTIAL_EXCEPTIONS,
-    FIXED_SETTINGS,
-    INCIDENTAL_SETTINGS,
-)
+from rollstream.config.config import setting_scope
 from rollstream.config.settings import Configuration
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.storage.settings import Settings
@@ -125,9 +121,9 @@ def _settings(prefix: str, table: type[Settings]) -> Iterator[str]:
 def _setting(name: str, field: FieldInfo) -> Iterator[str]:
     parts = _list_table(field)
     kind = f"tables `[[{name}]]`" if parts else _type(field.annotation)
-    limits = _limits(field)
+    limits, change = _limits(field), setting_scope(name).value
     yield (
-        f"| `{name}` | {_cell(kind)}{limits} | {_cell(_default(field))} | {_change(name)} "
+        f"| `{name}` | {_cell(kind)}{limits} | {_cell(_default(field))} | {change} "
         f"| {_cell(_text(field.description))} |"
     )
     for key, part in parts.model_fields.items() if parts else ():
@@ -162,19 +158,6 @@ def _default(field: FieldInfo) -> str:
         return "required"
     value: Any = field.get_default(call_default_factory=True)
     return f"`{json.dumps(value)}`"
-
-
-def _change(name: str) -> str:
-    """Whether a setting may change between two starts: freely, only with acceptance, or never."""
-    if _is_under(name, FIXED_SETTINGS):
-        return "no"
-    if _is_under(name, INCIDENTAL_SETTINGS) and name not in ESSENTIAL_EXCEPTIONS:
-        return "yes"
-    return "accepted"
-
-
-def _is_under(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 # ---- records and topics --------------------------------------------------------------------------

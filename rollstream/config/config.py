@@ -37,65 +37,13 @@ from rollstream.config.sources import (
 )
 from rollstream.config.validation import setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
 from rollstream.streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
 
-INCIDENTAL_SETTINGS = (
-    "folder",
-    "sync",
-    "truncate",
-    "rollouts",
-    "evaluation",
-    "checkpoints",
-    "archive",
-    "relay",
-    "metrics",
-    "task.environment",
-    "warmup.threads",
-    "dispatch.lease_s",
-    "dispatch.keep_s",
-    "dispatch.heartbeat_timeout_s",
-    "dispatch.stuck_timeout_s",
-    "dispatch.queue_per_slot",
-    "dispatch.repack",
-    "dispatch.repack_every_s",
-    "dispatch.load_bytes_per_s",
-    "dispatch.standby",
-    "paced.time_scale",
-    "paced.roofline",
-    "paced.kv_tokens",
-    "paced.emit_every",
-    "paced.train_step_s",
-    "paced.train_token_s",
-    "trainer.workers",
-    "trainer.threads",
-    "trainer.processes",
-    "trainer.gradient_checkpointing",
-    "trainer.device",
-    "trainer.lease_s",
-    "trainer.ranks_timeout_s",
-    "weights.deltas",
-    "weights.anchor_every",
-    "weights.versions_max",
-    "weights.keep_every",
-    "task.reward_processes",
-    "task.reward_timeout_s",
-    "scoring.count",
-    "scoring.timeout_s",
-    "scoring.processes",
-)
-"""Settings that may change between two starts of a run: they change where and when work is done,
-not what is learnt from a trajectory.
-"""
-ESSENTIAL_EXCEPTIONS = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
-"""Exceptions to `INCIDENTAL_SETTINGS`."""
-FIXED_SETTINGS = ("run", "bus", "store", "model", "trainer.updates_per_step")
-"""Settings that even `--accept-config` cannot change: they locate log and store, or a checkpoint is
-meaningless without them.
-"""
 URL_SETTINGS = ("bus", "store")
 """URLs; of each only the part that names the run's data is compared (`url_identity`)."""
 
@@ -247,10 +195,27 @@ def setting_value(configuration: Configuration, key: str) -> Any:
     return value
 
 
+def setting_scope(key: str) -> Scope:
+    """The scope of a dotted key: its own, else that of the innermost table that declares one."""
+    scope, table = ESSENTIAL, Configuration
+    for name in key.split("."):
+        field = table.model_fields.get(name)
+        if field is None:
+            break  # an entry of a setting that is a table itself, or of another release
+        scope = next((one for one in field.metadata if isinstance(one, Scope)), scope)
+        inner = field.annotation
+        if not (isinstance(inner, type) and issubclass(inner, Settings)):
+            break
+        table = inner
+    return scope
+
+
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
     """The settings that must not change during a run."""
     kept = {
-        key: value for key, value in flat_settings(configuration).items() if not _is_incidental(key)
+        key: value
+        for key, value in flat_settings(configuration).items()
+        if setting_scope(key) is not INCIDENTAL
     }
     return _without_hosts(kept)
 
@@ -301,20 +266,12 @@ def refuse_changes(found: Sequence[SettingChange], where: str, accepted: bool, a
     """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
     `accepted`, only those of fixed settings.
     """
-    refused = [one for one in found if not accepted or _is_under(one.key, FIXED_SETTINGS)]
+    refused = [one for one in found if not accepted or setting_scope(one.key) is FIXED]
     if refused:
         lines = "\n".join(f"  {one}" for one in refused)
         if accepted:
             advice = "this cannot change in a run: choose another folder with --run DIR"
         raise ConfigurationError(f"{where} of another configuration:\n{lines}\n{advice}")
-
-
-def _is_incidental(key: str) -> bool:
-    return key not in ESSENTIAL_EXCEPTIONS and _is_under(key, INCIDENTAL_SETTINGS)
-
-
-def _is_under(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 ADVICE_ON_CHANGE = (

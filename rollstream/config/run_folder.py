@@ -2,7 +2,7 @@
 
 A folder belongs to one configuration: starting another one in it is refused with the difference
 shown, so that no log mixes two runs, unless the change is accepted. Incidental settings
-(`config.INCIDENTAL_SETTINGS`) may change.
+(`storage.settings.Scope`) may change.
 """
 
 import json

@@ -2,7 +2,7 @@
 field.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,14 @@ from rollstream.producers.settings import (
     TaskSettings,
 )
 from rollstream.storage.relay.settings import RelaySettings
-from rollstream.storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
+from rollstream.storage.settings import (
+    FIXED,
+    INCIDENTAL,
+    CheckpointSettings,
+    ModelSettings,
+    Settings,
+    WeightsSettings,
+)
 
 
 class WarmupSettings(Settings):
@@ -24,7 +31,7 @@ class WarmupSettings(Settings):
 
     enabled: bool = True
     """Make a model when `model.path` is not given and the run's folder has none."""
-    threads: int = Field(default=2, ge=1)
+    threads: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
     """Torch threads; no other role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
     """Documents drawn from the task."""
@@ -50,23 +57,23 @@ class MetricsSettings(Settings):
 class Configuration(Settings):
     """All settings of one run."""
 
-    run: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    run: Annotated[str, FIXED] = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the run."""
     seed: int = Field(default=0, ge=0)
     """Determines prompt order, sampling and warm-up."""
-    folder: str | None = None
+    folder: Annotated[str | None, INCIDENTAL] = None
     """The run's folder; default `runs/<run>`."""
-    bus: str = "sqlite:bus"
+    bus: Annotated[str, FIXED] = "sqlite:bus"
     """URL of the log; a relative path is inside the run's folder."""
-    store: str = "file:store"
+    store: Annotated[str, FIXED] = "file:store"
     """URL of the object store; a relative path is inside the run's folder."""
-    sync: Literal["normal", "full"] = "normal"
+    sync: Annotated[Literal["normal", "full"], INCIDENTAL] = "normal"
     """`full` survives power loss, at the cost of a disk flush per write."""
-    truncate: bool | None = None
+    truncate: Annotated[bool | None, INCIDENTAL] = None
     """Delete records of the log that are archived and that no role needs to resume; True: also
     without an archive; default: only with one.
     """
-    model: ModelSettings = ModelSettings()
+    model: Annotated[ModelSettings, FIXED] = ModelSettings()
     """The policy."""
     task: TaskSettings = TaskSettings()
     """Prompts and rewards."""
@@ -74,9 +81,9 @@ class Configuration(Settings):
     """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
     """Scorers of this machine."""
-    rollouts: RolloutSettings = RolloutSettings()
+    rollouts: Annotated[RolloutSettings, INCIDENTAL] = RolloutSettings()
     """Rollouts of this machine."""
-    evaluation: EvaluationSettings = EvaluationSettings()
+    evaluation: Annotated[EvaluationSettings, INCIDENTAL] = EvaluationSettings()
     """Evaluation beside the run."""
     dispatch: DispatchSettings = DispatchSettings()
     """Admission, placement, recovery."""
@@ -86,13 +93,13 @@ class Configuration(Settings):
     """The stand-in for model and accelerators under the engine `paced`."""
     weights: WeightsSettings = WeightsSettings()
     """Published versions."""
-    relay: RelaySettings = RelaySettings()
+    relay: Annotated[RelaySettings, INCIDENTAL] = RelaySettings()
     """This node's cache of versions."""
-    checkpoints: CheckpointSettings = CheckpointSettings()
+    checkpoints: Annotated[CheckpointSettings, INCIDENTAL] = CheckpointSettings()
     """The trainer's state."""
     warmup: WarmupSettings = WarmupSettings()
     """Supervised training before the first step."""
-    archive: ArchiveSettings = ArchiveSettings()
+    archive: Annotated[ArchiveSettings, INCIDENTAL] = ArchiveSettings()
     """The log as Parquet files."""
-    metrics: MetricsSettings = MetricsSettings()
+    metrics: Annotated[MetricsSettings, INCIDENTAL] = MetricsSettings()
     """Metrics of every process while it runs."""

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import essential_settings, fingerprint, flat_settings, load
+from rollstream.config.config import (
+    essential_settings,
+    fingerprint,
+    flat_settings,
+    load,
+    setting_scope,
+)
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL
 from testbed.repository import EXAMPLES
 
 
@@ -207,3 +214,16 @@ def test_processes_of_the_trainer_that_cannot_be(toml, settings, message):
 def test_the_number_of_processes_may_change_between_starts(toml):
     one, two = (load(toml(f"trainer.processes = {n}"), (), {}) for n in (1, 2))
     assert fingerprint(one) == fingerprint(two)
+
+
+def test_a_setting_has_its_own_scope_else_that_of_its_table() -> None:
+    scopes = {
+        "trainer.lr": ESSENTIAL,  # neither declares one
+        "trainer.workers": INCIDENTAL,
+        "rollouts.slots": INCIDENTAL,  # of the table `rollouts`
+        "rollouts.vllm.dtype": INCIDENTAL,
+        "rollouts.engine": ESSENTIAL,  # an exception in that table
+        "model.config.hidden_size": FIXED,  # an entry of a setting that is a table itself
+        "rollouts.of_another_release": INCIDENTAL,
+    }
+    assert {key: setting_scope(key) for key in scopes} == scopes

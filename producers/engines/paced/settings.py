@@ -2,9 +2,11 @@
 per field.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
-from rollstream.storage.settings import Settings
+from rollstream.storage.settings import INCIDENTAL, Settings
 
 
 class LengthPartSettings(Settings):
@@ -59,21 +61,21 @@ class PacedSettings(Settings):
     `trainer.learner = "paced"`.
     """
 
-    time_scale: float = Field(default=1.0, gt=0, le=1e4)
+    time_scale: Annotated[float, INCIDENTAL] = Field(default=1.0, gt=0, le=1e4)
     """Decode, prefill and training run this many times faster than their configured times."""
     lengths: LengthSettings = LengthSettings()
     """Lengths of the answers."""
-    roofline: RooflineSettings = RooflineSettings()
+    roofline: Annotated[RooflineSettings, INCIDENTAL] = RooflineSettings()
     """Step times."""
-    kv_tokens: int | None = Field(default=None, ge=2)
+    kv_tokens: Annotated[int | None, INCIDENTAL] = Field(default=None, ge=2)
     """KV capacity of a rollout in tokens; default slots × context_max, which is never full."""
-    emit_every: int = Field(default=256, ge=1)
+    emit_every: Annotated[int, INCIDENTAL] = Field(default=256, ge=1)
     """Tokens of a trajectory between two emissions."""
     weights_bytes: int = Field(default=500_000_000, ge=2)
     """Size of a version in bf16."""
     changed_share: float = Field(default=0.01, gt=0, le=1)
     """Elements of the weights that a step changes."""
-    train_step_s: float = Field(default=5.0, ge=0)
+    train_step_s: Annotated[float, INCIDENTAL] = Field(default=5.0, ge=0)
     """Seconds of a training step, in addition to those of its tokens."""
-    train_token_s: float = Field(default=2e-5, ge=0)
+    train_token_s: Annotated[float, INCIDENTAL] = Field(default=2e-5, ge=0)
     """Seconds of each trained token."""
