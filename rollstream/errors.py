@@ -31,6 +31,10 @@ class BusError(RollstreamError, OSError):
     """The log could not perform an operation; nothing acknowledged is lost."""
 
 
+class TopicMissing(BusError, LookupError):
+    """The log has no topic of this name: the run has not created its topics yet."""
+
+
 class BusTimeout(BusError, TimeoutError):
     """The log did not answer before the deadline; whether the request took effect is unknown."""
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from rollstream.errors import BusError, PositionLost, RecordTooLarge
+from rollstream.errors import BusError, PositionLost, RecordTooLarge, TopicMissing
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
@@ -187,5 +187,5 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
         )
 
 
-def missing_topic(topic: str, where: str) -> BusError:
-    return BusError(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")
+def missing_topic(topic: str, where: str) -> TopicMissing:
+    return TopicMissing(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")

@@ -15,10 +15,10 @@ import psutil
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing, store_url
-from rollstream.errors import BusError
+from rollstream.errors import TopicMissing
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store
@@ -109,14 +109,11 @@ def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
     configuration = load(folder / "config.json")
     bus = open_run_log_for_writing(configuration, folder)
     try:
-        bus.settings(topic)
         store = open_store(store_url(configuration, folder))
-        whole = whole_topic(bus, store, configuration.run, topic)
-        return [record for record in whole if isinstance(record, kind)]
-    except BusError as error:
-        if "has no topic" in str(error):  # the topic does not exist yet
-            return []
-        raise
+        whole = LogView(bus, store, configuration.run).topic(topic).records()
+        return [one.record for one in whole if isinstance(one.record, kind)]
+    except TopicMissing:  # the run has not come that far
+        return []
     finally:
         bus.close()
 

@@ -26,8 +26,8 @@ from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import fetch_group
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.archive.log import LogWithArchive
 from rollstream.storage.archive.reading import archived_files, local_path
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.values import Member
@@ -78,7 +78,7 @@ def _audit(store: ObjectStore) -> None:
 
 
 def _replay(store: ObjectStore) -> None:
-    log = LogWithArchive(None, store, RUN)
+    log = LogView(None, store, RUN)
     for members in _taken(log):
         for member in members:
             at = member.at
@@ -87,12 +87,12 @@ def _replay(store: ObjectStore) -> None:
 
 
 def _replay_decoded(store: ObjectStore) -> None:
-    log = LogWithArchive(None, store, RUN)
+    log = LogView(None, store, RUN)
     for members in _taken(log):
         fetch_group(log, members)
 
 
-def _taken(log: LogWithArchive) -> Iterator[tuple[Member, ...]]:
+def _taken(log: LogView) -> Iterator[tuple[Member, ...]]:
     """Members of each group, in the order in which the ledger takes them."""
     recorded = read_recorded(log)
     for step in sorted(recorded.takes):

@@ -179,7 +179,7 @@ def _copied() -> str:
         world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
-        from rollstream.storage.archive.log import messages_of
+        from rollstream.storage.archive.originals import messages_of
         from rollstream.storage.archive.reading import archived_files
 
         files = archived_files(world.store, world.configuration.run, "trajectories")

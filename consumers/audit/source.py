@@ -123,7 +123,7 @@ def split_batch(
     their hashes as `TrajectoryRows`, all others as messages. Raises `CorruptObject` at a row that
     differs.
     """
-    from rollstream.storage.archive.log import messages_in
+    from rollstream.storage.archive.originals import messages_in
 
     offsets = batch.column("offset").to_numpy()
     wanted = np.flatnonzero((offsets >= low) & (offsets < (1 << 62 if high is None else high)))
@@ -306,8 +306,10 @@ class AuditSource:
     def _rows(
         self, topic: str, file: ArchiveFile, high: int | None
     ) -> Iterator[Message | TrajectoryRows]:
-        from rollstream.storage.archive.log import batches_of  # pyarrow: only with an archive
-        from rollstream.storage.archive.originals import OriginalBytes
+        from rollstream.storage.archive.originals import (
+            OriginalBytes,
+            batches_of,
+        )  # imports pyarrow
 
         assert self.store is not None
         partition, originals = file.partition, OriginalBytes(topic)

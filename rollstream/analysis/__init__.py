@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rollstream.analysis.locate import RunLocation as RunLocation, locate_run as locate_run
     from rollstream.analysis.run import Run as Run
     from rollstream.analysis.session import QueryResult as QueryResult, QuerySession as QuerySession
-    from rollstream.analysis.tail import TailRecord as TailRecord, TopicTail as TopicTail
     from rollstream.analysis.trajectory import (
         TrajectoryDetails as TrajectoryDetails,
         trajectory_details as trajectory_details,
@@ -33,10 +32,6 @@ __getattr__ = lazy_exports(
         "session": (
             "QueryResult",
             "QuerySession",
-        ),
-        "tail": (
-            "TailRecord",
-            "TopicTail",
         ),
         "trajectory": (
             "TrajectoryDetails",

@@ -15,9 +15,10 @@ import duckdb
 import xxhash
 
 from rollstream.analysis.coverage import ReadableFile, overlapping
-from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.locate import RunLocation, archived_run
 from rollstream.errors import ConfigurationError, CorruptObject
-from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
+from rollstream.storage.archive.file_names import ArchiveFile
+from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
@@ -107,13 +108,7 @@ class ArchivedFiles:
         """Returns the run's name: the configured one, or the archive's only run."""
         if self.location.run is not None:
             return self.location.run
-        runs = sorted({file.run for file in self._all()})
-        if len(runs) > 1:
-            raise ConfigurationError(
-                f"{self.location.name} holds the archives of {len(runs)} runs "
-                f"({', '.join(runs[:8])}): name one with --name NAME"
-            )
-        return runs[0] if runs else "run"
+        return archived_run(self.location, self._all())
 
     def held(self, topic: str) -> list[ReadableFile]:
         """Returns the topic's readable files."""
@@ -140,10 +135,6 @@ class ArchivedFiles:
             )
         return held
 
-    def refresh(self) -> None:
-        """Forget the listing: the next use lists the store again."""
-        self._files = None
-
     def check(self, topic: str) -> None:
         """Read all files of the topic completely; a damaged one is raised, or left out from
         now on.
@@ -162,10 +153,7 @@ class ArchivedFiles:
         if self._files is None:
             store = open_store(self.location.store)
             self._fetched = ArchiveCache(store, self.location.store, self.warn)
-            found = (
-                parse_archive_key(entry.key, entry.bytes) for entry in store.list(ARCHIVE_PREFIX)
-            )
-            self._files = [file for file in found if file is not None]
+            self._files = archived_files(store)
         return self._files
 
     def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -216,6 +204,6 @@ def sql_literal(text: str) -> str:
 def _readable_file(path: str, file: ArchiveFile, footer: dict[str, str]) -> ReadableFile:
     term, _, sequence = footer["fence"].partition(":")
     return ReadableFile(
-        path, file.partition, file.first, int(footer["last"]), int(footer["schema"]), int(term),
-        int(sequence),
+        path, file.partition, file.first, int(footer["last"]), int(footer["schema"]),
+        (int(term), int(sequence)),
     )  # fmt: skip

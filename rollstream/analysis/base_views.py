@@ -12,10 +12,9 @@ from rollstream.analysis.coverage import OffsetGap, ReadableFile, gaps_in_words,
 from rollstream.analysis.locate import RunLocation
 
 if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
-    from rollstream.streams.bus import Bus
+    from rollstream.storage.log_view import LogView
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
-ARCHIVE_RETRIES = 2  # further listings of the archive, if rows left the log since the first
 EVALUATION_COLUMNS = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
@@ -32,12 +31,12 @@ EVALUATION_COLUMNS = {
 class TopicViews:
     """Defines one view per topic over archived files and over rows that only the log holds.
 
-    `bus` returns the run's log, or None without one; `warn` receives messages for the user.
+    `view` returns log and archive, or None without a log; `warn` receives messages for the user.
     """
 
     connection: duckdb.DuckDBPyConnection
     archive: ArchivedFiles
-    bus: "Callable[[], Bus | None]"
+    view: "Callable[[], LogView | None]"
     warn: Callable[[str], None]
     _tables: set[str] = field(default_factory=set[str])
     """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
@@ -47,19 +46,11 @@ class TopicViews:
     """The archived files that each topic's view reads; the store may hold newer ones by now."""
 
     def define(self, topic: str) -> None:
-        """Define the topic's view: each row of archive and log exactly once.
-
-        Rows may be archived and truncated from the log between the listing of the archive and the
-        read of the log. A further listing of the archive finds them.
+        """Define the topic's view: each row of archive and log exactly once. DuckDB reads the
+        listed files; `LogView` reads all other offsets, which may be archived by now.
         """
         held = self.archive.held(topic)
-        lost = self._copy_live(topic, held)
-        for _ in range(ARCHIVE_RETRIES if self.bus() else 0):
-            if not lost:
-                break
-            self.archive.refresh()
-            held = self.archive.held(topic)
-            lost = self._copy_live(topic, held)
+        lost = self._copy_others(topic, held)
         if lost:
             self.warn(
                 f"{topic}: neither the archive nor the log holds offsets {gaps_in_words(lost)}; "
@@ -79,28 +70,29 @@ class TopicViews:
         self._make_view(topic, self._files[topic])
         return self._columns(topic) != names
 
-    def _copy_live(self, topic: str, held: Sequence[ReadableFile]) -> list[OffsetGap]:
-        """Copy rows that only the log holds into `live_<topic>`; returns the offsets that neither
-        archive nor log holds.
+    def _copy_others(self, topic: str, held: Sequence[ReadableFile]) -> Sequence[OffsetGap]:
+        """Copy rows of no listed file into `live_<topic>`; returns the offsets that neither archive
+        nor log holds.
         """
-        bus = self.bus()
-        if bus is None:
+        view = self.view()
+        if view is None:
             return [gap for gap in offset_gaps(held, ()) if gap.end is not None]
-        from rollstream.analysis.log_rows import has_topic, log_tables
+        from rollstream.streams.records import Fence, Position
 
+        if not view.has(topic):
+            return []
         lost: list[OffsetGap] = []
-        self._drop_table(topic)
-        wanted = offset_gaps(held, range(bus.partitions(topic))) if has_topic(bus, topic) else []
-        for gap in wanted:
-            for table in log_tables(bus, topic, gap, lost):
+        ends = view.end(topic)
+        for gap in offset_gaps(held, range(view.partitions(topic))):
+            end = ends.get(gap.partition, 0) if gap.end is None else gap.end
+            start = {gap.partition: Position(gap.start, Fence(*gap.fence))}
+            reader = view.topic(topic, start, skip_damaged=self.archive.skip_corrupt)
+            for table in reader.tables({gap.partition: end}):
                 self._make_table(topic)
-                self._with_rows(f"INSERT INTO live_{topic}", topic, table)
+                self._with_rows(f"INSERT INTO live_{topic} BY NAME", topic, table)
+            holes = (h for h in reader.holes if h.start < h.end)
+            lost += (OffsetGap(h.partition, h.start, h.end) for h in holes)
         return lost
-
-    def _drop_table(self, topic: str) -> None:
-        if topic in self._tables:
-            self.connection.execute(f"DROP TABLE live_{topic}")
-            self._tables.remove(topic)
 
     def _make_table(self, topic: str) -> None:
         """Create an empty table with the topic's columns of today, unless it exists."""

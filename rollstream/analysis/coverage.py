@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReadableFile:
-    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `term` and
-    `sequence` are the fence after its last row; `schema` is the format number of its columns.
+    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `fence`
+    (term, sequence) is the one after its last row; `schema` is the format number of its columns.
     """
 
     path: str
@@ -16,21 +16,20 @@ class ReadableFile:
     first: int
     last: int
     schema: int = 0
-    term: int = 0
-    sequence: int = 0
+    fence: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
     """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
-    `start` on. `term` and `sequence` are the fence before `start`, 0 if unknown.
+    `start` on. `fence` is the one before `start`, (0, 0) if
+    unknown.
     """
 
     partition: int
     start: int
     end: int | None
-    term: int = 0
-    sequence: int = 0
+    fence: tuple[int, int] = (0, 0)
 
 
 def offset_gaps(held: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
@@ -43,9 +42,9 @@ def offset_gaps(held: Iterable[ReadableFile], partitions: Iterable[int]) -> list
         at, fence = 0, (0, 0)
         for one in sorted(by_partition[partition], key=lambda one: one.first):
             if one.first > at:
-                found.append(OffsetGap(partition, at, one.first, *fence))
-            at, fence = max(at, one.last + 1), (one.term, one.sequence)
-        found.append(OffsetGap(partition, at, None, *fence))
+                found.append(OffsetGap(partition, at, one.first, fence))
+            at, fence = max(at, one.last + 1), one.fence
+        found.append(OffsetGap(partition, at, None, fence))
     return found
 
 

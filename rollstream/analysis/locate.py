@@ -7,12 +7,18 @@ not an error: the archive suffices.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rollstream.errors import ConfigurationError
+
+if TYPE_CHECKING:  # opening a run imports them
+    from rollstream.storage.archive.file_names import ArchiveFile
+    from rollstream.storage.log_view import LogView
+    from rollstream.streams.bus import Bus
 
 RUNS_FOLDER = Path("runs")
 ARCHIVE_FOLDER = "archive"
@@ -140,3 +146,46 @@ def _inside(url: str, folder: Path) -> str:
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url
     return f"{scheme}:{folder / rest}"
+
+
+def open_run_log(location: RunLocation) -> "Bus":
+    """Opens the run's log; creates neither topics nor a missing store."""
+    from rollstream.storage.claim_check import open_log
+    from rollstream.streams.connect import open_bus
+
+    assert location.bus is not None
+    sync = cast('Literal["normal", "full"]', location.sync)
+    if not location.has_store:
+        return open_bus(location.bus, sync=sync)
+    return open_log(location.bus, location.store, sync)
+
+
+@contextmanager
+def open_run_view(location: RunLocation) -> Generator["LogView"]:
+    """The run's log with its archive in front of it, to be read and never changed."""
+    from rollstream.storage.archive.reading import archived_files
+    from rollstream.storage.log_view import LogView
+    from rollstream.storage.stores.connect import open_store
+
+    store = open_store(location.store) if location.has_store else None
+    run = location.run
+    if run is None:
+        run = "run" if store is None else archived_run(location, archived_files(store))
+    bus = None if location.bus is None else open_run_log(location)
+    with closing(LogView(bus, store, run)) as view:
+        yield view
+
+
+def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:
+    """Returns the name of the archive's only run; raises `ConfigurationError` if it holds none or
+    several.
+    """
+    runs = sorted({file.run for file in files})
+    if len(runs) > 1:
+        raise ConfigurationError(
+            f"{location.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
+            "one with --name NAME"
+        )
+    if not runs:
+        raise ConfigurationError(f"{location.name} holds no archive of a run; is the path right?")
+    return runs[0]

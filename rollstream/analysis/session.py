@@ -8,7 +8,7 @@ names it, or is left out with a warning if `skip_corrupt` is set. Statements tha
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
-from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.locate import RunLocation, open_run_view
 from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, uses_text, views_named_in
 from rollstream.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rollstream.analysis.archive_files import ArchivedFiles
     from rollstream.analysis.base_views import TopicViews
-    from rollstream.streams.bus import Bus
+    from rollstream.storage.log_view import LogView
 
 
 _EXPLAIN = re.compile(r"\s*explain(\s+analyze)?(\s*\([^)]*\))?", re.IGNORECASE)
@@ -111,7 +111,8 @@ class QuerySession:
         self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
         self.skip_corrupt = skip_corrupt
         self._defined: set[str] = set()
-        self._bus: Bus | None = None
+        self._view: LogView | None = None
+        self._opened = ExitStack()
 
     def answer(self, sql: str) -> QueryResult:
         """Returns the rows of one query as Python values, in batches.
@@ -162,20 +163,17 @@ class QuerySession:
     def _topic_views(self) -> "TopicViews":
         from rollstream.analysis.base_views import TopicViews
 
-        return TopicViews(self.connection, self.archive, self.bus, self.warn)
+        return TopicViews(self.connection, self.archive, self.view, self.warn)
 
-    def bus(self) -> "Bus | None":
-        """Returns the run's log, opened once; None if there is none."""
-        if self._bus is None and self.location.bus is not None:
-            from rollstream.analysis.log_rows import open_run_log
-
-            self._bus = open_run_log(self.location)
-        return self._bus
+    def view(self) -> "LogView | None":
+        """Returns the run's log and archive, opened once; None if there is no log."""
+        if self._view is None and self.location.bus is not None:
+            self._view = self._opened.enter_context(open_run_view(self.location))
+        return self._view
 
     def close(self) -> None:
         self.connection.close()
-        if self._bus is not None:
-            self._bus.close()
+        self._opened.close()
 
     def __enter__(self) -> "QuerySession":
         return self

@@ -13,14 +13,12 @@ import pyarrow as pa
 
 from rollstream.analysis.archive_files import sql_literal
 from rollstream.analysis.fields import record_values
-from rollstream.analysis.log_rows import has_topic
 from rollstream.analysis.output import json_value
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.text import TokenText
-from rollstream.errors import ConfigurationError, DecodeError, PositionLost
+from rollstream.errors import ConfigurationError, DecodeError
 from rollstream.storage.archive.schema import arrow_schema
 from rollstream.storage.archive.tables import records_of
-from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
 from rollstream.streams.records import Assignment, Partial, Record, Trajectory
 
@@ -104,9 +102,6 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
     """Returns everything about a trajectory."""
     name = sql_literal(trajectory)
     completions = all_completions(session, trajectory)
-    bus = session.bus()
-    assignments = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
-    partials = [] if bus is None else list(_keyed(bus, "partials", trajectory))
 
     def of(view: str, order: str) -> list[ViewRow]:
         return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
@@ -122,8 +117,8 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
         of("spans", "start"),
         of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
         next(iter(groups), None),
-        [one for one in assignments if isinstance(one, Assignment)],
-        [one for one in partials if isinstance(one, Partial)],
+        [o for o in _keyed(session, "assignments", trajectory) if isinstance(o, Assignment)],
+        [o for o in _keyed(session, "partials", trajectory) if isinstance(o, Partial)],
     )
 
 
@@ -155,21 +150,13 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
     return found
 
 
-def _keyed(bus: Bus, topic: str, key: str) -> Iterator[Record]:
+def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
     """Yields the kept records of a key; other records are not decoded."""
-    if not has_topic(bus, topic):
+    view, wanted = session.view(), key.encode()
+    if view is None or not view.has(topic):
         return
-    at, ends, wanted = bus.begin(topic), bus.end(topic), key.encode()
-    while any(at[partition] < end for partition, end in ends.items()):
-        try:
-            messages = bus.read(topic, at, records_max=8192)
-        except PositionLost:  # truncated during this read
-            at = {p: max(o, at[p]) for p, o in bus.begin(topic).items()}
-            continue
-        if not messages:
-            return
-        for message in messages:
-            at[message.partition] = message.offset + 1
+    for segment in view.topic(topic, view.begin(topic)).segments():
+        for message in segment if isinstance(segment, list) else ():
             if message.key == wanted and message.value is not None:
                 with suppress(DecodeError):
                     yield decode(message.value).record

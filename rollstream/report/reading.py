@@ -14,7 +14,7 @@ from rollstream.monitor.snapshot import run_settings_of
 from rollstream.report.dropped import drop_bias_warnings
 from rollstream.report.history import RunHistory
 from rollstream.runs.parentage import read_parentage
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
@@ -39,9 +39,11 @@ def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> RunHistory:
         events=read_metrics(folder.metrics / "supervisor.jsonl"),
         moves=parse_moves(read_metrics(folder.metrics / MOVES_FILE)),
     )
+    view = LogView(bus, store, str(settings.get("run", "")))
     for topic in REPORT_TOPICS:
-        for record in whole_topic(bus, store, str(settings.get("run", "")), topic):
-            history.apply(record)
+        for one in view.topic(topic).records():
+            assert one.record is not None
+            history.apply(one.record)
     if parentage := read_parentage(store):
         history.forked_from = str(parentage)
     if folder.configuration.exists():

@@ -103,11 +103,9 @@ def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
     def earlier() -> Bus:
         if not c.archive.enabled:
             return bus
-        from rollstream.storage.archive.log import (
-            LogWithArchive,  # imports pyarrow
-        )
+        from rollstream.storage.log_view import LogView
 
-        return LogWithArchive(bus, place.store, c.run)
+        return LogView(bus, place.store, c.run)
 
     folder = segment_folder(c.run, place.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)

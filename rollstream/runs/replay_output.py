@@ -12,15 +12,14 @@ import fcntl
 import json
 import os
 from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run
-from rollstream.analysis.log_rows import has_topic, open_run_log
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run, open_run_view
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import (
     RunFolder,
@@ -40,9 +39,8 @@ from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.revision import code_revision
 from rollstream.roles.train import config_and_tokenizer_files
-from rollstream.storage.archive.log import LogWithArchive
-from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
+from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
@@ -212,7 +210,7 @@ class ReplaySource:
 
     location: RunLocation
     store: ObjectStore | None
-    log: LogWithArchive
+    log: LogView
 
     def recorded(self) -> RecordedSteps:
         """Its recorded steps. Raises `ConfigurationError` if it has no ledger."""
@@ -229,23 +227,6 @@ def open_replay_source(named: str, name: str | None = None) -> Generator[ReplayS
     """Open the input; `name` selects the run in an archive that holds several."""
     location = locate_run(named)
     location = location if name is None else replace(location, run=name)
-    store = open_store(location.store) if location.has_store else None
-    bus = None if location.bus is None else open_run_log(location)
-    if bus is not None and not has_topic(bus, "ledger"):
-        bus.close()
-        bus = None
-    run = location.run or (_only_run(location, store) if store is not None else "run")
-    with closing(LogWithArchive(bus, store, run)) as log:
-        yield ReplaySource(location, store, log)
-
-
-def _only_run(location: RunLocation, store: ObjectStore) -> str:
-    runs = sorted({file.run for file in archived_files(store)})
-    if len(runs) == 1:
-        return runs[0]
-    if runs:
-        raise ConfigurationError(
-            f"{location.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
-            "one with --name NAME"
-        )
-    raise ConfigurationError(f"{location.name} holds no archive of a run; is the path right?")
+    with open_run_view(location) as view:
+        log = view if view.has("ledger") else LogView(None, view.store, view.run)
+        yield ReplaySource(location, view.store, log)

@@ -2,8 +2,8 @@
 
 `file_names` names the files and `reading` finds and reads them. `schema` has their columns.
 Messages are classified as `rows`, converted to Arrow `tables` and encoded as `files`. `originals`
-restores the exact bytes of archived records, `messages` the messages. `log` joins the archive and
-the live log. Everything but `file_names` and `reading` imports pyarrow.
+restores the exact bytes of archived records and their messages. Archive and log are read together
+with `storage/log_view.py`. Everything but `file_names` and `reading` imports pyarrow.
 """
 
 from typing import TYPE_CHECKING
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
         EncodedFile as EncodedFile,
         encode_file as encode_file,
     )
-    from rollstream.storage.archive.log import (
-        LogWithArchive as LogWithArchive,
-        messages_of as messages_of,
-        whole_topic as whole_topic,
-    )
+    from rollstream.storage.archive.originals import messages_of as messages_of
     from rollstream.storage.archive.reading import (
         archived_files as archived_files,
         archived_to as archived_to,
@@ -31,7 +27,7 @@ __getattr__ = lazy_exports(
     {
         "file_names": ("ArchiveFile",),
         "files": ("EncodedFile", "encode_file"),
-        "log": ("LogWithArchive", "whole_topic", "messages_of"),
+        "originals": ("messages_of",),
         "reading": ("archived_files", "archived_to"),
     },
 )

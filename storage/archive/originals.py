@@ -19,8 +19,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
-from rollstream.storage.archive.schema import ArchiveColumn, columns_of
+from rollstream.storage.archive.file_names import ArchiveFile
+from rollstream.storage.archive.reading import batches_from, damaged_file
+from rollstream.storage.archive.schema import ENVELOPE_COLUMNS, ArchiveColumn, columns_of
 from rollstream.storage.archive.tables import originals_of
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Message
 from rollstream.streams.codec import MAGIC
 from rollstream.streams.records import SCHEMAS, Record
 
@@ -149,3 +153,46 @@ def _checked_hashes(rows: Slice) -> list[bool]:
         hasher.update(body)
         found.append(hasher.hexdigest() == hash_)
     return found
+
+
+# ---- files to messages --------------------------------------------------------------------------
+
+_NEEDED = (
+    "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
+    "original",
+)  # fmt: skip
+
+
+def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[Message]:
+    """The file's messages in the order of their offsets. Raises `CorruptObject` at a row that
+    differs from its hash, or if the file is not an archive file.
+    """
+    originals = OriginalBytes(topic)
+    for batch in batches_of(store, file):
+        yield from messages_in(batch, originals, file.partition)
+
+
+def batches_of(
+    store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The file's rows in the order of their offsets: all columns, or the envelope and `columns`.
+    Raises `CorruptObject` if it is not an archive file.
+    """
+    wanted = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
+    for batch in batches_from(store, file, wanted):
+        lacking = [name for name in _NEEDED if name not in batch.schema.names]
+        if lacking:
+            raise damaged_file(file, f"it lacks {', '.join(lacking)}")
+        yield batch
+
+
+def messages_in(
+    batch: pa.RecordBatch, originals: OriginalBytes, partition: int
+) -> Iterator[Message]:
+    """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
+    offsets = batch.column("offset").to_numpy().tolist()
+    stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()
+    keys = batch.column("key").to_numpy(zero_copy_only=False).tolist()
+    values = originals.values(batch)
+    for offset, stamp, key, value in zip(offsets, stamps, keys, values, strict=True):
+        yield Message(originals.topic, partition, offset, stamp, key.encode(), value)

@@ -65,7 +65,7 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
     """
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
-        for void, record in zip(voids, _records(batch), strict=True):
+        for void, record in zip(voids, records_in(batch), strict=True):
             if record is not None and (with_void or not void):
                 yield record
 
@@ -79,7 +79,7 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
     for batch in table.to_batches():
         kept, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
         terms, sequences = (batch.column(name).to_pylist() for name in ("term", "sequence"))
-        for index, record in enumerate(_records(batch)):
+        for index, record in enumerate(records_in(batch)):
             value = kept[index]
             if value is None and record is not None:
                 envelope = terms[index], sequences[index]
@@ -192,7 +192,7 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
 # ---- from columns to records ---------------------------------------------------------------------
 
 
-def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
+def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
     """The record of each row; None for a row that is not a record."""
     schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()

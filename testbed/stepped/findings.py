@@ -8,7 +8,7 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
@@ -48,7 +48,8 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
         found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
 
     def records(topic: str, kind: type[Kind]) -> list[Kind]:
-        return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
+        found = LogView(bus, store, RUN).topic(topic).records()
+        return [one.record for one in found if isinstance(one.record, kind)]
 
     superseded = SupersededTakes()
     for record in records("ledger", Superseded):

@@ -32,8 +32,8 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.archive.log import LogWithArchive
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
+from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, model_files
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
@@ -300,7 +300,7 @@ class SteppedRun:
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return
-        whole = LogWithArchive(bus, store, RUN)
+        whole = LogView(bus, store, RUN)
         with remembering(self.folder, bus, whole, self.asked, clock) as draft_feed:
             rollout.draft_feed = draft_feed
             rollout.run(stop)  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """A topic is read from its first record on, however much of it was truncated (invariant 11)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.archive.segments import LogRecord
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.records import Fence, GroupClosed
 from rollstream.streams.sqlite.bus import SqliteBus
@@ -37,8 +39,14 @@ def archive(bus, store: FileStore, first: int, last: int) -> None:
     store.create(archive_key("ledger", RUN, 0, first, messages[0].timestamp_ms), data)
 
 
+def group_of(records: Iterator[LogRecord]) -> Iterator[int]:
+    for one in records:
+        assert isinstance(one.record, GroupClosed)
+        yield one.record.group
+
+
 def groups(bus, store: FileStore) -> list[int]:
-    return [record.group for record in whole_topic(bus, store, RUN, "ledger")]  # pyright: ignore[reportAttributeAccessIssue]
+    return list(group_of(LogView(bus, store, RUN).topic("ledger").records()))
 
 
 def test_each_record_once_from_archive_and_log_wherever_the_log_begins(bus, store):
@@ -60,7 +68,7 @@ def test_what_was_forgotten_while_it_was_read_comes_from_the_archive(bus, store)
     writer.open()
     at = writer.append([(str(n), GroupClosed(n, "filtered", "", 1)) for n in range(3000)])
     archive(bus, store, 0, 2900)
-    reading = whole_topic(bus, store, RUN, "ledger")
-    found = [next(reading).group for _ in range(10)]  # pyright: ignore[reportAttributeAccessIssue]
+    reading = group_of(LogView(bus, store, RUN).topic("ledger").records())
+    found = [next(reading) for _ in range(10)]
     truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2500])})
-    assert found + [record.group for record in reading] == list(range(3000))  # pyright: ignore[reportAttributeAccessIssue]
+    assert found + list(reading) == list(range(3000))

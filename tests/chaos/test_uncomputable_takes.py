@@ -5,7 +5,7 @@
 import pytest
 
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import GroupClosed
@@ -35,7 +35,7 @@ def test_its_group_ends_dead_and_every_other_group_is_trained(seed: int, kills: 
         assert trial.found.trained == SHAPE.steps * SHAPE.groups
         dead = [
             record
-            for record in whole_topic(*medium, RUN, "ledger")
+            for record in (o.record for o in LogView(*medium, RUN).topic("ledger").records())
             if isinstance(record, GroupClosed) and record.reason == "dead"
         ]
         assert [(closed.group, closed.detail[:10]) for closed in dead] == [(GROUP, "poisoned: ")]

@@ -10,10 +10,10 @@ import torch
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.storage.archive.log import whole_topic
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.memory import MemoryBus
-from rollstream.streams.records import Assignment, Trajectory
+from rollstream.streams.records import Assignment, Record, Trajectory
 from testbed.stepped.baton import Baton, Process
 from testbed.stepped.crashes import Drawn, Rates, Side
 from testbed.stepped.findings import findings
@@ -41,6 +41,10 @@ def killed_run(seed: int, folder: Path) -> SteppedRun:
     return run
 
 
+def _records(run: SteppedRun, topic: str) -> list[Record | None]:
+    return [one.record for one in LogView(run.bus, run.store, RUN).topic(topic).records()]
+
+
 def audited(run: SteppedRun) -> list[InvariantResult]:
     return Audit(run.bus, run.store, RUN, AuditPolicy(MAX_LAG, keep_version=True)).check()
 
@@ -55,10 +59,10 @@ def test_who_loses_the_only_holder_of_its_version_goes_on_under_it_or_starts_aga
         assert findings(run.bus, run.store, SHAPE).wrong == [], seed
         orders = {
             (o.trajectory, o.attempt): o
-            for o in whole_topic(run.bus, run.store, RUN, "assignments")
+            for o in _records(run, "assignments")
             if isinstance(o, Assignment) and o.kind != "release"
         }
-        for done in whole_topic(run.bus, run.store, RUN, "trajectories"):
+        for done in _records(run, "trajectories"):
             assert isinstance(done, Trajectory)
             order = orders.get((done.trajectory, done.attempt))
             assert len(done.spans) <= 1, f"seed {seed}: {done.trajectory} has two versions"

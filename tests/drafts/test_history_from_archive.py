@@ -11,7 +11,7 @@ from rollstream.producers.drafts.feed import HistoryFeed
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Fence
@@ -41,7 +41,7 @@ def archived(bus: Bus, store: FileStore) -> str:
 
 
 def remembered(bus: Bus, store: FileStore) -> HistoryFeed:
-    memory = HistoryFeed(bus, LogWithArchive(bus, store, RUN), AnswerHistory(4096))
+    memory = HistoryFeed(bus, LogView(bus, store, RUN), AnswerHistory(4096))
     for _ in range(3):
         memory.poll()
     return memory

@@ -9,7 +9,7 @@ from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.feed import HistoryFeed
-from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
@@ -90,7 +90,7 @@ def test_what_the_log_forgot_is_read_in_the_archive(bus: Bus, tmp_path: Path) ->
     archive.finish()
     bus.truncate("trajectories", bus.end("trajectories"))
     publish(bus, answer(30, [8, 8, 8]))
-    remembering = HistoryFeed(bus, LogWithArchive(bus, store, "r"), AnswerHistory(4096))
+    remembering = HistoryFeed(bus, LogView(bus, store, "r"), AnswerHistory(4096))
     for _ in range(20):
         remembering.poll()
     assert remembering.records == 21

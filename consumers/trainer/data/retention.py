@@ -209,9 +209,9 @@ class ArchiveBackedBus(BusWrapper):
         """
         if self._both is None:
             # Imported here because it loads pyarrow, which takes seconds and is rarely needed.
-            from rollstream.storage.archive.log import LogWithArchive
+            from rollstream.storage.log_view import LogView
 
-            self._both = LogWithArchive(self._below, self._store, self._run)
+            self._both = LogView(self._below, self._store, self._run)
         return self._both
 
     def read(

@@ -26,7 +26,7 @@ from rollstream.runs.replay_output import (
     replay_configuration,
     write_replay_request,
 )
-from rollstream.storage.archive.log import LogWithArchive
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 
 OVERLAY_FILE = "beside.html"
@@ -111,7 +111,7 @@ def _trained(
 
 
 def _reports(
-    asked: ReplayRequest, folder: RunFolder, source: LogWithArchive, store: ObjectStore
+    asked: ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
     """Writes the report of the replay and a page that compares it with the run; returns both paths.
     The run is only read.

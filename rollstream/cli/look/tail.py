@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 
 from rollstream.analysis.describe import describe
 from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
-from rollstream.analysis.locate import RunLocation, locate_asked_run
-from rollstream.analysis.log_rows import has_topic, open_run_log
-from rollstream.analysis.tail import TailRecord, TopicTail, archived_tail, matching, tail_json
+from rollstream.analysis.locate import RunLocation, locate_asked_run, open_run_view
+from rollstream.analysis.tail import matching, messages_by_time, new_messages, tail_json
+from rollstream.analysis.views import TOPICS
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
+from rollstream.storage.archive.segments import Hole, LogRecord
+from rollstream.storage.log_view import LogView
 
 LAST_RECORDS = 10  # records printed without --from and --last
 
@@ -59,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         if stop.is_set():
             break
         if arguments.json:
-            print(json.dumps(tail_json(arguments.topic, one)), flush=arguments.follow)
+            print(json.dumps(tail_json(one)), flush=arguments.follow)
         else:
             day = _print(one, day, arguments.follow)
     return EXIT_INTERRUPTED if stop.is_set() and not arguments.follow else 0
@@ -79,24 +81,36 @@ def _records(
     arguments: argparse.Namespace,
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
-) -> Iterator[TailRecord]:
-    """Yields the selected records from the log, or from the archive if no log is left."""
-    if location.bus is None:
-        yield from _last(_from_archive(location, arguments), conditions, arguments)
-        return
-    bus = open_run_log(location)
-    try:
-        if not has_topic(bus, arguments.topic):
-            raise ConfigurationError(f"{location.name} has no topic {arguments.topic} yet")
-        log = TopicTail(bus, arguments.topic, warn)
-        ends = _chosen_partitions(bus.end(arguments.topic), arguments)
-        begins = _chosen_partitions(bus.begin(arguments.topic), arguments)
+) -> Iterator[LogRecord]:
+    """Yields the selected records of archive and log."""
+    topic = arguments.topic
+    with open_run_view(location) as view:
+        _check_topic(view, location, arguments)
+        ends = _chosen_partitions(view.end(topic), arguments)
+        begins = _chosen_partitions(view.begin(topic), arguments)
         starts = {p: _start(arguments, begins[p], end, conditions) for p, end in ends.items()}
-        yield from _last(log.between(starts, ends), conditions, arguments)
+        found = messages_by_time(view, topic, starts, ends, _warn, arguments.skip_corrupt)
+        yield from _last(found, conditions, arguments)
         if arguments.follow:
-            yield from matching(log.follow(ends, stop), conditions)
-    finally:
-        bus.close()
+            yield from matching(new_messages(view, topic, ends, _warn, stop), conditions)
+
+
+def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Namespace) -> None:
+    """Raises `ConfigurationError` if the run's log or archive does not have the topic."""
+    topic = arguments.topic
+    if view.bus is None and arguments.follow:
+        raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
+    if view.bus is None and topic not in TOPICS:
+        raise ConfigurationError(
+            f"{location.name} has no log, only an archive, and {topic} is not archived; "
+            f"archived are {', '.join(TOPICS)}"
+        )
+    if view.bus is not None and not view.has(topic):
+        raise ConfigurationError(f"{location.name} has no topic {topic} yet")
+
+
+def _warn(hole: Hole) -> None:
+    warn(str(hole))
 
 
 def _start(
@@ -115,35 +129,15 @@ def _start(
 
 
 def _last(
-    records: Iterator[TailRecord],
+    records: Iterator[LogRecord],
     conditions: Sequence[FieldCondition],
     arguments: argparse.Namespace,
-) -> Iterator[TailRecord]:
+) -> Iterator[LogRecord]:
     """Returns the records that meet the conditions; only the last ones unless --from is given."""
     wanted = matching(records, conditions)
     if arguments.start is not None:
         return wanted
     return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
-
-
-def _from_archive(location: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
-    from rollstream.analysis.session import QuerySession
-    from rollstream.analysis.views import TOPICS
-
-    if arguments.follow:
-        raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
-    if arguments.topic not in TOPICS:
-        raise ConfigurationError(
-            f"{location.name} has no log, only an archive, and {arguments.topic} is not archived; "
-            f"archived are {', '.join(TOPICS)}"
-        )
-    where = [] if arguments.partition is None else [f"partition = {arguments.partition}"]
-    if arguments.start == "end":
-        return
-    if arguments.start not in (None, "begin"):
-        where.append(f'"offset" >= {int(arguments.start)}')
-    with QuerySession(location, warn, arguments.skip_corrupt) as session:
-        yield from archived_tail(session, arguments.topic, " AND ".join(where) or "true")
 
 
 def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int, int]:
@@ -157,7 +151,7 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
     return {arguments.partition: offsets[arguments.partition]}
 
 
-def _print(one: TailRecord, day: str, flush: bool) -> str:
+def _print(one: LogRecord, day: str, flush: bool) -> str:
     """Print a line, preceded by its day if that changed; returns the day."""
     when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
     if when.date().isoformat() != day:
@@ -165,7 +159,7 @@ def _print(one: TailRecord, day: str, flush: bool) -> str:
         print(f"{day} (UTC)")
     words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
     void = " (void)" if one.void else ""
-    position = f"{one.partition}:{one.offset}"
+    position = f"{one.address.partition}:{one.address.offset}"
     print(
         f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {position:>8}  {words}{void}", flush=flush
     )

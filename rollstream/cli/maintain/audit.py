@@ -15,8 +15,7 @@ from textwrap import fill
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run
-from rollstream.analysis.log_rows import open_run_log
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.consumers.audit.audit import Audit
@@ -24,10 +23,7 @@ from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offe
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.hf_folder import hf_vocabulary_size
-from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.streams.admissible import TrainingBounds
 
 if TYPE_CHECKING:
@@ -159,15 +155,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _opened(location: RunLocation, progress: Callable[[str], None], opened: ExitStack) -> Audit:
     """Returns the audit of log, store, or both."""
-    store = open_store(location.store) if location.has_store else None
-    if store is None and location.bus is None:
+    if not location.has_store and location.bus is None:
         raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
-    run = location.run or _run_of(store, location.name)
-    bus = None
-    if location.bus is not None:
-        bus = open_run_log(location)
-        opened.callback(bus.close)
-    return Audit(bus, store, run, audit_policy(location), progress)
+    view = opened.enter_context(open_run_view(location))
+    return Audit(view.bus, view.store, view.run, audit_policy(location), progress)
 
 
 def audit_policy(location: RunLocation) -> AuditPolicy:
@@ -204,22 +195,6 @@ def _rule(
         )
     except AttributeError:
         return None
-
-
-def _run_of(store: ObjectStore | None, name: str) -> str:
-    """Returns the name of the archive's only run."""
-    keys = (
-        []
-        if store is None
-        else [parse_archive_key(e.key, e.bytes) for e in store.list(ARCHIVE_PREFIX)]
-    )
-    runs = sorted({file.run for file in keys if file is not None})
-    if len(runs) > 1:
-        few = ", ".join(runs[:8])
-        raise ConfigurationError(f"{name} holds {len(runs)} runs ({few}): name one with --name")
-    if not runs:
-        raise ConfigurationError(f"{name} holds no archive of a run; is the path right?")
-    return runs[0]
 
 
 def _progress_printer() -> Callable[[str], None]:

@@ -1,0 +1,236 @@
+"""What lookers read: records, archived rows, and holes.
+
+`ArchivedPart` reads one partition's archived rows. Importing this module does not import pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.archive.file_names import ArchiveFile
+from rollstream.storage.archive.log import ArchiveBus
+from rollstream.streams.bus import Message
+from rollstream.streams.records import Fence, Opened, Position, Record
+from rollstream.streams.topics import Topic
+from rollstream.streams.values import Address
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OFFSET_MAX = 1 << 62  # of a partition without a known end
+RELISTINGS_MAX = 20  # of one partition whose listed files are gone when they are opened
+NO_FENCE = Fence()  # unknown
+
+HoleReason = Literal["truncated", "not archived", "damaged", "archived twice", "numbering"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets `[start, end)` of a partition that cannot be read, and why:
+
+    * truncated: the log was truncated there and no archived file holds them;
+    * not archived: there is no log, and they are between two archived files;
+    * damaged: they are in the archived file `key`, which cannot be read; `detail` has its error;
+    * archived twice: an empty range; file `key` holds offset `start` again. It is returned once;
+    * numbering: an empty range; a single-holder role's records before `start` are missing by their
+      sequence numbers (invariant 7).
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    reason: HoleReason
+    fence: Fence = NO_FENCE
+    """The fence after it; empty if unknown."""
+    detail: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.topic} {self.partition}"
+        match self.reason:
+            case "damaged" | "numbering":
+                return f"{where}: {self.detail}"
+            case "archived twice":
+                return f"{where}: offset {self.start} is archived twice ({self.key})"
+            case _:
+                return (
+                    f"{where}: offsets {self.start} to {self.end - 1} are neither in the log nor "
+                    "in the archive"
+                )
+
+
+MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "tombstones"]
+
+
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
+    """One message of a topic. `record` is None if it is no record: `reason` states why.
+
+    A void record is one that the fence drops (invariant 7). A misplaced one is outside of its
+    group's partition, by the number of partitions that the run recorded; trainer and dispatch skip
+    it. `newer` names what this release lacks to understand the record (invariant 14).
+    """
+
+    topic: str
+    address: Address
+    timestamp_ms: int
+    key: str
+    record: Record | None
+    term: int | None = None
+    reason: str = ""
+    void: bool = False
+    misplaced: bool = False
+    newer: str = ""
+
+    @property
+    def kind(self) -> MessageKind:
+        """`records` count for a run's state; all others do not."""
+        if self.record is None:
+            return "tombstones" if self.reason == "tombstone" else "unreadable"
+        if self.void:
+            return "void"
+        if isinstance(self.record, Opened):
+            return "opened"
+        return "misplaced" if self.misplaced else "records"
+
+    @property
+    def time_s(self) -> float:
+        """Append time in seconds since 1970."""
+        return self.timestamp_ms / 1000
+
+
+class ArchivedRows:
+    """Rows of one partition at consecutive offsets, in the archive's columns (`archive/schema.py`).
+
+    `batch` has only the columns that the view was opened with.
+    """
+
+    def __init__(self, topic: str, partition: int, batch: pa.RecordBatch) -> None:
+        self.topic, self.partition, self.batch = topic, partition, batch
+        self.first: int = batch.column("offset")[0].as_py()
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    @property
+    def fence(self) -> Fence | None:
+        """The fence after these rows; None if all of them are void or without envelope."""
+        terms = self.batch.column("term").to_pylist()
+        sequences = self.batch.column("sequence").to_pylist()
+        voids = self.batch.column("void").to_pylist()
+        for term, sequence, void in zip(terms[::-1], sequences[::-1], voids[::-1], strict=True):
+            if term is not None and sequence is not None and not void:
+                return Fence(term, sequence + 1)
+        return None
+
+    def records(self) -> Iterator[LogRecord]:
+        """The rows as records, built from their columns without their original bytes."""
+        from rollstream.storage.archive.tables import records_in
+
+        names = ("key", "term", "void", "reason")
+        keys, terms, voids, reasons = (self.batch.column(n).to_pylist() for n in names)
+        stamps = self.batch.column("timestamp").cast("int64").to_pylist()
+        for index, record in enumerate(records_in(self.batch)):
+            yield LogRecord(
+                self.topic,
+                Address(self.partition, self.first + index),
+                stamps[index],
+                keys[index],
+                record,
+                terms[index],
+                "" if record is not None else reasons[index] or "unknown schema",
+                voids[index],
+            )
+
+
+Segment = list[Message] | ArchivedRows | Hole
+"""What one read returns: messages of the log (of several partitions, each in order), archived rows,
+or a hole.
+"""
+
+
+@dataclass(slots=True)
+class ArchivedPart:
+    """Archived rows of one partition from `position` on and below `high`; iterating moves
+    `position` behind what it yields.
+    """
+
+    log: ArchiveBus
+    topic: Topic
+    partition: int
+    position: Position
+    high: Position
+    columns: Sequence[str] | None
+    skip_damaged: bool
+
+    def __iter__(self) -> Iterator[ArchivedRows | Hole]:
+        for listing in range(RELISTINGS_MAX):
+            files = self.log.archived(self.topic.name, again=listing > 0).get(self.partition, [])
+            try:
+                yield from self._in_files(files)
+            except ObjectMissing:  # merged into another file since the listing
+                continue
+            break
+        at, high = self.position, self.high
+        if at.offset < high.offset < OFFSET_MAX:
+            self.position = high
+            if self.topic.cleanup != "compact":
+                yield self._hole(at.offset, high.offset, self._absent, high.fence)
+        elif at.offset == high.offset and at.fence == NO_FENCE:
+            self.position = high
+
+    def _in_files(self, files: Sequence[ArchiveFile]) -> Iterator[ArchivedRows | Hole]:
+        below = [index for index, file in enumerate(files) if file.first <= self.position.offset]
+        first = below[-1] if below else 0
+        for index, file in enumerate(files[first:], first):
+            at = self.position.offset
+            if max(at, file.first) >= self.high.offset:
+                return
+            if index > first and file.first < at:
+                yield self._hole(file.first, file.first, "archived twice", key=file.key)
+            if file.first > at:
+                self.position = Position(file.first)
+                yield self._hole(at, file.first, self._absent)
+            try:
+                yield from self._rows(file)
+            except CorruptObject as error:
+                if not self.skip_damaged:
+                    raise
+                following = [f.first for f in files[index + 1 : index + 2]]
+                yield self._damaged(file, following, str(error))
+
+    def _rows(self, file: ArchiveFile) -> Iterator[ArchivedRows]:
+        from rollstream.storage.archive.originals import batches_of
+
+        assert self.log.store is not None
+        for batch in batches_of(self.log.store, file, self.columns):
+            offsets = batch.column("offset").to_numpy()
+            low = int(offsets.searchsorted(self.position.offset))
+            high = int(offsets.searchsorted(self.high.offset))
+            if low >= high:
+                continue
+            rows = ArchivedRows(self.topic.name, self.partition, batch.slice(low, high - low))
+            fence = (rows.fence if self.topic.writer else None) or self.position.fence
+            self.position = Position(rows.first + len(rows), fence)
+            yield rows
+
+    @property
+    def _absent(self) -> HoleReason:
+        return "truncated" if self.log.bus is not None else "not archived"
+
+    def _damaged(self, file: ArchiveFile, following: list[int], detail: str) -> Hole:
+        at = self.position.offset
+        end = min([self.high.offset, *following])
+        self.position = Position(max(at, end if end < OFFSET_MAX else at))
+        return self._hole(at, self.position.offset, "damaged", detail=detail, key=file.key)
+
+    def _hole(
+        self, start: int, end: int, reason: HoleReason, fence: Fence = NO_FENCE, detail: str = "",
+        key: str = "",
+    ) -> Hole:  # fmt: skip
+        return Hole(self.topic.name, self.partition, start, end, reason, fence, detail, key)

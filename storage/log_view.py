@@ -1,0 +1,353 @@
+"""One reader for everybody who looks at a run: tail, query, audit, report, `top`, replay.
+
+`LogView` is a run's log with its archive in front of it, as a read-only bus: a truncated record is
+read from the archive, at the same offset and byte for byte. `LogView.topic` opens a `TopicView`,
+which reads one topic from any position, once or following it. Acting roles read with `TopicReader`.
+
+Whatever archiver and trainer do meanwhile, a `TopicView` returns each offset at most once, in the
+order of its partition, and states each offset that it cannot return as a `Hole`. What this stops:
+
+* The archive is listed and ends at 4. Records 5 to 9 are archived and truncated. The log is asked
+  for record 5, and 5 to 9 seem lost. So the log's begin is asked first, the listing comes after it:
+  what a begin excludes was archived before it was truncated, and is in that listing.
+* The log is truncated to 6 while records 4 and 5 have been read from it and file 4–9 is listed.
+  Only the position decides what is next: of that file rows 6 to 9 are returned.
+* A listed file is gone when it is opened, because files were merged into a larger one: the archive
+  is listed again, and the same position is looked for there.
+
+Importing this module does not import pyarrow; reading an archived row does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rollstream.errors import BusError, NewerRelease, PositionLost, SequenceGap, TopicMissing
+from rollstream.storage.archive.log import ArchiveBus
+from rollstream.storage.archive.segments import (
+    OFFSET_MAX,
+    ArchivedPart,
+    ArchivedRows,
+    Hole,
+    LogRecord,
+    Segment,
+)
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.reader import ClassifiedMessage, classify_message
+from rollstream.streams.records import Annotation, Fence, Position, Take, Trajectory
+from rollstream.streams.topics import Topic, is_in_key_partition
+from rollstream.streams.truncation import truncated_begin
+from rollstream.streams.values import Address
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+READ_RECORDS = 8192  # of one read; a bus returns at most 16 MiB
+
+
+class LogView(ArchiveBus):
+    """A run. `bus` None: only the archive exists; `store` None: only the log. `run` is the run's
+    name in the archive.
+
+    Open topics with `topic`. The methods of `Bus` serve readers of single records: replay, and
+    `TopicReader` over truncated records.
+    """
+
+    def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
+        super().__init__(bus, store, run)
+        self._recorded: dict[str, int] | None = None
+
+    def topic(
+        self,
+        topic: str,
+        start: Mapping[int, int | Position] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        on_hole: Callable[[Hole], None] | None = None,
+        skip_damaged: bool = False,
+    ) -> TopicView:
+        """A reader of the topic that starts at `start`; by default at the first record ever, so
+        that what was truncated and not archived is a hole. Raises `TopicMissing`.
+        """
+        settings = self.settings(topic)
+        start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
+        begin: Mapping[int, Position] = {}
+        if self.bus is not None and settings.writer and any(start.values()):
+            begin = truncated_begin(self.bus, topic)
+        found = TopicView(
+            self, settings, {p: _position(at, begin.get(p)) for p, at in start.items()}
+        )
+        found.columns, found.skip_damaged = columns, skip_damaged
+        found.on_hole = on_hole
+        return found
+
+    def has(self, topic: str) -> bool:
+        """Whether the log has this topic or, without a log, the archive has a file of it."""
+        if self.bus is None:
+            return bool(self.archived(topic))
+        try:
+            return bool(self.bus.settings(topic))
+        except TopicMissing:
+            return False
+
+    def key_partitions(self, topic: str) -> int:
+        """The number of partitions over which the run spreads keys; 0 if unknown. Without a log it
+        is the number that the first take of the archived ledger names.
+        """
+        if self.bus is not None:
+            return self.bus.partitions(topic)
+        if self._recorded is None:
+            self._recorded = {}
+            for one in self.topic("ledger", skip_damaged=True).records():
+                if isinstance(one.record, Take) and one.record.read:
+                    self._recorded = {r.topic: len(r.offsets) for r in one.record.read}
+                    break
+        return self._recorded.get(topic, 0)
+
+
+class TopicView:
+    """Reads one topic; made by `LogView.topic`. Use it from one thread.
+
+    `positions` are the next offsets, with the fence before them: another view that starts there
+    continues. `holes` are all holes so far, and `on_hole` is called with each. A damaged archived
+    file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
+
+    `counts` counts messages by `LogRecord.kind`: those that `poll`, `records` and `messages`
+    returned or skipped.
+    """
+
+    def __init__(self, view: LogView, topic: Topic, start: Mapping[int, Position]) -> None:
+        self.positions = dict(start)
+        self.holes: list[Hole] = []
+        self.counts: Counter[str] = Counter()
+        self.columns: Sequence[str] | None = None
+        self.skip_damaged = False
+        self.on_hole: Callable[[Hole], None] | None = None
+        self._view, self._topic = view, topic
+        self._parts: dict[int, ArchivedPart] = {}
+        self._rows: dict[int, Iterator[ArchivedRows | Hole]] = {}
+        self._ended: set[int] = set()  # partitions of an archive without log that were read
+        self._first = 0  # rotates, so that a full partition does not starve the others
+
+    def poll(
+        self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
+    ) -> list[LogRecord]:
+        """The next messages of all partitions; about `records_max`, more from an archived file. []
+        if none came within `wait_s` or, unless `exact`, if existing ones have not arrived yet.
+        """
+        while True:
+            segment = self._next(self._offsets(), {}, records_max, wait_s, exact)
+            if not isinstance(segment, Hole):
+                return [] if segment is None else list(self._classified(segment))
+
+    def records(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
+        """All records that count, up to `ends` (default: the present end), partition by partition
+        in order. Raises `NewerRelease` at a record that only a newer release understands.
+        """
+        for segment in self.segments(ends):
+            if isinstance(segment, Hole):
+                continue
+            for one in self._classified(segment):
+                if one.newer:
+                    at = f"{self._topic.name}/{one.address.partition} offset {one.address.offset}"
+                    raise NewerRelease(f"{at}: {one.newer}")
+                if one.kind == "records":
+                    yield one
+
+    def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
+        """As `records`, with the messages that do not count too."""
+        for segment in self.segments(ends):
+            if not isinstance(segment, Hole):
+                yield from self._classified(segment)
+
+    def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[Segment]:
+        """Everything up to `ends` (default: the present end) as it is read: not classified, holes
+        included.
+        """
+        if ends is None:
+            ends = {} if self._view.bus is None else self._view.end(self._topic.name)
+        for partition in list(self.positions):
+            end = ends.get(partition, OFFSET_MAX if self._view.bus is None else 0)
+            while (at := self.positions[partition]).offset < end:
+                segment = self._next({partition: at.offset}, ends, READ_RECORDS, 0.0, True)
+                if segment is None:
+                    break
+                yield segment
+            at = self.positions[partition]
+            if self._view.bus is not None and at.offset < end:  # compacted, or lost by the log
+                self.positions[partition] = Position(end, at.fence)
+                if self._topic.cleanup != "compact":
+                    hole = Hole(self._topic.name, partition, at.offset, end, "truncated")
+                    yield self._state(hole)
+
+    def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
+        """All messages up to `ends` as rows in the archive's columns; for archived topics."""
+        import pyarrow as pa
+
+        from rollstream.storage.archive.rows import classify_rows
+        from rollstream.storage.archive.tables import table_of
+
+        for segment in self.segments(ends):
+            if isinstance(segment, ArchivedRows):
+                yield pa.Table.from_batches([segment.batch])
+            elif isinstance(segment, list):
+                fences = {p: at.fence for p, at in self.positions.items()}
+                classified = classify_rows(self._topic.name, segment, fences)
+                for partition, fence in classified.fences.items():
+                    self.positions[partition] = Position(self.positions[partition].offset, fence)
+                yield table_of(self._topic.name, segment, classified)
+
+    def is_behind(self, ends: Mapping[int, int]) -> bool:
+        """Whether a record below these offsets is unread."""
+        return any(at.offset < ends.get(p, 0) for p, at in self.positions.items())
+
+    def _offsets(self) -> dict[int, int]:
+        partitions = list(self.positions)
+        self._first = (self._first + 1) % max(1, len(partitions))
+        turned = partitions[self._first :] + partitions[: self._first]
+        return {partition: self.positions[partition].offset for partition in turned}
+
+    def _next(
+        self,
+        offsets: Mapping[int, int],
+        ends: Mapping[int, int],
+        records_max: int,
+        wait_s: float,
+        exact: bool,
+    ) -> Segment | None:
+        """The next segment of these partitions below `ends` (a partition not in it has no end);
+        positions are moved behind it, except fences of messages, which `_classified` moves.
+        """
+        bus = self._view.bus
+        while True:
+            for partition in offsets.keys() & self._parts.keys():
+                segment = self._of_archive(partition)
+                if segment is not None:
+                    return segment
+            at = {p: self.positions[p].offset for p in offsets}
+            offsets = {p: offset for p, offset in at.items() if offset < ends.get(p, OFFSET_MAX)}
+            if not offsets:
+                return None
+            if bus is None:
+                begin = {p: Position(ends.get(p, OFFSET_MAX)) for p in offsets.keys() - self._ended}
+                self._ended |= begin.keys()
+            else:
+                try:
+                    messages = bus.read(
+                        self._topic.name, offsets, records_max=records_max, wait_s=wait_s,
+                        exact=exact,
+                    )  # fmt: skip
+                    return self._of_log(messages, ends)
+                except PositionLost:
+                    begin = truncated_begin(bus, self._topic.name)
+            if not self._open_parts(offsets, begin, ends):
+                if bus is None:
+                    return None
+                raise BusError(f"{self._topic.name}: {offsets} are lost, yet not below {begin}")
+
+    def _of_log(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message] | None:
+        wanted = [m for m in messages if m.offset < ends.get(m.partition, OFFSET_MAX)]
+        for message in wanted:
+            fence = self.positions[message.partition].fence
+            self.positions[message.partition] = Position(message.offset + 1, fence)
+        return wanted or None
+
+    def _open_parts(
+        self, offsets: Mapping[int, int], begin: Mapping[int, Position], ends: Mapping[int, int]
+    ) -> bool:
+        """Start to read the archive where positions are below `begin`; False if none is."""
+        if self._view.bus is not None:
+            self._view.archived(self._topic.name, again=True)
+        for partition, at in offsets.items():
+            high, end = begin.get(partition, Position()), ends.get(partition, OFFSET_MAX)
+            if at < min(high.offset, end):
+                self._parts[partition] = part = ArchivedPart(
+                    self._view, self._topic, partition, self.positions[partition],
+                    high if high.offset <= end else Position(end), self.columns, self.skip_damaged,
+                )  # fmt: skip
+                self._rows[partition] = iter(part)
+        return bool(offsets.keys() & self._parts.keys())
+
+    def _of_archive(self, partition: int) -> ArchivedRows | Hole | None:
+        segment = next(self._rows[partition], None)
+        self.positions[partition] = self._parts[partition].position
+        if segment is None:
+            del self._parts[partition], self._rows[partition]
+        elif isinstance(segment, Hole):
+            self._state(segment)
+        return segment
+
+    # ---- classification --------------------------------------------------------------------------
+
+    def _classified(self, segment: list[Message] | ArchivedRows) -> Iterator[LogRecord]:
+        found = (
+            segment.records()
+            if isinstance(segment, ArchivedRows)
+            else (self._of_message(message) for message in segment)
+        )
+        for one in found:
+            placed = self._placed(one)
+            self.counts[placed.kind] += 1
+            yield placed
+
+    def _of_message(self, message: Message) -> LogRecord:
+        at, value = Address(message.partition, message.offset), message.value
+        where = (self._topic.name, at, message.timestamp_ms, message.key.decode(errors="replace"))
+        if value is None:
+            return LogRecord(*where, None, reason="tombstone")
+        found = self._classify(at, value)
+        envelope = found.envelope
+        return LogRecord(
+            *where,
+            found.record,
+            None if envelope is None else envelope.term,
+            found.reason,
+            found.void,
+            newer=found.newer,
+        )
+
+    def _classify(self, at: Address, value: bytes) -> ClassifiedMessage:
+        """Classify a message with its partition's fence; after a gap the fence starts again."""
+        position = self.positions[at.partition]
+        name, fenced = self._topic.name, bool(self._topic.writer)
+        compacted = self._topic.cleanup == "compact"
+        try:
+            fence, found = classify_message(
+                value, position.fence, topic=name, fenced=fenced, compacted=compacted
+            )
+        except SequenceGap as gap:
+            where = (self._topic.name, at.partition, at.offset, at.offset)
+            self._state(Hole(*where, "numbering", detail=str(gap)))
+            fence, found = classify_message(
+                value, Fence(), topic=name, fenced=fenced, compacted=compacted
+            )
+        self.positions[at.partition] = Position(position.offset, fence)
+        return found
+
+    def _placed(self, one: LogRecord) -> LogRecord:
+        """The record, marked if it is outside of its group's partition."""
+        record = one.record
+        if not isinstance(record, Trajectory | Annotation):
+            return one
+        partitions = self._view.key_partitions(self._topic.name)
+        if not partitions or is_in_key_partition(record.group, one.address.partition, partitions):
+            return one
+        return msgspec.structs.replace(one, misplaced=True)
+
+    def _state(self, hole: Hole) -> Hole:
+        self.holes.append(hole)
+        if self.on_hole is not None:
+            self.on_hole(hole)
+        return hole
+
+
+def _position(at: int | Position, begin: Position | None) -> Position:
+    """The start as a position, with the fence that truncation stored there if it is the begin."""
+    if isinstance(at, Position):
+        return at
+    return begin if begin is not None and begin.offset == at else Position(at)
