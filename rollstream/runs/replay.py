@@ -23,7 +23,7 @@ from rollstream.analysis.fields import (
     parse_condition,
     record_values,
 )
-from rollstream.analysis.tail import TailRecord, meets
+from rollstream.analysis.tail import meets
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
@@ -39,6 +39,7 @@ from rollstream.runs.replay_output import (
     open_replay_output,
     read_own_ledger,
 )
+from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.checkpoints import newest_checkpoint
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.distributed import local_tensors
@@ -86,15 +87,9 @@ def message_filter(
             message.value or b"", Fence(), topic=message.topic, fenced=False, compacted=False
         )
         at = Address(message.partition, message.offset)
-        passing = TailRecord(
-            message.partition,
-            message.offset,
-            message.timestamp_ms,
-            message.key.decode(errors="replace"),
-            judged.record,
-            None,
-            False,
-            judged.reason,
+        key = message.key.decode(errors="replace")
+        passing = LogRecord(
+            message.topic, at, message.timestamp_ms, key, judged.record, reason=judged.reason
         )
         more = _training_values(judged.record, steps.get(at))
         return meets(passing, conditions[message.topic], more)
