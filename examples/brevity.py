@@ -5,7 +5,7 @@
 
 import json
 
-from rollstream.api import Finished
+from rollstream.producers.scoring.functions import Finished
 
 LONG = 120  # characters of an answer that earns nothing for brevity
 

@@ -23,7 +23,7 @@ from rollstream.storage.weights.pointer import read_pointer
 if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and states without it
     import torch
 
-    from rollstream.storage.weights.distributed import Tensors
+    from rollstream.storage.weights.tensors import Tensors
 
 SHARD_BYTES = 1 << 30
 STATE = "state.json"

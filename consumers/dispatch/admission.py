@@ -1,11 +1,20 @@
-"""Admission: the number of groups that may start now. Pure (invariant 9).
+"""Admission: the number of groups that may start now, and the layout of the newest waves.
 
-It paces the run first (invariant 5) with the bound of AReaL (arXiv 2505.24298, section on staleness
+Pace comes first (invariant 5), by the bound of AReaL (arXiv 2505.24298, section on staleness
 control), written on version numbers so that a version seen late or twice changes nothing. All terms
-count groups.
+count groups. Pure (invariant 9).
+
+A wave is laid out over rollouts when its first sample is assigned, so that it has one ranking, and
+again when a rollout comes or goes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.placement import RolloutSpeed, WaveLayout, lay_out_wave
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.streams.records import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +57,77 @@ def version_needed(pace: AdmissionPace, wave: int) -> int:
     `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
+
+
+LAYOUTS_MAX = 16  # beyond it the oldest is evicted: at most max_lag + 1 waves are open
+
+_Key = tuple[int, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class WaveLayouts:
+    """Layouts by wave; none unless `enabled`. A ranking helps only where a rollout finishes its
+    work before it continues with a new version (`keep_version`); under the other policies a mix of
+    long and short answers fills a batch best.
+    """
+
+    enabled: bool
+    groups_per_wave: int
+    _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
+
+    def of(
+        self,
+        waves: Iterable[int],
+        state: DispatchState,
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+    ) -> Mapping[int, WaveLayout]:
+        """Layouts of those waves that can be ranked."""
+        if not self.enabled:
+            return {}
+        workers = rollout_speeds(state)
+        names = tuple(worker.rollout for worker in workers)
+        for wave in set(waves):
+            if (wave, names) not in self._layouts:
+                prompts = _prompts_of(state, wave, ahead, self.groups_per_wave)
+                slots = min((seen.status.slots for seen in state.rollouts.values()), default=1)
+                layout = _lay_out_if_known(prompts, lengths, workers, wave, max(1, slots))
+                self._layouts[wave, names] = layout
+        while len(self._layouts) > LAYOUTS_MAX:
+            del self._layouts[next(iter(self._layouts))]
+        found = {wave: self._layouts.get((wave, names)) for wave in waves}
+        return {wave: layout for wave, layout in found.items() if layout is not None}
+
+
+def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
+    """The speed of each living rollout, by name; one that has not generated yet gets the median."""
+    speeds = sorted(seen.speed for seen in state.rollouts.values() if seen.speed)
+    usual = speeds[len(speeds) // 2] if speeds else 1.0
+    return [
+        RolloutSpeed(name, seen.speed or usual, seen.status.preemptible)
+        for name, seen in sorted(state.rollouts.items())
+    ]
+
+
+def _prompts_of(
+    state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
+) -> list[Prompt]:
+    """The wave's known prompts: those of its open groups, and the next ones to be admitted."""
+    groups = [g for g in state.groups.values() if g.admitted.wave == wave]
+    prompts = [g.prompt for g in groups if g.prompt is not None]
+    return [*prompts, *ahead[: max(0, most - len(prompts))]]
+
+
+def _lay_out_if_known(
+    prompts: Sequence[Prompt],
+    lengths: LengthHistory,
+    workers: Sequence[RolloutSpeed],
+    wave: int,
+    slots: int,
+) -> WaveLayout | None:
+    """The layout; None while less than half of the wave has a length history."""
+    known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
+    if not prompts or 2 * len(known) < len(prompts):
+        return None
+    means = [length.mean for length in known]
+    return lay_out_wave(means, workers, wave % 2 == 0, prompts[0].samples, slots)

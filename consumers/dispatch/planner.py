@@ -9,7 +9,12 @@ returned records.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.admission import (
+    AdmissionPace,
+    WaveLayouts,
+    admissible_groups,
+    rollout_speeds,
+)
 from rollstream.consumers.dispatch.assignments import (
     Continuation,
     FreeRoom,
@@ -31,7 +36,6 @@ from rollstream.consumers.dispatch.unassigned import (
     in_start_order,
 )
 from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
-from rollstream.consumers.dispatch.waves import WaveLayouts, rollout_speeds
 from rollstream.streams.records import Assignment, Prompt
 
 

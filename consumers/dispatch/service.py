@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.admission import AdmissionPace, WaveLayouts, admissible_groups
 from rollstream.consumers.dispatch.assignments import (
     admission_record,
     free_room,
@@ -27,7 +27,6 @@ from rollstream.consumers.dispatch.persistence import DispatchPersistence, resto
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.consumers.dispatch.version_reload import VersionReload
-from rollstream.consumers.dispatch.waves import WaveLayouts
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.metric_values import MetricValues

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from rollstream.consumers.dispatch.admission import rollout_speeds
 from rollstream.consumers.dispatch.assignments import is_serving
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import DispatchState, PartialChain
 from rollstream.consumers.dispatch.unassigned import UnassignedSamples
-from rollstream.consumers.dispatch.waves import rollout_speeds
 from rollstream.streams.values import Version
 
 

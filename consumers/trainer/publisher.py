@@ -35,8 +35,8 @@ from rollstream.storage.checkpoints import (
 )
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.distributed import Tensors
 from rollstream.storage.weights.pointer import check_term
+from rollstream.storage.weights.tensors import Tensors
 from rollstream.streams.records import StepDone
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, chain_of
-from rollstream.storage.weights.distributed import DistributedTensors, Tensors, tensor_hashes
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.pointer import (
     Pointer,
@@ -39,6 +38,7 @@ from rollstream.storage.weights.retention import (
     plan_retention,
     stored_versions,
 )
+from rollstream.storage.weights.tensors import DistributedTensors, Tensors, tensor_hashes
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 

@@ -18,7 +18,7 @@ from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
-from rollstream.consumers.trainer.sharded.rank_environment import is_launched
+from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import module_command
 from rollstream.supervisor.plan import ACCEPT_CONFIG

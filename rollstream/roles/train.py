@@ -29,7 +29,7 @@ from rollstream.consumers.trainer.build import InitialModel, Provenance, Trainer
 from rollstream.consumers.trainer.learn.forward import device_of
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import missing_lines
-from rollstream.consumers.trainer.sharded.rank_environment import is_launched
+from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision

@@ -42,7 +42,7 @@ from rollstream.runs.replay_output import (
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.checkpoints import newest_checkpoint
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.distributed import local_tensors
+from rollstream.storage.weights.tensors import local_tensors
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import classify_message
 from rollstream.streams.records import Fence, StepDone, Trajectory

@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from rollstream.cli.signals import StopSignals
 from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.sharded.rank_environment import is_launched, rank_of
+from rollstream.consumers.trainer.sharded.rank_plan import is_launched, rank_of
 from rollstream.import_path import module_environment
 from rollstream.supervisor.process import EXIT_REFUSED, PARENT_VARIABLE as PARENT, describe_exit
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError
 from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.names import ObjectOffer
-from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped, ObjectOffer
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.manifest import manifest_key
 from rollstream.streams.values import Version

@@ -18,8 +18,13 @@ from collections import Counter
 from pathlib import Path
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.relay.names import MANIFEST, ObjectOffer, file_name_of, version_of
-from rollstream.storage.relay.object import CachedObject
+from rollstream.storage.relay.object import (
+    MANIFEST,
+    CachedObject,
+    ObjectOffer,
+    file_name_of,
+    version_of,
+)
 from rollstream.storage.relay.topology import CachedVersion, versions_to_keep
 from rollstream.storage.stores.json_objects import decode_json
 from rollstream.storage.weights.manifest import FileEntry, Manifest, manifest_key, version_folder

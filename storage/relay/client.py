@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollstream.errors import ConfigurationError, StoreError
-from rollstream.storage.relay.names import ObjectOffer
+from rollstream.storage.relay.object import ObjectOffer
 from rollstream.storage.stores.base import Data
 
 PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second

@@ -13,8 +13,13 @@ from collections.abc import Callable, Iterable
 from rollstream.errors import CorruptObject
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import RelayConnection, RelayListing, RelayLost
-from rollstream.storage.relay.names import ObjectOffer, version_of
-from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
+from rollstream.storage.relay.object import (
+    CachedObject,
+    ObjectBusy,
+    ObjectDropped,
+    ObjectOffer,
+    version_of,
+)
 from rollstream.storage.relay.topology import ChainMember
 
 log = logging.getLogger(__name__)

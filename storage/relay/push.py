@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
 from rollstream.storage.relay.client import BandwidthLimiter, RelayConnection, RelayLost
-from rollstream.storage.relay.names import MANIFEST, file_name_of, version_of
+from rollstream.storage.relay.object import MANIFEST, file_name_of, version_of
 from rollstream.storage.relay.topology import ChainMember, RelayDirectory
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent

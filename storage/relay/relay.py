@@ -22,10 +22,10 @@ from rollstream.storage.relay.bucket import BucketReader
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import TOKEN_VARIABLE, BandwidthLimiter, shared_token
 from rollstream.storage.relay.intake import RelayIntake
-from rollstream.storage.relay.names import URL_FILE
+from rollstream.storage.relay.object import URL_FILE
 from rollstream.storage.relay.server import RelayServer
-from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.relay.topology import RELAY_TERMS, RelayDirectory
+from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import next_term
 from rollstream.streams.bus import Bus

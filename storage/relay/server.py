@@ -28,7 +28,10 @@ from rollstream.errors import CorruptObject, StoreError
 from rollstream.http_server import BoundedServer, HttpResponder
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import PIECE_BYTES, BandwidthLimiter, RelayListing
-from rollstream.storage.relay.names import (
+from rollstream.storage.relay.object import (
+    CachedObject,
+    ObjectBusy,
+    ObjectDropped,
     ObjectOffer,
     parse_integer,
     parse_key,
@@ -36,7 +39,6 @@ from rollstream.storage.relay.names import (
     parse_range,
     parse_wait,
 )
-from rollstream.storage.relay.object import CachedObject, ObjectBusy, ObjectDropped
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from rollstream.storage.relay.client import (
     RelayRefused,
     body_length,
 )
-from rollstream.storage.relay.names import URL_FILE, version_of
+from rollstream.storage.relay.object import URL_FILE, version_of
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
 from rollstream.storage.stores.file import ForeignFile, open_own
 

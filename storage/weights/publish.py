@@ -25,12 +25,6 @@ from rollstream.storage.stores.json_objects import (
 )
 from rollstream.storage.weights.anchors import is_kept_beside
 from rollstream.storage.weights.delta import CodedTensor, encode_tensor, encode_whole
-from rollstream.storage.weights.distributed import (
-    DistributedDifferences,
-    DistributedTensors,
-    Tensors,
-    local_tensors,
-)
 from rollstream.storage.weights.manifest import (
     Delta,
     DeltaEntry,
@@ -48,7 +42,16 @@ from rollstream.storage.weights.shards import (
     shard_name,
     write_shards,
 )
-from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
+from rollstream.storage.weights.tensors import (
+    DTYPE_NAMES,
+    DistributedDifferences,
+    DistributedTensors,
+    Tensors,
+    local_tensors,
+    tensor_bytes,
+    tensor_hash,
+    untie,
+)
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.values import Version
 

@@ -17,11 +17,12 @@ import torch
 from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import Data, ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent
-from rollstream.storage.weights.distributed import DistributedTensors, Tensors
 from rollstream.storage.weights.manifest import FileEntry, TensorEntry, TensorFiles
 from rollstream.storage.weights.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    DistributedTensors,
+    Tensors,
     tensor_bytes,
     tensor_hash,
     tensor_of,

@@ -1,16 +1,25 @@
-"""Tensors as bytes and back: names of dtypes, and the hash that identifies a tensor.
+"""Tensors as bytes and back, their hashes, and tensors that several processes hold together.
 
 The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
 spaces) followed by its little-endian row-major bytes, so any language can verify it.
+
+Distributed tensors belong to one moment, each whole in one process. Every process writes its own
+objects in parallel; the calling process collects what the manifest states about all of them and
+writes the manifest last. Invariant 6 holds, since a process answers only once its objects are
+durable. The written objects differ from those of a single process only in the names of the files.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import torch
 import xxhash
 
-from rollstream.storage.stores.base import Data
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -72,3 +81,86 @@ def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
         else:
             tied[name] = owner
     return kept, tied
+
+
+_V = TypeVar("_V")
+
+
+class DistributedTensors(ABC):
+    """Every call raises an error that any of the processes raised."""
+
+    @abstractmethod
+    def write_shards(
+        self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
+    ) -> TensorFiles:
+        """As `write_shards` in `shards.py`; the files of each process have a stem of their own."""
+
+    @abstractmethod
+    def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
+        """As `encode_version` in `publish.py`; `base` are the parent's tensors, distributed
+        alike.
+        """
+
+    @abstractmethod
+    def identities(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Hash by name, and the names that share another tensor's memory."""
+
+
+class DistributedDifferences(ABC):
+    """Encoded tensors, each in the process that holds the tensor."""
+
+    weights: TensorFiles
+    bytes: int
+    """Size of all payloads."""
+
+    @abstractmethod
+    def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
+        """As `write_delta` in `publish.py`."""
+
+
+Tensors = Mapping[str, torch.Tensor] | DistributedTensors
+"""Tensors of one process, or distributed over several."""
+
+
+def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
+    """The tensors of one process; distributed ones are a programmer error."""
+    assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
+    return tensors
+
+
+def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
+    """Hash of each tensor by name, tied ones once, and the tied names."""
+    if isinstance(tensors, DistributedTensors):
+        return tensors.identities()
+    kept, tied = untie(tensors)
+    hashes = {
+        name: tensor_hash(DTYPE_NAMES[t.dtype], tuple(t.shape), tensor_bytes(t))
+        for name, t in kept.items()
+    }
+    return hashes, tied
+
+
+def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
+    """The files of all processes as one."""
+    found = list(parts)
+    return TensorFiles(
+        tuple(chain.from_iterable(part.files for part in found)),
+        merge_disjoint(part.tensors for part in found),
+        merge_disjoint(part.tied for part in found),
+    )
+
+
+def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
+    """The delta files of all processes as one."""
+    found = list(parts)
+    files = tuple(chain.from_iterable(part.files for part in found))
+    return Delta(parent.hash, files, merge_disjoint(part.tensors for part in found))
+
+
+def merge_disjoint(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
+    """The union of disjoint parts."""
+    found: dict[str, _V] = {}
+    for part in parts:
+        assert found.keys().isdisjoint(part), "two processes hold the same tensor"
+        found.update(part)
+    return found

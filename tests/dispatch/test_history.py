@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, strategies as st
 
+from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.assignments import free_room
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
@@ -19,7 +20,6 @@ from rollstream.consumers.dispatch.version_reload import (
     reload_cost,
     trajectories_to_reload,
 )
-from rollstream.consumers.dispatch.waves import WaveLayouts
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status

@@ -4,12 +4,12 @@
 
 from msgspec.structs import replace
 
+from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import restore_state, state_to_persist
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.dispatch.waves import WaveLayouts
 from rollstream.streams.records import Admitted, Assignment
 from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status

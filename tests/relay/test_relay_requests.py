@@ -18,8 +18,7 @@ from rollstream.storage.relay.client import (
     RelayConnection,
     RelayRefused,
 )
-from rollstream.storage.relay.names import ObjectOffer
-from rollstream.storage.relay.object import CHUNK_BYTES
+from rollstream.storage.relay.object import CHUNK_BYTES, ObjectOffer
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.server import RelayServer
 from rollstream.storage.relay.settings import RelaySettings

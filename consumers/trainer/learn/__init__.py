@@ -28,15 +28,15 @@ if TYPE_CHECKING:
         LossStatistics as LossStatistics,
         surrogate_loss as surrogate_loss,
     )
-    from rollstream.consumers.trainer.learn.masters import Masters as Masters
-    from rollstream.consumers.trainer.learn.mismatch import (
-        LogprobGaps as LogprobGaps,
-        logprob_gaps as logprob_gaps,
-    )
-    from rollstream.consumers.trainer.learn.optimiser import (
+    from rollstream.consumers.trainer.learn.masters import (
+        Masters as Masters,
         Optimiser as Optimiser,
         UpdateResult as UpdateResult,
         learning_rate as learning_rate,
+    )
+    from rollstream.consumers.trainer.learn.mismatch import (
+        LogprobGaps as LogprobGaps,
+        logprob_gaps as logprob_gaps,
     )
     from rollstream.consumers.trainer.learn.paced import (
         PacedLearner as PacedLearner,
@@ -66,9 +66,8 @@ __getattr__ = lazy_exports(
         "forward": ("device_of", "forward_scores", "policy_scorer"),
         "learner": ("TorchLearner",),
         "loss": ("LossStatistics", "surrogate_loss"),
-        "masters": ("Masters",),
+        "masters": ("Masters", "Optimiser", "UpdateResult", "learning_rate"),
         "mismatch": ("LogprobGaps", "logprob_gaps"),
-        "optimiser": ("Optimiser", "UpdateResult", "learning_rate"),
         "paced": ("PacedLearner", "PacedModel"),
         "row_layout": (
             "LossInputs",

@@ -15,7 +15,7 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
 from rollstream.consumers.trainer.learn.workers import BufferPool
-from rollstream.storage.weights.distributed import Tensors
+from rollstream.storage.weights.tensors import Tensors
 
 if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
     from rollstream.consumers.trainer.sharded.learner import ShardedModel

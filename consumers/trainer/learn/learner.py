@@ -18,9 +18,8 @@ from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer, recompute_layers
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
-from rollstream.consumers.trainer.learn.masters import Masters
+from rollstream.consumers.trainer.learn.masters import Masters, Optimiser
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.optimiser import Optimiser
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.workers import (
     BufferPool,

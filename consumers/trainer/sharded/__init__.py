@@ -21,13 +21,11 @@ if TYPE_CHECKING:
         ShardedLearner as ShardedLearner,
         ShardedModel as ShardedModel,
     )
-    from rollstream.consumers.trainer.sharded.rank_environment import (
-        is_launched as is_launched,
-        rank_of as rank_of,
-    )
     from rollstream.consumers.trainer.sharded.rank_plan import (
         RankTurn as RankTurn,
+        is_launched as is_launched,
         owners as owners,
+        rank_of as rank_of,
         rounds as rounds,
     )
     from rollstream.consumers.trainer.sharded.ranks import (
@@ -43,8 +41,7 @@ __getattr__ = lazy_exports(
         "commands": ("RankCommander",),
         "follower": ("run_follower",),
         "learner": ("ShardedLearner", "ShardedModel"),
-        "rank_environment": ("is_launched", "rank_of"),
-        "rank_plan": ("RankTurn", "owners", "rounds"),
+        "rank_plan": ("is_launched", "rank_of", "RankTurn", "owners", "rounds"),
         "ranks": ("RankLost", "Ranks", "join_ranks"),
         "shard": ("Shard",),
     },

@@ -1,13 +1,19 @@
-"""Divides work and tensors among the ranks: pure functions of counts, sizes and the number of
-ranks, so every rank computes the same result without negotiation.
+"""The rank of this process, and the division of work and tensors among the ranks.
+
+The rank comes from the environment variables of `torchrun`, which the supervisor sets as well. The
+division is a pure function of counts, sizes and the number of ranks, so every rank computes the
+same result without negotiation.
 
 Micro-batches are numbered within their update in the order of the takes that name them. A forward
 or backward pass of a sharded model is a collective, so every rank takes part in every round: ranks
 without work run the round's first micro-batch at weight zero.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from rollstream.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +64,25 @@ def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     """The rows `[start, end)` of a tensor that a rank holds."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)
+
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a rank; `ConfigurationError` if some of the variables are missing."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return False
+    missing = [name for name in VARIABLES if not environment.get(name)]
+    if missing:
+        raise ConfigurationError(
+            f"{', '.join(missing)} must be set where RANK or WORLD_SIZE is: start the trainer's "
+            "processes with `torchrun --nproc-per-node N -m -- rollstream train CONFIG`, or unset "
+            "both"
+        )
+    return True
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> int:
+    """This process's rank; 0 if there is only one process."""
+    return int(environment["RANK"]) if is_launched(environment) else 0

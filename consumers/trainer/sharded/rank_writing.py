@@ -33,14 +33,6 @@ from rollstream.consumers.trainer.sharded.messages import (
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.errors import RollstreamError, StoreError
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.distributed import (
-    DistributedDifferences,
-    DistributedTensors,
-    merge_delta,
-    merge_disjoint,
-    merge_files,
-    tensor_hashes,
-)
 from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 from rollstream.storage.weights.publish import (
     DELTA_STEM,
@@ -50,6 +42,14 @@ from rollstream.storage.weights.publish import (
     write_delta,
 )
 from rollstream.storage.weights.shards import write_shards
+from rollstream.storage.weights.tensors import (
+    DistributedDifferences,
+    DistributedTensors,
+    merge_delta,
+    merge_disjoint,
+    merge_files,
+    tensor_hashes,
+)
 
 log = logging.getLogger(__name__)
 

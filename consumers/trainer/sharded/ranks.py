@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rollstream.consumers.trainer.sharded.rank_environment import rank_of
+from rollstream.consumers.trainer.sharded.rank_plan import rank_of
 from rollstream.errors import ConfigurationError, RollstreamError
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from rollstream.consumers.trainer.learn.forward import (
     recompute_layers,
 )
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
+from rollstream.consumers.trainer.learn.masters import NORM_EPS, UpdateResult, learning_rate
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.optimiser import NORM_EPS, UpdateResult, learning_rate
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.tensors import (
@@ -41,7 +41,7 @@ from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
 class ShardOptimiser:
     """AdamW over this rank's slices of the parameters, in place: the same update as in
-    `learn/optimiser.py`, with the gradient's norm taken over all ranks. `mean` and `square` are
+    `learn/masters.py`, with the gradient's norm taken over all ranks. `mean` and `square` are
     laid out like `slices`.
 
     Every rank receives the same weight and computes the same norm, so either all ranks apply an

@@ -26,8 +26,7 @@ from urllib3.exceptions import HTTPError
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import S3Address
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, classify_failure
-from rollstream.storage.stores.s3.retries import TimeLimits
+from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, TimeLimits, classify_failure
 
 PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20

@@ -23,8 +23,13 @@ from rollstream.storage.stores.s3.client import (
     S3Client,
     split_range,
 )
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
-from rollstream.storage.stores.s3.retries import Attempts, TimeLimits, allowance_s
+from rollstream.storage.stores.s3.errors import (
+    Attempts,
+    FailureKind,
+    S3Failure,
+    TimeLimits,
+    allowance_s,
+)
 
 _P = TypeVar("_P")
 _T = TypeVar("_T")

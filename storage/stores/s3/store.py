@@ -23,9 +23,14 @@ from rollstream.storage.stores.base import (
 )
 from rollstream.storage.stores.s3.address import S3Address
 from rollstream.storage.stores.s3.client import S3Client
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, translate_s3_errors
+from rollstream.storage.stores.s3.errors import (
+    Attempts,
+    FailureKind,
+    S3Failure,
+    time_limits,
+    translate_s3_errors,
+)
 from rollstream.storage.stores.s3.read import S3Reader
-from rollstream.storage.stores.s3.retries import Attempts, time_limits
 from rollstream.storage.stores.s3.write import S3Writer
 
 IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads together

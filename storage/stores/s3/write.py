@@ -19,9 +19,15 @@ from rollstream.storage.stores.s3.client import (
     WriteCondition,
     plan_parts,
 )
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure
+from rollstream.storage.stores.s3.errors import (
+    RETRIED_KINDS,
+    Attempts,
+    FailureKind,
+    S3Failure,
+    TimeLimits,
+    allowance_s,
+)
 from rollstream.storage.stores.s3.read import HASH, NONCE, S3Reader, run_in_parallel
-from rollstream.storage.stores.s3.retries import RETRIED_KINDS, Attempts, TimeLimits, allowance_s
 
 UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
 _log = logging.getLogger(__name__)

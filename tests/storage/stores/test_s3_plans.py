@@ -6,8 +6,13 @@ from hypothesis import given, strategies as st
 from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import ENCRYPTIONS, PARAMETERS, S3Address, parse_s3_url
 from rollstream.storage.stores.s3.client import PART_BYTES, PARTS_MAX, plan_parts, split_range
-from rollstream.storage.stores.s3.errors import FailureKind, classify_failure
-from rollstream.storage.stores.s3.retries import PAUSE_S_MAX, pause_s, time_limits
+from rollstream.storage.stores.s3.errors import (
+    PAUSE_S_MAX,
+    FailureKind,
+    classify_failure,
+    pause_s,
+    time_limits,
+)
 
 sizes = st.integers(0, 1 << 44)
 

@@ -10,7 +10,7 @@ import torch
 
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.optimiser import learning_rate
+from rollstream.consumers.trainer.learn.masters import learning_rate
 from rollstream.errors import ConfigurationError
 from tests.trainer.learning_reference import (
     build,

@@ -31,9 +31,9 @@ from rollstream.errors import RollstreamError
 from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.weights.distributed import Tensors
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.storage.weights.tensors import Tensors
 from rollstream.streams.values import Version
 from tests.trainer.learning_reference import build, sample, settings
 
