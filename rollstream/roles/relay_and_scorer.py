@@ -15,9 +15,9 @@ from rollstream.roles.context import RoleContext, load_run_task, task_settings
 from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.relay import Relay
+from rollstream.storage.relay.settings import folder_for
 from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.storage.relay.settings import folder_for
 
 
 def build_relay(place: RoleContext) -> Relay:

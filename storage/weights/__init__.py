@@ -5,8 +5,8 @@ rollouts.
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
 `retention` which versions are deleted. A reader plans the cheapest way to each tensor
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, `resident` keeps
-them in memory and updates them. `tensors` converts tensors to bytes, `distributed` are tensors of
-several processes. `verify` checks and compares versions, `export` writes one as a folder.
+them in memory and updates them. `tensors` converts tensors to bytes, also those that several
+processes hold. `verify` checks and compares versions, `export` writes one as a folder.
 """
 
 from typing import TYPE_CHECKING
