@@ -14,7 +14,7 @@ class ConfigurationError(RollstreamError, ValueError):
 
 
 class DecodeError(RollstreamError, ValueError):
-    """Bytes are not a record that this reader understands; they go to `<topic>.dead`."""
+    """Bytes are not a record that this reader understands; they go to `dead`."""
 
 
 class UnknownSchema(DecodeError):

@@ -12,7 +12,7 @@ were appended, and their hash. Compacted topics refuse such values themselves.
 A claim comes from another program and is not trusted. The record is read as its claim if its blob
 is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the topic's records
 may be, itself a claim, or a record with another envelope. No reader takes a claim for a record: it
-goes to `<topic>.dead` with the reason. If the store does not answer, nothing is decided: the read
+goes to `dead` with the reason. If the store does not answer, nothing is decided: the read
 fails and is repeated.
 
 `collect_blobs` deletes blobs by hour of upload. A blob is put before its claim is appended, so a
@@ -21,7 +21,7 @@ the duration of an append; `MARGIN_S` is far above both. Once the oldest kept re
 partition is younger than an hour's end plus the margin, truncation has passed every record that
 names the hour. (A writer that was stopped between upload and append for longer than the margin
 would append a claim without a blob: its lease expired long before, and the record goes to
-`<topic>.dead`.) Blobs are never shared between hours.
+`dead`.) Blobs are never shared between hours.
 """
 
 import dataclasses

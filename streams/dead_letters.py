@@ -1,22 +1,26 @@
-"""Writes `<topic>.dead`: bytes that are not a record of their topic, each appended once, by one
+"""Writes and reads `dead`: bytes that are not a record of their topic, each appended once, by one
 role.
 
 Every reader of a topic meets the same unreadable bytes. Only the role that acts on the topic
 appends them (the trainer for admissions, trajectories and annotations; dispatch for the others);
 other readers only count them. A restarted owner reads part of the topic again. It appends in the
-order of each partition, so the highest offset in `<topic>.dead` shows what it appended before. What
-this stops: one unreadable record of 1 MiB that becomes a copy per reader and per restart.
+order of each partition, so the highest offset in `dead` shows what it appended before. What this
+stops: one unreadable record of 1 MiB that becomes a copy per reader and per restart.
+
+A run of release 0.1.0 has a `<topic>.dead` for each topic. Its dead letters are read from there,
+and new ones are appended to `dead`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from rollstream.errors import BusError, DecodeError, PositionLost
+from rollstream.errors import BusError, DecodeError, PositionLost, TopicMissing
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
 from rollstream.streams.records import Dead
-from rollstream.streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
+from rollstream.streams.topics import DEAD, DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from rollstream.streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
@@ -31,7 +35,7 @@ class DeadLetterWriter:
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._bus, self._topic = bus, topic
-        self._appended_to: dict[int, int] | None = None  # highest offset in `.dead`, by partition
+        self._appended_to: dict[int, int] | None = None  # highest offset, by partition
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
         """Append these messages with their reasons, skipping those that an earlier call or process
@@ -49,37 +53,52 @@ class DeadLetterWriter:
                 appended_to[message.partition] = message.offset
         self._appended_to = None  # in doubt until the append is acknowledged
         if entries:
-            publish_all(self._bus, self._name, entries)
+            publish_all(self._bus, DEAD, entries)
         self._appended_to = appended_to
 
-    @property
-    def _name(self) -> str:
-        return f"{self._topic}.dead"
-
     def _read_appended(self) -> dict[int, int]:
-        """The highest source offset in `<topic>.dead` by partition. An offset beyond the topic's
+        """The highest source offset with a dead letter, by partition. An offset beyond the topic's
         end comes from a foreign record and is ignored, or it would keep later dead letters out.
         """
         ends, appended_to = self._bus.end(self._topic), dict[int, int]()
-        positions, stop = self._bus.begin(self._name), self._bus.end(self._name)
-        while any(at < stop[p] for p, at in positions.items()):
-            try:
-                messages = self._bus.read(self._name, positions)
-            except PositionLost:  # expired: dead letters are kept by time
-                positions = self._bus.begin(self._name)
-                continue
-            if not messages:
-                raise BusError(f"{self._name} ends before {stop}, its end a moment ago")
-            for message in messages:
-                positions[message.partition] = message.offset + 1
-                dead = _dead_in(message)
-                if dead is None or dead.source != self._topic:
-                    continue
-                if dead.offset < ends.get(dead.partition, 0):
-                    appended_to[dead.partition] = max(
-                        dead.offset, appended_to.get(dead.partition, -1)
-                    )
+        for dead in DeadLetterReader(self._bus, (self._topic,)).read():
+            if dead.source == self._topic and dead.offset < ends.get(dead.partition, 0):
+                before = appended_to.get(dead.partition, -1)
+                appended_to[dead.partition] = max(dead.offset, before)
         return appended_to
+
+
+class DeadLetterReader:
+    """Reads dead letters of all topics from the oldest kept one on, and of `topics` also those of
+    release 0.1.0. `is_whole`: none had expired before it was read.
+    """
+
+    def __init__(self, bus: Bus, topics: Iterable[str]) -> None:
+        self._bus, self._positions = bus, dict[str, dict[int, int]]()
+        for name in (DEAD, *(f"{topic}.{DEAD}" for topic in topics)):
+            with suppress(TopicMissing):
+                self._positions[name] = dict(bus.begin(name))
+        firsts = [first for begin in self._positions.values() for first in begin.values()]
+        self.is_whole = bool(firsts) and not any(firsts)
+
+    def read(self) -> Iterator[Dead]:
+        """The letters up to the present ends that earlier calls have not returned."""
+        for name, positions in self._positions.items():
+            stop = self._bus.end(name)
+            while any(at < stop[p] for p, at in positions.items()):
+                try:
+                    messages = self._bus.read(name, positions)
+                except PositionLost:  # expired meanwhile
+                    self.is_whole = False
+                    positions.update(self._bus.begin(name))
+                    continue
+                if not messages:
+                    raise BusError(f"{name} ends before {stop}, its end a moment ago")
+                for message in messages:
+                    positions[message.partition] = message.offset + 1
+                    dead = _dead_in(message)
+                    if dead is not None:
+                        yield dead
 
 
 def _dead_letter(message: Message, reason: str) -> KeyedRecord:

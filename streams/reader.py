@@ -8,7 +8,7 @@ them. In a topic of one role, a complete record that this release does not under
 generates the group again.
 
 `TopicReader` counts bytes that are not a record. The one reader of a topic that has `dead_letters`
-appends them to `<topic>.dead` before it returns any later record. Void records (`fence.py`) and
+appends them to `dead` before it returns any later record. Void records (`fence.py`) and
 tombstones are skipped. At a `newer` record the reader stops (`NewerRelease`). A failing poll moves
 no position, so its records are read again.
 """

@@ -2,17 +2,22 @@
 
 `safe` topics are truncated only below the oldest record that an open group, a kept checkpoint,
 dispatch's rebuild or the archive needs, never by time. `compact` topics keep the newest record per
-key. `<topic>.dead` topics are kept by time.
+key. `dead` is kept by time.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
+DEAD = "dead"
+"""The topic of the records of all topics that cannot be read. Runs of 0.1.0 have a `<topic>.dead`
+for each topic.
+"""
 DEAD_RETENTION_S = 7 * 24 * 3600.0
 KEY_BYTES_MAX = 1 << 16  # of a key; only the value's size decides about the claim check
 DEAD_BYTES_EXTRA = 1 << 16  # added to the original bytes by a `Dead`: address, reason, header
 TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
+DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
 RECORD_BYTES_MAX = 1 << 20
 """Larger records go to the object store (claim check); compacted topics refuse them."""
 
@@ -59,10 +64,10 @@ def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """All topics of a run, and a `.dead` topic for each. `spread` is the number of partitions of
-    topics that many processes share.
+    """All topics of a run. `spread` is the number of partitions of topics that many processes
+    share.
     """
-    topics = (
+    return (
         Topic("prompts", writer="prompts"),
         Topic("admissions", writer="dispatch"),
         Topic("assignments", spread, writer="dispatch"),
@@ -73,9 +78,14 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
         Topic("weights", cleanup="compact", record_bytes_max=RECORD_BYTES_MAX, writer="trainer"),
         Topic("applied"),
         Topic("ledger", writer="trainer"),
+        Topic(DEAD, 1, "time", DEAD_RETENTION_S, DEAD_BYTES_MAX),
     )
-    dead = (
-        Topic(f"{t.name}.dead", 1, "time", DEAD_RETENTION_S, t.record_bytes_max + DEAD_BYTES_EXTRA)
-        for t in topics
-    )
-    return (*topics, *dead)
+
+
+def is_dead_letter_topic(topic: str) -> bool:
+    """Whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
+    source, dot, last = topic.rpartition(".")
+    return last == DEAD and (not dot or source in _NAMES)
+
+
+_NAMES = frozenset(topic.name for topic in catalogue())

@@ -37,9 +37,10 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json as encode_object, seal
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, Take, WeightsAnnounced
-from rollstream.streams.topics import SCHEMAS_BY_TOPIC, catalogue
+from rollstream.streams.topics import DEAD, SCHEMAS_BY_TOPIC, catalogue
 from testbed.recorded import RUN_OF_0_1_0 as RUN
 
 OF_ONE_ROLE = {
@@ -131,10 +132,10 @@ def _of_many(role: str, topic: str) -> str:
             {"record": {"schema": f"{min(SCHEMAS_BY_TOPIC[topic])[:-1]}2"}}
         ).encode()
         world.bus.append(topic, [AppendEntry(b"newer", _sealed(header), 0)])
-        error = _run(world, role, until=lambda: _ends(world.bus, f"{topic}.dead") == 1)
-        if error is None and _ends(world.bus, f"{topic}.dead") == 1:
+        error = _run(world, role, until=lambda: _ends(world.bus, DEAD) == 1)
+        if error is None and _ends(world.bus, DEAD) == 1:
             return _judged(world, error, must_refuse=False)
-        return f"{_ends(world.bus, f'{topic}.dead')} dead letters, {error!r}"
+        return f"{_ends(world.bus, DEAD)} dead letters, {error!r}"
 
 
 def _of_store(role: str, key: str) -> str:
@@ -193,9 +194,10 @@ def _archived(world: World) -> int:
 
 def _judged(world: World, error: BaseException | None, *, must_refuse: bool) -> str:
     """How a combination ended; the log shows what was lost or trained twice."""
-    lost = [t.name for t in catalogue() if t.writer and _ends(world.bus, f"{t.name}.dead")]
+    written = {topic.name for topic in catalogue() if topic.writer}
+    lost = [d.source for d in DeadLetterReader(world.bus, written).read() if d.source in written]
     if lost:
-        return f"lost: moved to {lost[0]}.dead"
+        return f"lost: a record of {lost[0]} was dead-lettered"
     if any(count > 1 for count in _trained(world.bus).values()):
         return "trained twice"
     if must_refuse:

@@ -13,19 +13,19 @@ from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantResult
 from rollstream.consumers.audit.source import MissingRange
-from rollstream.errors import BusError, DecodeError, PositionLost, SequenceGap
+from rollstream.errors import BusError, DecodeError, SequenceGap
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import MAGIC, decode, envelope_of, record_hash
+from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.fence import advance_fence
 from rollstream.streams.reader import ClassifiedMessage, classify_message
-from rollstream.streams.records import Claim, Dead, Fence, Opened
+from rollstream.streams.records import Claim, Fence, Opened
 from rollstream.streams.release import upgrade_advice
 from rollstream.streams.topics import Topic
 from rollstream.streams.values import Address
 
 NOTES_MAX = 10
 _CHECKSUM_AT, _BODY_AT = 8, 16
-_PAGE = 512
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class UnreadableRecords:
 
     Any program may append to topics with many writers, so bytes that no reader could ever decode
     are no loss. They are told apart by these rules, in order:
-    * the copy in `<topic>.dead` has the same bytes: they were no record when they were first read;
+    * the dead-lettered copy has the same bytes: they were no record when they were first read;
     * the copy has other bytes: they changed since;
     * the header decodes and its checksum is right: the bytes are unchanged since they were written,
       with a schema or fields that this release does not have; but a claim whose object is gone
@@ -43,7 +43,7 @@ class UnreadableRecords:
     * neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
       format;
     * all others were a record, or were made to look like one: if a trainer read beyond them without
-      a copy in `.dead`, they were a record then. Otherwise it cannot be decided.
+      a dead-lettered copy, they were a record then. Otherwise it cannot be decided.
     """
 
     bus: Bus | None
@@ -77,9 +77,7 @@ class UnreadableRecords:
             self.tally.notes.append(text)
 
     def _dead(self, topic: str) -> dict[Address, str]:
-        """Hashes of the copies in `<topic>.dead` by the address of the original; read on first
-        use.
-        """
+        """Hashes of the dead-lettered copies by the address of the original; read on first use."""
         if topic not in self._copies:
             self._copies[topic] = {}
             self._is_whole[topic] = False
@@ -88,29 +86,15 @@ class UnreadableRecords:
         return self._copies[topic]
 
     def _read(self, bus: Bus, topic: str) -> None:
-        dead = f"{topic}.dead"
         try:
-            positions = bus.begin(dead)
-            ends = bus.end(dead)
-            self._is_whole[topic] = not any(positions.values())
-            while any(at < ends[partition] for partition, at in positions.items()):
-                messages = bus.read(dead, positions, records_max=_PAGE)
-                if not messages:
-                    return
-                for message in messages:
-                    positions[message.partition] = message.offset + 1
-                    self._keep(topic, message.value)
-        except (PositionLost, BusError):  # no such topic, or it is truncated while it is read
+            reader = DeadLetterReader(bus, (topic,))
+            for dead in reader.read():
+                if dead.source == topic:
+                    at = Address(dead.partition, dead.offset)
+                    self._copies[topic].setdefault(at, record_hash(dead.original.tobytes()))
+            self._is_whole[topic] = reader.is_whole
+        except BusError:
             self._is_whole[topic] = False
-
-    def _keep(self, topic: str, value: bytes | None) -> None:
-        try:
-            record = None if value is None else decode(value).record
-        except DecodeError:
-            return
-        if isinstance(record, Dead) and record.source == topic:
-            at = Address(record.partition, record.offset)
-            self._copies[topic].setdefault(at, record_hash(record.original.tobytes()))
 
 
 def _is_foreign(data: bytes) -> bool:

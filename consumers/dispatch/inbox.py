@@ -55,7 +55,7 @@ DEAD_LETTERED_TOPICS = (
     "applied",
     "ledger",
 )
-"""Topics whose unreadable bytes dispatch appends to `<topic>.dead`."""
+"""Topics whose unreadable bytes dispatch appends to `dead`."""
 CHECKED_TOPICS = ("partials", "status", "applied")
 """Topics whose readable records dispatch may refuse to act on."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic

@@ -20,7 +20,7 @@ import xxhash
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.records import Fence, Position
-from rollstream.streams.topics import catalogue
+from rollstream.streams.topics import DEAD, catalogue
 from rollstream.streams.truncation import TRUNCATED_GROUP, truncated_begin
 
 BEGUN_GROUP = "replay"
@@ -193,8 +193,7 @@ def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
                 f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
                 "be a log that lost records; copy it without --where, or choose other topics"
             )
-    dead = {f"{topic}.dead" for topic in wanted.topics}
-    beside = [topic for topic in catalogue() if topic.name in dead]
+    beside = [topic for topic in catalogue() if topic.name == DEAD]
     try:
         target.create([*(source.settings(topic) for topic in wanted.topics), *beside])
     except BusError as error:

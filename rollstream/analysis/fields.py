@@ -41,7 +41,7 @@ from rollstream.streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
-from rollstream.streams.topics import catalogue
+from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
 TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
     "prompts": (Prompt, Opened),
@@ -128,11 +128,10 @@ def known_topics() -> tuple[str, ...]:
 
 def check_topic(topic: str) -> None:
     """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
-    if topic not in known_topics():
+    if topic not in known_topics() and not is_dead_letter_topic(topic):
         raise ConfigurationError(
             f"no topic {topic!r}; {_nearest(topic, known_topics())}"
-            f"topics: {', '.join(TOPIC_RECORDS)}, "
-            "and .dead beside each"
+            f"topics: {', '.join(known_topics())}"
         )
 
 
@@ -169,7 +168,7 @@ def _fields_of(topic: str) -> dict[str, str]:
     }
     found["time"] = "time"
     found |= DERIVED if topic == "trajectories" else {}
-    for cls in (Dead,) if topic.endswith(".dead") else TOPIC_RECORDS[topic]:
+    for cls in (Dead,) if is_dead_letter_topic(topic) else TOPIC_RECORDS[topic]:
         _walk(cls, "", found)
     return found
 

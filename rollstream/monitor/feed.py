@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from rollstream.errors import DecodeError, PositionLost
+from rollstream.errors import PositionLost
 from rollstream.monitor.groups import oldest
 from rollstream.monitor.moves import MOVES_FILE
 from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.streams.bus import Bus, Message
-from rollstream.streams.codec import decode
+from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.reader import classify_message
-from rollstream.streams.records import Dead, Fence, Opened, Record
+from rollstream.streams.records import Fence, Opened, Record
 from rollstream.streams.truncation import ARCHIVE_GROUP
 
 
@@ -213,6 +213,7 @@ class RunFeed:
         self._moves = JsonLinesTail(metrics / MOVES_FILE)
         self._watchers: dict[str, TopicWatcher] = {}
         self._ends: dict[str, dict[int, int]] = {}
+        self._dead_letters: DeadLetterReader | None = None
         self._slow_s = float("-inf")
 
     def follow(self, state: RunState, now_s: float) -> bool:
@@ -295,23 +296,12 @@ class RunFeed:
             if newest_s is not None:
                 state.newest_s[topic] = newest_s
         topics = (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS)
-        letters = {topic: dead_letters(self._bus, topic) for topic in topics}
-        state.dead_letters = {topic: one for topic, one in letters.items() if one.count}
+        self._dead_letters = self._dead_letters or DeadLetterReader(self._bus, topics)
+        for dead in self._dead_letters.read():
+            before = state.dead_letters.get(dead.source, DeadLetters(0, ""))
+            state.dead_letters[dead.source] = DeadLetters(before.count + 1, dead.reason)
         left = {topic: unarchived(self._bus, topic) for topic in ARCHIVED_TOPICS}
         state.unarchived = {topic: one for topic, one in left.items() if one is not None}
-
-
-def dead_letters(bus: Bus, topic: str) -> DeadLetters:
-    """Returns the number of dead letters of a topic, and the reason of the newest."""
-    name = f"{topic}.dead"
-    end = bus.end(name)
-    begin = bus.begin(name) if any(end.values()) else end
-    count = sum(end[p] - begin[p] for p in end)
-    reason = ""
-    for p, last in end.items():
-        if last > begin[p]:
-            reason = _reason(bus, name, p, last - 1) or reason
-    return DeadLetters(count, reason)
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
@@ -332,12 +322,3 @@ def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
     since_s = oldest(times)
     records = sum(end[p] - offset for p, offset in behind.items())
     return None if since_s is None else ArchiveBacklog(records, since_s)
-
-
-def _reason(bus: Bus, topic: str, partition: int, offset: int) -> str:
-    try:
-        messages = bus.read(topic, {partition: offset}, records_max=1)
-        record = decode(messages[0].value).record if messages and messages[0].value else None
-    except (PositionLost, DecodeError):
-        return ""
-    return record.reason if isinstance(record, Dead) else ""

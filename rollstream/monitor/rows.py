@@ -244,7 +244,7 @@ def _records(at: RunSnapshot) -> Iterator[str]:
 def _dead_letters(at: RunSnapshot) -> Iterator[str]:
     if not at.dead_letters:
         yield "none"
-    yield from (f"{count(one.count)} in {t}.dead" for t, one in at.dead_letters.items())
+    yield from (f"{count(one.count)} of {t}" for t, one in at.dead_letters.items())
 
 
 def _restarts(at: RunSnapshot) -> Iterator[str]:

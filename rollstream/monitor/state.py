@@ -39,7 +39,7 @@ MOVES_KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Records kept in one `<topic>.dead`, and the reason of the newest."""
+    """Dead letters of one topic, and the reason of the newest."""
 
     count: int
     reason: str
@@ -87,7 +87,7 @@ class RunState:
     """Time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
     """Append time of each topic's newest record."""
-    dead_letters: Mapping[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
+    dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
     unreadable: int = 0
     is_tail: bool = False

@@ -65,15 +65,13 @@ it should have been written twice.
 def dead_letters(at: RunSnapshot) -> Iterator[RunWarning]:
     if not at.dead_letters:
         return
-    counts = ", ".join(f"{count(one.count)} in {t}.dead" for t, one in at.dead_letters.items())
+    counts = ", ".join(f"{count(one.count)} of {t}" for t, one in at.dead_letters.items())
     worst = max(at.dead_letters.values(), key=lambda one: one.count)
     reason = f"; the newest: {plain_text(worst.reason, 120)}" if worst.reason else ""
-    topic = next(t for t, one in at.dead_letters.items() if one is worst)
     yield RunWarning(
         "dead_letters",
         f"records that could not be decoded: {counts}{reason}",
-        f"rollstream tail {topic}.dead shows bytes, position and reason; find the program that "
-        "writes them",
+        "rollstream tail dead shows bytes, position and reason; find the program that writes them",
     )
 
 

@@ -1,5 +1,5 @@
 """A run's log with its archive in front of it, as a read-only bus: a truncated record is read from
-the archive, at the same offset and byte for byte. Nothing is written, not even to `.dead`.
+the archive, at the same offset and byte for byte. Nothing is written, not even to `dead`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
-from rollstream.streams.topics import Topic, catalogue
+from rollstream.streams.topics import Topic, catalogue, is_dead_letter_topic
 
 FILES_MAX = 6  # archived files cached in memory: takes read one file per partition in order
 
@@ -55,7 +55,7 @@ class ArchiveBus:
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         """Ignore dead letters; refuse any other append."""
-        if not topic.endswith(".dead"):
+        if not is_dead_letter_topic(topic):
             raise BusError(f"{topic}: this log is read-only")
         return [0] * len(entries)
 

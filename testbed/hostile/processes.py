@@ -12,8 +12,9 @@ from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.reader import TopicReader, classify_message, from_begin
-from rollstream.streams.records import Dead, Fence, Take
+from rollstream.streams.dead_letters import DeadLetterReader
+from rollstream.streams.reader import classify_message
+from rollstream.streams.records import Fence, Take
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import GroupMembers
 from testbed.hostile.records import Hostile, hostile_records
@@ -138,12 +139,8 @@ def _look(folder: Path, met: Met, hostile: bool) -> None:
     met.wrong += [o["what"] for line in report["invariants"] for o in line["offenders"]]
     if hostile:
         bus = open_run_log_for_writing(load(folder / "config.json"), folder)
-        for topic in {topic for topic, _, _ in met.expected}:
-            reader = TopicReader(bus, f"{topic}.dead", from_begin(bus, f"{topic}.dead"))
-            for received in reader.read_to(bus.end(f"{topic}.dead")):
-                if isinstance(received.record, Dead):
-                    dead = received.record
-                    met.letters[dead.source, dead.partition, dead.offset] += 1
+        for dead in DeadLetterReader(bus, ()).read():
+            met.letters[dead.source, dead.partition, dead.offset] += 1
         bus.close()
 
 

@@ -131,7 +131,7 @@ def changes_what_was_dead_lettered(run: AuditedRun) -> Found:
     (offset,) = run.bus.append("trajectories", [AppendEntry(b"6", b"rubbish", 0)])
     original = np.frombuffer(b"garbage", np.uint8)
     dead = Dead("trajectories", 0, offset, "starts with b'garb'", original)
-    publish(run.bus, "trajectories.dead", "6", dead)
+    publish(run.bus, "dead", "6", dead)
     return 0, "the bytes differ from their dead-lettered copy"
 
 

@@ -12,6 +12,7 @@ from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
 from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.streams.codec import decode
+from rollstream.streams.topics import DEAD
 from rollstream.streams.writer import publish
 from testbed.repository import ROOT
 from testbed.sample_records import SAMPLES
@@ -169,7 +170,7 @@ def test_asking_changes_nothing(tmp_path):
     folder = make_run(tmp_path / "run")
     archive(folder)
     bus = open_log(folder)
-    before = {t: bus.end(t) for t in (*TOPIC_RECORDS, *(f"{t}.dead" for t in TOPIC_RECORDS))}
+    before = {t: bus.end(t) for t in (*TOPIC_RECORDS, DEAD)}
     for topic in TOPIC_RECORDS:
         main(["tail", topic, str(folder), "--from", "begin"])
     main(["query", "FROM groups", "--run", str(folder)])

@@ -82,7 +82,7 @@ def test_audit_writes_nothing(folder: Path) -> None:
     assert found[0].counts["no records"] == 1
     assert found[0].state == "kept"
     run = open_run(folder, 3)
-    assert run.bus.end("trajectories.dead") == {0: 0}
+    assert run.bus.end("dead") == {0: 0}
     run.bus.close()
 
 

@@ -29,7 +29,7 @@ def test_the_frame_fits_its_terminal_and_nothing_that_matters_is_cut(columns, li
     assert lines is None or len(rows) <= lines
     assert all(word in text for word in IMPORTANT)
     assert "step 20 of 60" in text
-    assert "3 in trajectories.dead" in " ".join(text.split())
+    assert "3 of trajectories" in " ".join(text.split())
     assert "! records that could not be decoded" in text
     shown = sum(f"rollout-{number} " in text for number in range(rollouts))
     assert shown >= min(rollouts, 4)

@@ -92,7 +92,7 @@ def test_dead_letters_and_deaths_are_shown(tmp_path, capsys):
     folder = publish_run(tmp_path / "run", steps=3)
     bus = open_bus(f"sqlite:{folder.path / 'bus'}")
     dead = Dead("status", 0, 7, "starts with b'no'", np.zeros(3, np.uint8))
-    publish(bus, "status.dead", "x", dead)
+    publish(bus, "dead", "x", dead)
     bus.close()
     found = one(folder.path, capsys)
     assert found["dead_letters"] == {"status": {"count": 1, "reason": "starts with b'no'"}}

@@ -151,8 +151,8 @@ def test_dead_letters():
     }
     (concern,) = warnings_of(moment(state))
     assert concern.kind == "dead_letters"
-    assert "1\N{NO-BREAK SPACE}200 in trajectories.dead; the newest: starts with" in concern.what
-    assert "rollstream tail trajectories.dead" in concern.do
+    assert "1\N{NO-BREAK SPACE}200 of trajectories; the newest: starts with" in concern.what
+    assert "rollstream tail dead" in concern.do
 
 
 def test_an_archive_that_is_behind():

@@ -130,7 +130,7 @@ def test_a_record_whose_blob_is_gone_or_damaged_is_dead_with_the_reason(bus, sto
     (key,) = blobs(store)
     store.delete(key) if harm == "gone" else store.put(key, b"other bytes")
     assert [r.record.group for r in read(bus)] == [3]
-    dead = TopicReader(bus, "annotations.dead", from_begin(bus, "annotations.dead")).poll()
+    dead = TopicReader(bus, "dead", from_begin(bus, "dead")).poll()
     assert [key in d.record.reason for d in dead] == [True]  # pyright: ignore[reportAttributeAccessIssue]
 
 

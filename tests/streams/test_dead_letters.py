@@ -1,4 +1,4 @@
-"""Undecodable bytes are appended to `.dead` once, by the one role that acts on the topic, whichever
+"""Undecodable bytes are appended to `dead` once, by the one role that acts on the topic, whichever
 roles also read them and however often that role restarts.
 """
 
@@ -9,11 +9,15 @@ import pytest
 
 from rollstream.errors import BusTimeout
 from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
+from rollstream.streams.dead_letters import (
+    ORIGINAL_BYTES_MAX,
+    DeadLetterReader,
+    DeadLetterWriter,
+)
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Dead, Position
-from rollstream.streams.topics import catalogue
+from rollstream.streams.topics import DEAD_RETENTION_S, Topic, catalogue
 from rollstream.streams.writer import publish
 from testbed.sample_records import trajectory
 
@@ -55,8 +59,8 @@ def junk(bus: Bus, *texts: bytes, partition: int = 0) -> None:
 
 
 def letters(bus: Bus) -> list[Dead]:
-    reader = TopicReader(bus, f"{TOPIC}.dead", from_begin(bus, f"{TOPIC}.dead"))
-    return [received.record for received in reader.read_to(bus.end(f"{TOPIC}.dead"))]  # type: ignore[misc]
+    reader = TopicReader(bus, "dead", from_begin(bus, "dead"))
+    return [received.record for received in reader.read_to(bus.end("dead"))]  # type: ignore[misc]
 
 
 def test_what_is_no_record_goes_to_dead_with_its_bytes_and_the_reason(run: Bus) -> None:
@@ -104,8 +108,8 @@ def test_an_append_in_doubt_moves_no_position_and_leaves_no_second_copy(run: Bus
 
 
 def test_a_forged_letter_of_what_is_not_there_yet_keeps_nothing_out(run: Bus) -> None:
-    publish(run, f"{TOPIC}.dead", "x", Dead(TOPIC, 0, 1 << 40, "", np.zeros(1, np.uint8)))
-    run.append(f"{TOPIC}.dead", [AppendEntry(b"x", b"no record")])
+    publish(run, "dead", "x", Dead(TOPIC, 0, 1 << 40, "", np.zeros(1, np.uint8)))
+    run.append("dead", [AppendEntry(b"x", b"no record")])
     junk(run, b"no record")
     owner(run).poll()
     assert [d.original.tobytes() for d in letters(run)][-1] == b"no record"
@@ -116,3 +120,22 @@ def test_a_large_original_is_cut_and_says_so(run: Bus) -> None:
     owner(run).poll()
     (dead,) = letters(run)
     assert (len(dead.original), dead.cut) == (ORIGINAL_BYTES_MAX, ORIGINAL_BYTES_MAX + 7)
+
+
+def test_letters_of_a_run_of_0_1_0_stay_readable_and_are_not_repeated(run: Bus) -> None:
+    run.create([Topic(f"{TOPIC}.dead", 1, "time", DEAD_RETENTION_S)])
+    junk(run, b"one", b"two")
+    publish(run, f"{TOPIC}.dead", "7", Dead(TOPIC, 0, 0, "by 0.1.0", np.zeros(1, np.uint8)))
+    owner(run).poll()
+    assert [(dead.partition, dead.offset) for dead in letters(run)] == [(0, 1)]
+    both = DeadLetterReader(run, (TOPIC,))
+    assert sorted(dead.offset for dead in both.read()) == [0, 1]
+    assert both.is_whole
+    assert list(both.read()) == []
+
+
+def test_a_run_has_one_topic_of_dead_letters() -> None:
+    names = [topic.name for topic in catalogue()]
+    assert len(names) == 11
+    assert sum(topic.partitions for topic in catalogue()) == 23
+    assert [name for name in names if "dead" in name] == ["dead"]

@@ -60,7 +60,7 @@ def test_a_reader_stops_before_a_schema_of_a_newer_release(run: Bus, topic: str)
         refused.value  # pyright: ignore[reportPossiblyUnboundVariable]
     )
     assert reader.positions == before
-    assert run.end(f"{topic}.dead") == {0: 0}
+    assert run.end("dead") == {0: 0}
 
 
 def test_a_known_schema_with_a_value_of_a_newer_release_is_not_dead_lettered(run: Bus) -> None:
@@ -136,7 +136,7 @@ def test_in_a_topic_of_many_writers_it_is_dead_lettered(run: Bus) -> None:
     begin, owned = from_begin(run, "trajectories"), DeadLetterWriter(run, "trajectories")
     reader = TopicReader(run, "trajectories", begin, dead_letters=owned)
     assert len(reader.poll()) == 1
-    (dead,) = TopicReader(run, "trajectories.dead", from_begin(run, "trajectories.dead")).poll()
+    (dead,) = TopicReader(run, "dead", from_begin(run, "dead")).poll()
     assert isinstance(dead.record, Dead)
     assert "'t/2'" in dead.record.reason
 
@@ -147,7 +147,7 @@ def test_a_claim_that_cannot_be_redeemed_is_not_taken_for_a_newer_release(run: B
     append(run, "ledger", encode(claim, Envelope("trainer", 1, 1)))
     begin, owned = from_begin(run, "ledger"), DeadLetterWriter(run, "ledger")
     assert TopicReader(run, "ledger", begin, dead_letters=owned).poll() == []
-    assert run.end("ledger.dead") == {0: 1}
+    assert run.end("dead") == {0: 1}
 
 
 def test_a_rollout_does_not_write_what_the_acting_trainer_does_not_read() -> None:

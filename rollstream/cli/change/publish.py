@@ -22,6 +22,7 @@ from rollstream.runs.replay import message_filter, needs_steps, parse_conditions
 from rollstream.runs.replay_output import ReplaySource, open_replay_source
 from rollstream.streams.bus import Message
 from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import is_dead_letter_topic
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
     topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
     for topic in topics:
         check_topic(topic)
-        if topic.endswith(".dead"):
+        if is_dead_letter_topic(topic):
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
     if arguments.to.startswith("memory:"):
         raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")

@@ -108,7 +108,7 @@ def test_a_run_asks_the_broker_for_2_mib_and_takes_records_of_16(url: str, tmp_p
     assert max(limits) == 2 << 20
     for value in (bytes(1 << 20), bytes((16 << 20) - 1)):
         log.append("trajectories", [AppendEntry(b"k", value)])
-        log.append("trajectories.dead", [AppendEntry(b"k", value)])
+        log.append("dead", [AppendEntry(b"k", value)])
     with pytest.raises(RecordTooLarge, match="above the 16777216"):
         log.append("trajectories", [AppendEntry(b"k", bytes(16 << 20))])
     partition = partition_of(b"k", log.partitions("trajectories"))
