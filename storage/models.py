@@ -20,13 +20,11 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.errors import ConfigurationError
 from rollstream.storage.hf_folder import check_hf_weights, find_hf_folder, read_hf_config
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
-from rollstream.storage.weights.tensors import untie
-from rollstream.streams.values import Version
 
 Setting = int | float | bool | str
 
@@ -89,39 +87,10 @@ def load_model(path: str) -> PreTrainedModel:
     return model
 
 
-def model_from_version(
-    store: ObjectStore, version: Version, manifest_hash: str | None = None
-) -> PreTrainedModel:
-    """The model of a stored version as fp32, every tensor verified."""
-    manifest, tensors = fetch_tensors(store, version, manifest_hash)
-    config = config_from_version(store, manifest)
-    architecture = (config.architectures or [""])[0]
-    model = _new_model(_model_class(architecture), config, seed=0)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CorruptObject(f"version {version} is not a whole {architecture}: {error}") from error
-    return model
-
-
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
     """The model configuration in a version; it names the architecture."""
     fields = json.loads(fetch_model_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
-
-
-def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The model's parameters and buffers in the dtype of publication; tied ones share memory.
-
-    Tensors that already have the dtype are the model's own memory: publish them before the next
-    update.
-    """
-    kept, tied = untie(model.state_dict())
-    cast = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in kept.items()
-    }
-    return cast | {name: cast[owner] for name, owner in tied.items()}
 
 
 def model_files(

@@ -14,6 +14,8 @@ from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 
+ROLLOUTS, RELAYS = "rollouts", "relays"
+"""The roles with many holders."""
 SWAPS_MAX = 100
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
 """Pause after a lost swap. A rollout competes only with its own restarts. All relays of a cluster

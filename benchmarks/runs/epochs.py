@@ -24,12 +24,12 @@ from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_recor
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch import TorchEngine
-from rollstream.storage.models import model_from_version
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import PROMPT, Trajectory
 from rollstream.streams.values import Sampling, Version
 from testbed.repository import EXAMPLES
+from testbed.versions import model_from_version
 
 EXAMPLE = EXAMPLES / "epochs.toml"
 PROMPTS, PASS_STEPS, CONTEXT = 192, 8, 512

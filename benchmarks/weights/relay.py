@@ -23,7 +23,7 @@ from benchmarks.case import Case, alone
 from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.object import CHUNK_BYTES
 from rollstream.storage.relay.push import PushingStore
-from rollstream.storage.relay.topology import RelayDirectory, transfer_s
+from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.stores.base import Data, ObjectStore
 from rollstream.streams.values import Version
 from testbed.relay_network import RelayNet, RelayProcess
@@ -36,6 +36,13 @@ LATENCY_S = 5.0
 LOOK_S = 0.005
 
 
+def transfer_s(relays: int, size: int) -> float:
+    """Seconds until the last of `relays` has `size` bytes that are forwarded chunk by chunk: a
+    pipeline of (relays − 1 + chunks) turns of one chunk each.
+    """
+    return (relays - 1 + -(-size // CHUNK_BYTES)) * CHUNK_BYTES / LINK
+
+
 def cases(quick: bool) -> Iterator[Case]:
     """256 MiB in four shards through eight relays (quick: 64 MiB)."""
     size = (64 if quick else 256) << 20
@@ -44,7 +51,7 @@ def cases(quick: bool) -> Iterator[Case]:
     at_once, cpu_s = _pushed(files, 0.0)
     late, _ = _pushed(files, LATENCY_S)
     note = f"{RELAYS} relays, {LINK / 1e6:g} MB/s links, {size >> 20} MiB, 1 MiB chunks"
-    theory = transfer_s(RELAYS, size, CHUNK_BYTES, LINK) / transfer_s(1, size, CHUNK_BYTES, LINK)
+    theory = transfer_s(RELAYS, size) / transfer_s(1, size)
     first, last = min(at_once), max(at_once)
     cpu = f"{cpu_s / (last * RELAYS) * 100:.0f} % of a core per relay"
     yield _at_most(
@@ -59,8 +66,8 @@ def cases(quick: bool) -> Iterator[Case]:
     yield _at_most("relay_publish", max(last, max(late)), "one copy over a link", copy_s, 1.2, slow)
     yield from _egress(files, size)
     for relays in (32, 128):
-        seconds = transfer_s(relays, size, CHUNK_BYTES, LINK)
-        ratio = seconds / transfer_s(1, size, CHUNK_BYTES, LINK)
+        seconds = transfer_s(relays, size)
+        ratio = seconds / transfer_s(1, size)
         yield alone(f"relay_chain_{relays}", ratio, "x", note="arithmetic: (n - 1 + chunks) turns")
 
 

@@ -19,7 +19,7 @@ from rollstream.consumers.audit.folds import (
     starts_complete,
 )
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import newest_term, role_names
+from rollstream.storage.terms import ROLLOUTS, newest_term, role_names
 from rollstream.streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
 from rollstream.streams.values import Version
 
@@ -41,11 +41,11 @@ class KnownRollouts:
         if self.store is None:
             return False
         if self._names is None:
-            self._names = frozenset(role_names(self.store, "rollouts"))
+            self._names = frozenset(role_names(self.store, ROLLOUTS))
         if self._names and applied.rollout not in self._names:
             return True
         if applied.rollout in self._names and applied.rollout not in self._terms:
-            self._terms[applied.rollout] = newest_term(self.store, "rollouts", applied.rollout)
+            self._terms[applied.rollout] = newest_term(self.store, ROLLOUTS, applied.rollout)
         return applied.rollout_term > self._terms.get(applied.rollout, applied.rollout_term)
 
 

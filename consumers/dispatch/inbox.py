@@ -15,7 +15,7 @@ from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
 from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
-from rollstream.storage.terms import newest_term, role_names
+from rollstream.storage.terms import RELAYS, ROLLOUTS, newest_term, role_names
 from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.partial_links import is_count, is_version, malformed_partial
@@ -62,8 +62,6 @@ PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more st
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
 LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
-ROLLOUTS, RELAYS = "rollouts", "relays"
-"""The roles under which rollouts and relays take their terms."""
 
 
 def refused_status(status: RolloutStatus) -> str:

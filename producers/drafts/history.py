@@ -332,11 +332,5 @@ class AnswerHistory:
         table.write(at[better], places[better], ranks[better])
 
 
-def history_bytes(tokens_max: int, lengths: Sequence[int] = NGRAM_LENGTHS) -> int:
-    """The largest memory that a history of this size takes."""
-    kept = (PASS_BYTES + UNREWARDED_BYTES) * _prompts_max(tokens_max)
-    return HistoryLayout(tokens_max, tuple(lengths)).bytes + kept
-
-
 def _prompts_max(tokens_max: int) -> int:
     return max(16, tokens_max // 32)

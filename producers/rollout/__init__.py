@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rollstream.producers.rollout.publisher import RolloutPublisher as RolloutPublisher
     from rollstream.producers.rollout.sender import (
         BackgroundSender as BackgroundSender,
-        SynchronousSender as SynchronousSender,
     )
     from rollstream.producers.rollout.weights import WeightsFollower as WeightsFollower
     from rollstream.producers.rollout.worker import RolloutLoop as RolloutLoop
@@ -33,7 +32,7 @@ __getattr__ = lazy_exports(
         "ended_turns": ("EndedTurns",),
         "heartbeat": ("Heartbeat", "StatusSchedule"),
         "publisher": ("RolloutPublisher",),
-        "sender": ("BackgroundSender", "SynchronousSender"),
+        "sender": ("BackgroundSender",),
         "weights": ("WeightsFollower",),
         "worker": ("RolloutLoop",),
     },

@@ -72,16 +72,6 @@ def extend_spans(spans: list[Span], span: Span) -> None:
         spans.append(span)
 
 
-def read_chain(bus: Bus, newest: Address, trajectory: str) -> ChainContent:
-    """Return the content of the chain that ends at `newest`. Raises `DecodeError`, which names the
-    link that does not fit.
-    """
-    found = read_chains(bus, [ChainRequest(trajectory, newest)])[trajectory]
-    if isinstance(found, DecodeError):
-        raise found
-    return found
-
-
 def read_chains(
     bus: Bus, wanted: Collection[ChainRequest]
 ) -> dict[str, ChainContent | DecodeError]:

@@ -36,23 +36,6 @@ class RecordSender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SynchronousSender:
-    """Synchronous sender, used by tests."""
-
-    bus: Bus
-
-    def send(
-        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
-    ) -> None:
-        addresses = publish_all(self.bus, topic, records)
-        if on_published is not None:
-            on_published(addresses)
-
-    def flush(self) -> None:
-        """Return at once: nothing is queued."""
-
-
-@dataclass(frozen=True, slots=True)
 class _QueuedRecords:
     topic: str
     records: Sequence[KeyedRecord]

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.errors import ConfigurationError
+from rollstream.roles.catalogue import ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +46,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "simulate policies on a cluster in virtual time, with the same planners as the service",
         ),
     ),
-    "roles": (
-        Command("prompts", "role", "publish prompts in the task's seeded order"),
-        Command("dispatch", "role", "admit groups and assign their trajectories to rollouts"),
-        Command("rollout", "role", "generate trajectories, updating weights on the way"),
-        Command(
-            "train",
-            "role",
-            "train on trajectories and publish versions (trainer.processes: number of ranks)",
-        ),
-        Command(
-            "eval",
-            "evaluate",
-            "evaluate versions on held-out prompts: new ones as they appear, or stored ones",
-        ),
-        Command("archive", "role", "write the log as Parquet files into the store, exactly once"),
-        Command(
-            "relay",
-            "role",
-            "cache versions in this node's memory for its rollouts and for other nodes",
-        ),
-        Command("score", "role", "write annotations (late rewards) about finished trajectories"),
-    ),
+    "roles": tuple(Command(role.name, role.command, role.purpose) for role in ROLES.values()),
     "look": (
         Command(
             "top",

@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 import time
-from importlib import import_module
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
@@ -21,6 +20,7 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import module_command
+from rollstream.roles.catalogue import ROLES
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
 from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
@@ -29,16 +29,6 @@ from rollstream.supervisor.train_group import rank_environment, rank_name, run_r
 EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
 GRACE_S = 20.0  # clouds give 25 s and more
 
-HEAVY_MODULES = {
-    "rollout": "rollstream.roles.rollout",
-    "train": "rollstream.roles.train",
-    "eval": "rollstream.roles.evaluation",
-}
-"""Modules that import torch, which takes seconds. They are imported after the configuration was
-validated, so errors appear at once, and before signal handlers are installed, so a signal ends a
-starting role at once.
-"""
-
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +36,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_examples(EXAMPLE_RUN)
     command.add_process_name()
     command.add_configuration()
-    if command.command == "train":
+    if ROLES[command.command].records_configuration:
         command.add_accept()
     if command.command == "rollout":
         command.add_examples(
@@ -69,7 +59,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run until the role is done or a signal stops it."""
-    is_rank = arguments.command == "train"
+    role, is_rank = ROLES[arguments.command], arguments.command == "train"
     end_with_parent(rank_environment() if is_rank else os.environ)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
@@ -80,8 +70,10 @@ def main(arguments: argparse.Namespace) -> int:
         line = _line_of_rank(folder, arguments.name, arguments.accept_config)
         return run_rank_processes(line, configuration.trainer, listen_for_signals())
     name = rank_name(arguments.name) if is_rank else arguments.name
-    if arguments.command in HEAVY_MODULES:
-        import_module(HEAVY_MODULES[arguments.command])
+    # The role's module may import torch, which takes seconds: after the configuration was
+    # validated, so errors appear at once, and before signals are handled, so one ends a starting
+    # role at once.
+    role.load()
     from rollstream.roles.context import RoleLaunch
     from rollstream.roles.roles import run_role
 
@@ -89,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
     if grace_s is not None:
         exit_after_grace(signals.stop, grace_s)
     launch = RoleLaunch(
-        role=arguments.command,
+        role=role.name,
         configuration=configuration,
         folder=folder.path,
         name=name,

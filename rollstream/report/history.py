@@ -53,10 +53,6 @@ class BusyIntervals:
                 return
             yield max(start_s, self.starts[index]), min(end_s, self.ends[index])
 
-    def total_s(self) -> float:
-        """Returns the covered seconds."""
-        return sum(self.ends) - sum(self.starts)
-
 
 GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes

@@ -1,9 +1,9 @@
 """The roles: each is one process that `roles.run_role` builds from the configuration and runs.
 
-`context` opens what a role needs: log, store, task. Roles that need more than a few lines have a
-module: `rollout`, `train`, `evaluation`, `relay_and_scorer`; dispatch, archive and prompt source
-are built in `roles`. `initial_model` is version 0, `profiling` measures an engine, `engine_errors`
-decides whether a refused engine is worth another start.
+`catalogue` declares each role once. `context` opens what a role needs: log, store, task. Roles that
+need more than a few lines have a module: `rollout`, `train`, `evaluation`, `relay_and_scorer`;
+dispatch, archive and prompt source are built in `roles`. `profiling` measures an engine,
+`engine_errors` decides whether a refused engine is worth another start.
 """
 
 from typing import TYPE_CHECKING

@@ -20,6 +20,22 @@ from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
 
 
+def run_relay(place: RoleContext) -> bool:
+    """Serve versions until the role is stopped."""
+    relay = build_relay(place)
+    place.watch.offer(relay.metric_values, relay.readers)
+    relay.run(place.stop)
+    return False
+
+
+def run_scorer(place: RoleContext) -> bool:
+    """Annotate trajectories until the role is stopped."""
+    scorer = build_scorer(place)
+    place.watch.offer(scorer.metric_values)
+    scorer.run(place.stop)
+    return False
+
+
 def build_relay(place: RoleContext) -> Relay:
     """This node's relay, under its next term."""
     settings = place.configuration.relay

@@ -11,7 +11,7 @@ import resource
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import Fenced
 from rollstream.metrics.endpoint import serve_metrics
 from rollstream.metrics.process import ProcessMetrics
+from rollstream.roles.catalogue import ROLES
 from rollstream.roles.context import RoleContext, RoleLaunch, open_role_context
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
@@ -30,7 +31,6 @@ from rollstream.storage.stores.connect import check_conditional_writes
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
-READ_ONLY_ROLES = ("eval",)  # roles that never write to the store: its conditions are not probed
 ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share while others use the core
 
 
@@ -38,17 +38,17 @@ def run_role(launch: RoleLaunch) -> bool:
     """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` when
     a higher term took the role over.
     """
-    c, watch = launch.configuration, ProcessMetrics(launch.stop)
+    c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
         serve_metrics(c, launch.folder, launch.role, launch.name, watch),
         open_role_context(launch, watch) as place,
     ):
         try:
-            if launch.role not in READ_ONLY_ROLES:
+            if not role.reads_only:
                 check_conditional_writes(place.store, c.store, uuid.uuid4().hex)
                 read_or_create_identity(place.store, c.run)
             with watch_configuration(place.store, c, launch.stop, launch.accept_config):
-                return _ROLES[launch.role](place)
+                return role.load()(place)
         finally:
             _record_usage(launch.folder, launch.name)
 
@@ -107,7 +107,7 @@ def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
     return acquire_lease(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 
 
-def _prompts(place: RoleContext) -> bool:
+def run_prompts(place: RoleContext) -> bool:
     from rollstream.producers.prompt_source import PromptSource
     from rollstream.roles.context import prompt_order
 
@@ -120,7 +120,7 @@ def _prompts(place: RoleContext) -> bool:
     return False
 
 
-def _dispatch(place: RoleContext) -> bool:
+def run_dispatch(place: RoleContext) -> bool:
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
     from rollstream.monitor.moves import MOVES_FILE, move_line
@@ -147,44 +147,7 @@ def _dispatch(place: RoleContext) -> bool:
     return False
 
 
-def _rollout(place: RoleContext) -> bool:
-    from rollstream.roles.relay_and_scorer import with_relay_reads
-    from rollstream.roles.rollout import build_rollout
-
-    rollout = build_rollout(with_relay_reads(place))
-    if rollout is not None:
-        place.watch.offer(rollout.metric_values, rollout.readers)
-        rollout.run(place.stop)
-    return False
-
-
-def _train(place: RoleContext) -> bool:
-    from rollstream.roles.relay_and_scorer import with_relay_push
-    from rollstream.roles.train import follow_rank_0, join_rank_group, train
-
-    with join_rank_group(place) as party:
-        if party is not None and not party.is_led:
-            return follow_rank_0(place, party.ranks)
-        with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
-            return train(with_relay_push(place), lease.term, party)
-
-
-def _relay(place: RoleContext) -> bool:
-    from rollstream.roles.relay_and_scorer import build_relay
-
-    relay = build_relay(place)
-    place.watch.offer(relay.metric_values, relay.readers)
-    relay.run(place.stop)
-    return False
-
-
-def _eval(place: RoleContext) -> bool:
-    from rollstream.roles.evaluation import evaluate_announced
-
-    return evaluate_announced(place)
-
-
-def _archive(place: RoleContext) -> bool:
+def run_archive(place: RoleContext) -> bool:
     from rollstream.consumers.archive.service import ArchiveService
 
     c = place.configuration
@@ -195,24 +158,3 @@ def _archive(place: RoleContext) -> bool:
         place.watch.offer(archive.metric_values)
         archive.run(place.stop)
     return False
-
-
-def _score(place: RoleContext) -> bool:
-    from rollstream.roles.relay_and_scorer import build_scorer
-
-    scorer = build_scorer(place)
-    place.watch.offer(scorer.metric_values)
-    scorer.run(place.stop)
-    return False
-
-
-_ROLES: Mapping[str, Callable[[RoleContext], bool]] = {
-    "prompts": _prompts,
-    "dispatch": _dispatch,
-    "rollout": _rollout,
-    "train": _train,
-    "eval": _eval,
-    "score": _score,
-    "archive": _archive,
-    "relay": _relay,
-}

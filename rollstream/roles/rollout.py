@@ -36,8 +36,9 @@ from rollstream.roles.context import (
 )
 from rollstream.roles.engine_errors import classify_engine_errors
 from rollstream.roles.profiling import run_profile
+from rollstream.roles.relay_and_scorer import with_relay_reads
 from rollstream.storage.models import config_from_version
-from rollstream.storage.terms import next_term
+from rollstream.storage.terms import ROLLOUTS, next_term
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
@@ -47,13 +48,22 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 
 
+def run_rollout(place: RoleContext) -> bool:
+    """Generate until the role is stopped."""
+    rollout = build_rollout(with_relay_reads(place))
+    if rollout is not None:
+        place.watch.offer(rollout.metric_values, rollout.readers)
+        rollout.run(place.stop)
+    return False
+
+
 def build_rollout(place: RoleContext) -> RolloutLoop | None:
     """The worker under its next term; None if it was stopped before a version was announced."""
     c = place.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
     task = load_run_task(c, place.folder)
-    term = next_term(place.store, "rollouts", place.name)
+    term = next_term(place.store, ROLLOUTS, place.name)
     orders = AssignmentQueue(place.bus, place.name, term)
     follower = WeightsFollower(place.bus, place.store)
     fetched = _first_weights(place, follower)

@@ -34,6 +34,8 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
+from rollstream.roles.relay_and_scorer import with_relay_push
+from rollstream.roles.roles import hold_role_lease
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import load_model
 from rollstream.supervisor.train_group import threads_per_rank
@@ -47,6 +49,15 @@ if TYPE_CHECKING:
 
 
 PACED_LEARNER = "paced"
+
+
+def run_train(place: RoleContext) -> bool:
+    """Train until the last step, as the only process, as rank 0, or as a rank that follows it."""
+    with join_rank_group(place) as party:
+        if party is not None and not party.is_led:
+            return follow_rank_0(place, party.ranks)
+        with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
+            return train(with_relay_push(place), lease.term, party)
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":

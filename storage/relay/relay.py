@@ -27,7 +27,7 @@ from rollstream.storage.relay.server import RelayServer
 from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.relay.topology import RELAY_TERMS, RelayDirectory
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import next_term
+from rollstream.storage.terms import RELAYS, next_term
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, RelayStatus, WeightsAnnounced
@@ -58,7 +58,7 @@ class Relay:
         self._lock = _lock_folder(folder)
         self.cache = RelayCache(folder, settings.versions, settings.bytes_max)
         self.url = ""
-        self.term = next_term(store, "relays", RELAY_TERMS)
+        self.term = next_term(store, RELAYS, RELAY_TERMS)
         self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self.directory = RelayDirectory(bus, settings.timeout_s)
         bucket = BucketReader(self.cache, store)

@@ -80,14 +80,6 @@ def unexpired_suspects(
     return {term: at for term, at in suspects.items() if now_s - at < forgive_s}
 
 
-def transfer_s(relays: int, size: int, chunk: int, bytes_per_s: float, hop_s: float = 0.0) -> float:
-    """Seconds until the last of `relays` has `size` bytes that are forwarded chunk by chunk: a
-    pipeline of (relays − 1 + chunks) turns of one chunk each.
-    """
-    turns = relays - 1 + -(-size // chunk)
-    return turns * (chunk / bytes_per_s + hop_s)
-
-
 class RelayDirectory:
     """Safe to share between threads. `poll` reads the topic; all other methods use what it has
     read.

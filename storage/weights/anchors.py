@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.fetch_plan import FetchPath, FetchPlanner, FetchPrices, HeldTensors
+from rollstream.storage.weights.fetch_plan import BrokenSteps, FetchPath, FetchPlanner, HeldTensors
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 
 BYTES_SHARE = 1 / 3
@@ -89,7 +89,7 @@ def find_fetch_paths(
     manifest: Manifest,
     names: Collection[str],
     held: HeldTensors | None = None,
-    prices: FetchPrices | None = None,
+    broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
     """The cheapest way to each of these tensors, by the names that the manifest stores them
     under.
@@ -97,7 +97,7 @@ def find_fetch_paths(
     Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none. A missing or
     damaged manifest is no error if another way exists.
     """
-    planning = FetchPlanner(names, held or HeldTensors(), prices or FetchPrices())
+    planning = FetchPlanner(names, held or HeldTensors(), broken)
     reason: ObjectMissing | CorruptObject | None = None
     try:
         for one in lineage(store, manifest):

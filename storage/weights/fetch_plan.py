@@ -41,6 +41,10 @@ class FetchStep:
         return self.entry.end if self.delta is None else self.delta.end
 
     @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
+    @property
     def key(self) -> tuple[Version, str, bool]:
         return (self.version, self.name, self.delta is not None)
 
@@ -59,11 +63,10 @@ class FetchPath:
     name: str
     entry: TensorEntry
     steps: tuple[FetchStep, ...]
-    cost: float
 
     @property
     def bytes(self) -> int:
-        return sum(step.end - step.start for step in self.steps)
+        return sum(step.bytes for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +79,8 @@ class HeldTensors:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPrices:
-    """The price of a byte by version (1.0 by default), for a reader beside a relay that has some
-    versions.
-
-    `broken` steps (version, name, whether it is a delta) were read and did not match their hash.
-    """
-
-    of: Mapping[Version, float] = field(default_factory=dict[Version, float])
-    broken: Collection[tuple[Version, str, bool]] = ()
-
-    def cost(self, step: FetchStep) -> float:
-        return (step.end - step.start) * self.of.get(step.version, 1.0)
-
-    def is_broken(self, step: FetchStep) -> bool:
-        return step.key in self.broken
+BrokenSteps = Collection[tuple[Version, str, bool]]
+"""Steps (version, name, whether it is a delta) that were read and did not match their hash."""
 
 
 class FetchPlanner:
@@ -100,8 +89,8 @@ class FetchPlanner:
     has the tensor complete.
     """
 
-    def __init__(self, names: Iterable[str], held: HeldTensors, prices: FetchPrices) -> None:
-        self._searches = [_PathSearch(name, held, prices) for name in names]
+    def __init__(self, names: Iterable[str], held: HeldTensors, broken: BrokenSteps = ()) -> None:
+        self._searches = [_PathSearch(name, held, broken) for name in names]
         self._open = list(self._searches)
         self._examined = 0
 
@@ -124,25 +113,11 @@ class FetchPlanner:
         return {search.name: search.best for search in self._searches}
 
 
-def plan_fetch(
-    chain: Iterable[Manifest], names: Iterable[str], held: HeldTensors, prices: FetchPrices
-) -> dict[str, FetchPath | None]:
-    """The cheapest way to each tensor of the first manifest, by the names that it stores them
-    under; `chain` leads from there to older parents.
-    """
-    planning = FetchPlanner(names, held, prices)
-    for manifest in chain:
-        if planning.is_complete:
-            break
-        planning.examine(manifest)
-    return planning.ways()
-
-
 class _PathSearch:
     """The search of one tensor, from the wanted version back to where a way can start."""
 
-    def __init__(self, name: str, held: HeldTensors, prices: FetchPrices) -> None:
-        self.name, self._prices = name, prices
+    def __init__(self, name: str, held: HeldTensors, broken: BrokenSteps) -> None:
+        self.name, self._broken = name, broken
         self._held, self._number = held.hashes.get(name), held.number
         self.best: FetchPath | None = None
         self.closed = False
@@ -150,7 +125,7 @@ class _PathSearch:
         self._base: str | None = None  # hash that the tensor must have in the next manifest
         self._name_there = name  # the tensor's name in the next manifest
         self._steps: list[FetchStep] = []  # steps so far, newest first
-        self._cost = 0.0
+        self._bytes = 0
 
     def examine(self, manifest: Manifest) -> None:
         owner = manifest.weights.owner(self._name_there)
@@ -160,33 +135,33 @@ class _PathSearch:
             return
         self._entry = self._entry or entry
         if self._held == entry.hash:
-            self._offer(self._cost)
+            self._offer(self._bytes)
             self.closed = True
             return
         whole = FetchStep(manifest.version, owner, entry, None)
-        if entry.file and not self._prices.is_broken(whole):
-            self._offer(self._cost + self._prices.cost(whole), whole)
+        if entry.file and whole.key not in self._broken:
+            self._offer(self._bytes + whole.bytes, whole)
         self._follow_delta(manifest, owner, entry)
 
     def _follow_delta(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
         delta = manifest.delta and manifest.delta.tensors[owner]
         step = FetchStep(manifest.version, owner, entry, delta) if delta else None
-        if delta is None or step is None or self._prices.is_broken(step):
+        if delta is None or step is None or step.key in self._broken:
             self.closed = True
             return
-        cost = self._cost + self._prices.cost(step)
+        size = self._bytes + step.bytes
         if step.is_whole:
-            self._offer(cost, step)
+            self._offer(size, step)
             self.closed = True
             return
-        if step.end > step.start:
+        if step.bytes:
             self._steps.append(step)
-        self._cost, self._name_there, self._base = cost, owner, delta.base
+        self._bytes, self._name_there, self._base = size, owner, delta.base
         is_in_vain = self._held is None or manifest.version.number <= self._number
-        self.closed = self.best is not None and (cost >= self.best.cost or is_in_vain)
+        self.closed = self.best is not None and (size >= self.best.bytes or is_in_vain)
 
-    def _offer(self, cost: float, *first: FetchStep) -> None:
+    def _offer(self, size: int, *first: FetchStep) -> None:
         assert self._entry is not None
-        if self.best is None or cost < self.best.cost:
+        if self.best is None or size < self.best.bytes:
             steps = (*first, *reversed(self._steps))
-            self.best = FetchPath(self.name, self._entry, steps, cost)
+            self.best = FetchPath(self.name, self._entry, steps)

@@ -18,7 +18,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.anchors import find_fetch_paths
 from rollstream.storage.weights.delta import Changes, squash
 from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
-from rollstream.storage.weights.fetch_plan import FetchPath, FetchPrices, HeldTensors
+from rollstream.storage.weights.fetch_plan import FetchPath, HeldTensors
 from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
@@ -169,9 +169,7 @@ class ResidentWeights:
         are none.
         """
         try:
-            return find_fetch_paths(
-                store, manifest, tuple(done.failed), None, FetchPrices(broken=done.broken)
-            )
+            return find_fetch_paths(store, manifest, tuple(done.failed), broken=done.broken)
         except (ObjectMissing, CorruptObject) as error:
             raise next(iter(done.failed.values())) from error
 

@@ -26,7 +26,6 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -51,6 +50,7 @@ from testbed.stepped.hand_fed_trainer import Breaking
 from testbed.stepped.history import remembering
 from testbed.stepped.publisher import SteppedPublisher
 from testbed.stepped.restless_planner import Restless
+from testbed.synchronous_sender import SynchronousSender
 
 RUN = "stepped"
 SIZES = {

@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollstream.cli.main import main
-from rollstream.storage.models import build_model, model_files, published_tensors
+from rollstream.storage.models import build_model, model_files
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.manifest import read_manifest, version_folder
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
+from testbed.versions import published_tensors
 
 SIZES = {
     "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rollstream.producers.drafts import AnswerHistory, HistoryAnswer, prompt_key
-from rollstream.producers.drafts.history import history_bytes, reward_priority
+from rollstream.producers.drafts.history import reward_priority
 from rollstream.producers.drafts.index import NgramTable, ngram_key, ngram_keys, ngram_sums
 from rollstream.producers.drafts.shared_memory import PROBES, HistoryLayout, allocate_memory
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
@@ -136,7 +136,7 @@ def test_answers_that_wait_for_a_reward_are_bounded() -> None:
     history = AnswerHistory(64)
     for number in range(100):
         history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4), 1, name=f"a{number}")])
-    assert history.bytes <= history_bytes(64)
+    assert history.bytes <= 400 * 64 + 16 * 1024
     assert not history.add_reward("a0", 1.0)
     assert history.add_reward("a99", 1.0)
 
@@ -166,7 +166,7 @@ def test_memory_is_bounded_and_the_newest_tokens_are_kept() -> None:
     for group in range(400):
         newest = drawn.integers(0, 50_000, 100).astype(np.uint32)
         history.insert(group, group, newest, 99)
-        assert history.bytes <= history_bytes(4096) <= 400 * 4096
+        assert history.bytes <= 400 * 4096
         for start in range(10, 90, 7):
             draft = history.draft(group, newest[:start].tolist(), 4)
             assert list(draft.tokens) == newest[start : start + 4].tolist()

@@ -12,6 +12,7 @@ from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
 from rollstream.metrics.collector import MetricsCollector
 from rollstream.metrics.process import ProcessMetrics
+from rollstream.roles.catalogue import ROLES
 from testbed.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"
@@ -62,3 +63,7 @@ def test_the_whole_catalogue_is_valid_open_metrics():
     parsed = text_string_to_metric_families(generate_latest(registry).decode())
     names = {family.name for family in parsed if family.name.startswith(PREFIX)}
     assert names == {PREFIX + name.removesuffix("_total") for name in FAMILIES}
+
+
+def test_every_role_has_metrics():
+    assert set(ROLES) == set(BY_ROLE) - {"every role", "supervisor"}

@@ -6,7 +6,6 @@ from rollstream.storage.relay.topology import (
     CachedVersion,
     ChainMember,
     living_chain,
-    transfer_s,
     unexpired_suspects,
     upstream_of,
     versions_to_keep,
@@ -90,14 +89,6 @@ def test_no_cycle_of_waiting_whatever_each_relay_sees(views: list, turns: list[i
 def test_suspects_are_forgiven_in_time(suspects: dict[int, float], forgive_s: float) -> None:
     assert unexpired_suspects(suspects, NOW_S + 51, forgive_s).keys() <= suspects.keys()
     assert unexpired_suspects(suspects, NOW_S + 151, forgive_s) == {}
-
-
-def test_pipelining_makes_the_last_relay_hardly_later_than_the_first() -> None:
-    size, chunk, link = 256 << 20, 1 << 20, 25e6
-    first = transfer_s(1, size, chunk, link)
-    assert first == size / link
-    assert round(transfer_s(8, size, chunk, link) / first, 3) == 1.027
-    assert round(transfer_s(32, size, chunk, link) / first, 3) == 1.121
 
 
 # ---- the cache -----------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_busy_is_the_union_of_its_intervals(intervals):
     for start, end in intervals:
         busy.add(start, end)
     covered = {second for start, end in intervals for second in range(start, end)}
-    assert busy.total_s() == len(covered)
+    assert sum(busy.ends) - sum(busy.starts) == len(covered)
     assert all(end < start for end, start in zip(busy.ends, busy.starts[1:], strict=False))
     inside = sum(end - start for start, end in busy.within(10, 30))
     assert inside == len(covered & set(range(10, 30)))

@@ -16,7 +16,6 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -29,6 +28,7 @@ from rollstream.streams.records import Record
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
+from testbed.synchronous_sender import SynchronousSender
 
 CONFIG = Qwen3Config(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,

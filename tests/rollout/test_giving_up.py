@@ -8,11 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.chain import read_chain
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings
@@ -25,6 +23,8 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
 from rollstream.streams.writer import FencedWriter
 from testbed.stepped.fake_engine import FakeEngine, FakeRewards
+from testbed.synchronous_sender import SynchronousSender
+from tests.rollout.chains import read_chain
 
 V0 = Version(0, 1)
 SETTINGS = RolloutSettings(slots=4, context_max=64, partial_tokens=4, on_update="keep_version")

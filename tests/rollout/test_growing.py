@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from rollstream.errors import DecodeError
 from rollstream.producers.engines.base import Emission
-from rollstream.producers.rollout.chain import read_chain
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.connect import open_bus
 from rollstream.streams.draft_runs import accepted_mask
@@ -20,6 +19,7 @@ from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignmen
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Drafts, Sampling, Version
 from rollstream.streams.writer import publish
+from tests.rollout.chains import read_chain
 
 ORDER = Assignment(
     kind="start",

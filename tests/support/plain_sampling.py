@@ -18,12 +18,12 @@ from rollstream.config.run_folder import store_url
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch import TorchEngine
-from rollstream.storage.models import model_from_version
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GENERATED, Prompt, Trajectory
 from rollstream.streams.values import Tokens, Version
 from testbed.run_process import read
+from testbed.versions import model_from_version
 
 SLOTS = 8
 ROUNDING = 1e-5

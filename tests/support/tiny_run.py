@@ -26,7 +26,6 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import SynchronousSender
 from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -45,6 +44,7 @@ from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Record, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling
+from testbed.synchronous_sender import SynchronousSender
 from testbed.waiting import WAIT_S
 
 SIZES = {

@@ -12,8 +12,7 @@ version. Tokens of a version that was replaced by another term's are treated in 
 counted. The audit uses the same two functions, `lag_of` and `BelievedVersions.is_believed`.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -114,17 +113,6 @@ def lag_counts(sample: Sample, version: int) -> dict[int, int]:
         trained = int(np.count_nonzero(sample.mask[span.start : span.end]))
         counts[lag] = counts.get(lag, 0) + trained
     return counts
-
-
-def lag_histogram(samples: Iterable[Sample], version: int) -> dict[int, int]:
-    """Number of trained tokens by lag, smallest lag first. With the version known at finish these
-    are lags at finish.
-    """
-    counts: Counter[int] = Counter()
-    for sample in samples:
-        lags, tokens = np.unique(lags_of(sample, version)[sample.mask], return_counts=True)
-        counts.update(dict(zip(lags.tolist(), tokens.tolist(), strict=True)))
-    return dict(sorted(counts.items()))
 
 
 UNBOUNDED = TrainingBounds()

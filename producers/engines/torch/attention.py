@@ -31,18 +31,6 @@ def attend(
     return attended.reshape(queries.shape[0], -1)
 
 
-def attend_fused(
-    queries: torch.Tensor,
-    layer: int,
-    cache: KVCache,
-    used: tuple[RowSegment, ...],
-    masks: list[torch.Tensor],
-) -> torch.Tensor:
-    """The same result as `attend`, by one fused call per segment."""
-    attended = _by_segment(_fused, queries, layer, cache, used, masks, 1)
-    return attended.reshape(queries.shape[0], -1)
-
-
 def attend_ahead(
     queries: torch.Tensor,
     layer: int,

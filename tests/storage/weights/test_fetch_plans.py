@@ -4,7 +4,7 @@ needs.
 
 from hypothesis import given, strategies as st
 
-from rollstream.storage.weights.fetch_plan import FetchPlanner, FetchPrices, HeldTensors, plan_fetch
+from rollstream.storage.weights.fetch_plan import FetchPlanner, HeldTensors
 from rollstream.storage.weights.manifest import (
     Delta,
     DeltaEntry,
@@ -62,24 +62,32 @@ def chains(draw):
     return chain[::-1]
 
 
-def cheapest(chain, name, held, prices):
+def cheapest(chain, name, held):
     """The cheapest path by trying every version as its start, as far back as the reader looks."""
     found, cost = [], 0.0
     for one in chain:
-        price = prices.get(one.version, 1.0)
         if held.hashes.get(name) == one.weights.tensors[name].hash:
             found.append(cost)
         if one.kind == "anchor":
-            found.append(cost + FULL * price)
+            found.append(cost + FULL)
         if one.delta is None:
             break
         step = one.delta.tensors[name]
-        cost += step.bytes * price
+        cost += step.bytes
         if step.coding == "dense":
             found.append(cost)
         if found and (name not in held.hashes or one.version.number <= held.number):
             break
     return min(found)
+
+
+def plan_fetch(chain, names, held, broken=()):
+    planning = FetchPlanner(names, held, broken)
+    for one in chain:
+        if planning.is_complete:
+            break
+        planning.examine(one)
+    return planning.ways()
 
 
 def held_of(chain, draw):
@@ -95,11 +103,9 @@ def held_of(chain, draw):
 @given(chains(), st.data())
 def test_every_way_is_the_cheapest_there_is_and_leads_to_the_tensor(chain, data):
     held = held_of(chain, data.draw)
-    prices = {one.version: data.draw(st.sampled_from([0.25, 1.0])) for one in chain}
-    ways = plan_fetch(chain, NAMES, held, FetchPrices(prices))
+    ways = plan_fetch(chain, NAMES, held)
     for name, way in ways.items():
-        assert way.cost == cheapest(chain, name, held, prices)  # pyright: ignore[reportOptionalMemberAccess]
-        assert way.cost == sum((s.end - s.start) * prices[s.version] for s in way.steps)  # pyright: ignore[reportOptionalMemberAccess]
+        assert way.bytes == cheapest(chain, name, held)  # pyright: ignore[reportOptionalMemberAccess]
         numbers = [step.version.number for step in way.steps]  # pyright: ignore[reportOptionalMemberAccess]
         assert numbers == sorted(set(numbers))
         assert not any(step.is_whole for step in way.steps[1:])  # pyright: ignore[reportOptionalMemberAccess]
@@ -120,15 +126,15 @@ def leads(way, held):
 @given(chains(), st.data())
 def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
     held = held_of(chain, data.draw)
-    planning = FetchPlanner(NAMES, held, FetchPrices())
+    planning = FetchPlanner(NAMES, held)
     looked = 0
     for one in chain:
         if planning.is_complete:
             break
         planning.examine(one)
         looked += 1
-    costs = {name: way.cost for name, way in planning.ways().items()}  # pyright: ignore[reportOptionalMemberAccess]
-    assert costs == {name: cheapest(chain, name, held, {}) for name in NAMES}
+    costs = {name: way.bytes for name, way in planning.ways().items()}  # pyright: ignore[reportOptionalMemberAccess]
+    assert costs == {name: cheapest(chain, name, held) for name in NAMES}
     if not held.hashes:  # no further back than to the first whole version
         assert all(one.kind == "delta" for one in chain[: looked - 1])
 
@@ -138,7 +144,7 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
     base = data.draw(st.sampled_from(chain))
     hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
     between = [one for one in chain if one.version > base.version]
-    ways = plan_fetch(chain, NAMES, HeldTensors(hashes, base.version.number), FetchPrices())
+    ways = plan_fetch(chain, NAMES, HeldTensors(hashes, base.version.number))
     total = sum(way.bytes for way in ways.values())  # pyright: ignore[reportOptionalMemberAccess]
     if all(one.delta for one in between):
         deltas = sum(entry.bytes for one in between for entry in one.delta.tensors.values())
@@ -150,21 +156,7 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
 
 @given(chains(), st.data())
 def test_what_was_found_broken_is_not_on_any_way(chain, data):
-    ways = plan_fetch(chain, NAMES, HeldTensors(), FetchPrices())
+    ways = plan_fetch(chain, NAMES, HeldTensors())
     broken = {way.steps[-1].key for way in ways.values() if data.draw(st.booleans())}  # pyright: ignore[reportOptionalMemberAccess]
-    for way in plan_fetch(chain, NAMES, HeldTensors(), FetchPrices(broken=broken)).values():
+    for way in plan_fetch(chain, NAMES, HeldTensors(), broken).values():
         assert way is None or not broken.intersection(step.key for step in way.steps)
-
-
-def test_a_relay_beside_the_reader_changes_the_way():
-    """Three deltas from the bucket cost more than a whole version from the relay."""
-    hashes = [{name: f"{name}{n}" for name in NAMES} for n in range(4)]
-    chain = [manifest(0, hashes[0], None, anchor=True)]
-    for n in (1, 2, 3):
-        codings = {name: ("sparse", 30, hashes[n - 1][name]) for name in NAMES}
-        chain.insert(0, manifest(n, hashes[n], codings, anchor=n == 3))
-    held = HeldTensors(hashes[0], 0)
-    far = plan_fetch(chain, NAMES, held, FetchPrices())
-    assert [step.version.number for step in far["a"].steps] == [1, 2, 3]  # pyright: ignore[reportOptionalMemberAccess]
-    near = plan_fetch(chain, NAMES, held, FetchPrices({version(3): 0.1}))
-    assert [(step.version.number, step.delta) for step in near["a"].steps] == [(3, None)]  # pyright: ignore[reportOptionalMemberAccess]

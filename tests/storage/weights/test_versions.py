@@ -15,7 +15,7 @@ from rollstream.errors import (
     StoreError,
     SwapLost,
 )
-from rollstream.storage.models import model_files, published_tensors
+from rollstream.storage.models import model_files
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
@@ -30,6 +30,7 @@ from rollstream.storage.weights.pointer import (
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.shards import pack_tensors, plan_ranges, plan_shards
 from rollstream.streams.values import Version
+from testbed.versions import published_tensors
 
 V1, V2 = Version(1, 1), Version(2, 1)
 

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from rollstream.consumers.trainer.data.prepare import (
     advantages,
     is_dropped,
-    lag_histogram,
     lags_of,
     mask_by_lag,
 )
@@ -97,7 +96,6 @@ def test_advantages_sum_to_zero_and_equal_rewards_give_none(rewards, kind):
 def test_lag_counts_versions_span_by_span():
     made = sample_of(record(), 0.0)
     assert lags_of(made, 4).tolist() == [3, 3, 3, 2]
-    assert lag_histogram([made, mask_by_lag(made, 4, 2)], 4) == {2: 2, 3: 3}
 
 
 @given(version=st.integers(2, 9), max_lag=st.none() | st.integers(0, 8))

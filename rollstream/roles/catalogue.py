@@ -1,0 +1,113 @@
+"""All roles, each declared once: its command, the processes that `rollstream run` starts of it, and
+how it is run. Imports no role, so that `--help` and the supervisor start at once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rollstream.config.settings import Configuration
+    from rollstream.roles.context import RoleContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """`ends`, `single_holder` and `stops_last` as in `supervisor.process.ProcessSpec`."""
+
+    name: str
+    """Its command, and the label of its metrics."""
+    purpose: str
+    """The command's one-line help."""
+    runs: str
+    """`module:function` below `rollstream.roles`; returns whether the role's work is done."""
+    processes: Callable[["Configuration"], Sequence[str]]
+    """Names of the processes that `rollstream run` starts."""
+    threads: Callable[["Configuration"], int] = lambda c: 1
+    """Torch threads of each process."""
+    ends: Literal["run", "itself", "never"] = "never"
+    single_holder: bool = False
+    stops_last: bool = False
+    reads_only: bool = False
+    """It never writes to the store, whose conditional writes are then not probed."""
+    records_configuration: bool = False
+    """It records the run's configuration, and takes `--accept-config`."""
+    command: str = "role"
+    """The command's module below `rollstream.cli`."""
+
+    def load(self) -> Callable[["RoleContext"], bool]:
+        """The function that runs the role. Its module may import torch, which takes seconds."""
+        module, _, function = self.runs.partition(":")
+        return getattr(import_module(f"rollstream.roles.{module}"), function)
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [f"{name}-{number}" for number in range(count)]
+
+
+_ALL = (
+    Role(
+        name="prompts",
+        purpose="publish prompts in the task's seeded order",
+        runs="roles:run_prompts",
+        processes=lambda c: ["prompts"],
+        single_holder=True,
+    ),
+    Role(
+        name="dispatch",
+        purpose="admit groups and assign their trajectories to rollouts",
+        runs="roles:run_dispatch",
+        processes=lambda c: ["dispatch", *["dispatch-standby"][: c.dispatch.standby]],
+        single_holder=True,
+    ),
+    Role(
+        name="train",
+        purpose="train on trajectories and publish versions (trainer.processes: number of ranks)",
+        runs="train:run_train",
+        processes=lambda c: ["trainer"],
+        threads=lambda c: c.trainer.threads,
+        ends="run",
+        single_holder=True,
+        records_configuration=True,
+    ),
+    Role(
+        name="relay",
+        purpose="cache versions in this node's memory for its rollouts and for other nodes",
+        runs="relay_and_scorer:run_relay",
+        processes=lambda c: ["relay"][: c.relay.enabled],
+    ),
+    Role(
+        name="rollout",
+        purpose="generate trajectories, updating weights on the way",
+        runs="rollout:run_rollout",
+        processes=lambda c: _numbered("rollout", c.rollouts.count),
+        threads=lambda c: c.rollouts.threads,
+    ),
+    Role(
+        name="score",
+        purpose="write annotations (late rewards) about finished trajectories",
+        runs="relay_and_scorer:run_scorer",
+        processes=lambda c: _numbered("scorer", c.scoring.count),
+    ),
+    Role(
+        name="eval",
+        purpose="evaluate versions on held-out prompts: new ones as they appear, or stored ones",
+        runs="evaluation:evaluate_announced",
+        processes=lambda c: ["eval"][: c.evaluation.enabled],
+        threads=lambda c: c.evaluation.threads,
+        ends="itself",
+        reads_only=True,
+        command="evaluate",
+    ),
+    Role(
+        name="archive",
+        purpose="write the log as Parquet files into the store, exactly once",
+        runs="roles:run_archive",
+        processes=lambda c: ["archive"][: c.archive.enabled],
+        single_holder=True,
+        stops_last=True,
+    ),
+)
+ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
+"""By command, in the order in which `rollstream run` starts them."""
