@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import bus_url
-from rollstream.monitor.moves import MOVES_FILE, parse_moves
+from rollstream.monitor.state import MOVES_FILE, parse_moves
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus

@@ -19,7 +19,7 @@ from pathlib import Path
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import BusError
-from rollstream.monitor.feed import TopicWatcher
+from rollstream.storage.log_view import LogView, TopicView
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus, StepDone
 from testbed.repository import EXAMPLES
@@ -40,7 +40,7 @@ class Watched:
     beats: dict[str, list[RolloutStatus]] = field(default_factory=dict[str, list[RolloutStatus]])
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     _bus: Bus | None = None
-    _watchers: dict[str, TopicWatcher] = field(default_factory=dict[str, TopicWatcher])
+    _watchers: dict[str, TopicView] = field(default_factory=dict[str, TopicView])
 
     def until(self, done: Callable[[], bool]) -> None:
         """Reads until the condition holds; raises if the run ends meanwhile."""
@@ -77,11 +77,11 @@ class Watched:
             return False
         try:
             bus = open_run_log_for_writing(load(path), self.folder)
-            ends = {topic: bus.end(topic) for topic in ("status", "ledger")}
+            view = LogView(bus, None, "")
+            self._watchers = {topic: view.topic(topic) for topic in ("status", "ledger")}
         except BusError:
             return False
         self._bus = bus
-        self._watchers = {t: TopicWatcher(bus, t, dict.fromkeys(end, 0)) for t, end in ends.items()}
         return True
 
     def close(self) -> None:

@@ -21,18 +21,25 @@ from rollstream.config.identity import (
     read_or_create_identity,
     record_configuration,
 )
-from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_for_writing
+from rollstream.config.run_folder import (
+    RunFolder,
+    open_run_log_for_writing,
+    store_for_writing,
+    store_url,
+)
 from rollstream.config.settings import Configuration
 from rollstream.metrics.endpoint import metrics_port, serve_metrics
 from rollstream.metrics.process import ProcessMetrics
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.monitor.view import LiveView
-from rollstream.report.dropped import drop_bias_warnings
+from rollstream.report.history import drop_bias_warnings
 from rollstream.report.reading import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
@@ -93,7 +100,9 @@ def _supervise(
     arguments: argparse.Namespace,
 ) -> RunOutcome:
     now = time.time
-    onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: bus, now, now())
+    store = open_store(store_url(configuration, folder.path), configuration.sync)
+    log = LogView(bus, store, configuration.run)
+    onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
     wanted = process_specs(configuration, folder, arguments.accept_config)
     seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
     watch = ProcessMetrics(signals.stop)

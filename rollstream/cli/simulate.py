@@ -16,7 +16,7 @@ from rollstream.cli.arguments import CommandParser
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
-from rollstream.report.simulated import write_simulated
+from rollstream.report.timeline import write_simulated
 from rollstream.simulator.experiment import (
     PolicyRun,
     SimulationSettings,

@@ -1,97 +1,31 @@
-"""Brings a `RunState` up to date from the log and the metrics files, without writing.
+"""Brings a `RunState` up to date from a run's log and metrics files, without writing.
 
 Completions are fetched before the admissions and the ledger but applied after them. So a completion
-is never applied to a state that is older than itself, and the counts are correct. Of an old run
-only a tail is read: the last ledger records, the admissions since then, and the trajectories since
-the admission of the oldest open group. Undecodable bytes are counted, never dead-lettered again.
+is never applied to a state that is older than itself, and the counts are correct. For a live view
+of an old run only a tail is read: the last ledger records, the admissions since then, and the
+trajectories since the admission of the oldest open group. A report reads everything, archive
+included. Undecodable bytes are counted, never dead-lettered again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rollstream.errors import PositionLost
+from rollstream.errors import PositionLost, StoreError
 from rollstream.monitor.groups import oldest
-from rollstream.monitor.moves import MOVES_FILE
-from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
-from rollstream.streams.bus import Bus, Message
+from rollstream.monitor.state import MOVES_FILE, ArchiveBacklog, DeadLetters, RunState
+from rollstream.runs.parentage import read_parentage
+from rollstream.storage.archive.segments import LogRecord
+from rollstream.storage.log_view import LogView, TopicView
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import read_role
+from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterReader
-from rollstream.streams.reader import classify_message
-from rollstream.streams.records import Fence, Opened, Record
+from rollstream.streams.records import Record
 from rollstream.streams.truncation import ARCHIVE_GROUP
-
-
-class TimedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record and its append time in seconds since the epoch."""
-
-    record: Record
-    time_s: float
-
-
-class TopicWatcher:
-    """Reads one topic from `positions` on: in order, without void records, without any write.
-
-    `newest_s` is the append time of the newest message of any kind, None before the first;
-    `unreadable` counts messages that do not decode to a record.
-    """
-
-    def __init__(self, bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
-        settings = bus.settings(topic)
-        self.positions = dict(positions)
-        self.newest_s: float | None = None
-        self.unreadable = 0
-        self._bus, self._topic = bus, topic
-        self._fences = dict.fromkeys(positions, Fence())
-        self._fenced, self._compacted = bool(settings.writer), settings.cleanup == "compact"
-        self._first = 0  # rotates, so that a full partition does not starve the others
-
-    def poll(self, records_max: int, *, exact: bool = True) -> list[TimedRecord]:
-        """Returns the next records (`exact`: see `Bus.read`). If a position was truncated, reading
-        continues at the topic's begin.
-        """
-        try:
-            messages = self._bus.read(
-                self._topic, self._offsets(), records_max=records_max, exact=exact
-            )
-        except PositionLost:
-            self.positions = dict(self._bus.begin(self._topic))
-            self._fences = dict.fromkeys(self.positions, Fence())
-            return []
-        return self._classify(messages)
-
-    def is_behind(self, ends: Mapping[int, int]) -> bool:
-        """True if a record below these end offsets is unread."""
-        return any(offset < ends.get(p, 0) for p, offset in self.positions.items())
-
-    def _offsets(self) -> dict[int, int]:
-        partitions = list(self.positions)
-        self._first = (self._first + 1) % max(1, len(partitions))
-        turned = partitions[self._first :] + partitions[: self._first]
-        return {partition: self.positions[partition] for partition in turned}
-
-    def _classify(self, messages: Sequence[Message]) -> list[TimedRecord]:
-        seen: list[TimedRecord] = []
-        for message in messages:
-            self.positions[message.partition] = message.offset + 1
-            time_s = message.timestamp_ms / 1000
-            self.newest_s = max(time_s, self.newest_s or time_s)
-            if message.value is None:
-                continue
-            self._fences[message.partition], classified = classify_message(
-                message.value,
-                self._fences[message.partition],
-                topic=self._topic,
-                fenced=self._fenced,
-                compacted=self._compacted,
-            )
-            self.unreadable += bool(classified.reason)
-            record = classified.record
-            if record is not None and not classified.void and not isinstance(record, Opened):
-                seen.append(TimedRecord(record, time_s))
-        return seen
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
@@ -190,7 +124,7 @@ class JsonLinesTail:
         return found
 
 
-CONTEXT_TOPICS = ("prompts", "admissions", "ledger", "weights", "status", "applied")
+CONTEXT_TOPICS = ("ledger", "admissions", "prompts", "weights", "status", "applied")
 COMPLETION_TOPICS = ("trajectories", "annotations")
 FIRST_TOPICS = ("prompts", "admissions", "ledger")  # hold the run's first records
 AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
@@ -202,106 +136,153 @@ SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
 
 
 class RunFeed:
-    """Call `follow` often. One call reads at most `RECORDS_MAX` records per topic, so the view of a
+    """Call `follow` often. One call reads about `RECORDS_MAX` records per topic, so the view of a
     large run stays responsive while it catches up.
+
+    With `tail` None everything is read, archive included, except old prompts and annotations. Then
+    `also` is called with each record after `RunState.apply`.
     """
 
-    def __init__(self, bus: Bus, metrics: Path, tail: int = TAIL_RECORDS) -> None:
-        self._bus, self._tail = bus, tail
+    def __init__(
+        self,
+        view: LogView,
+        metrics: Path,
+        tail: int | None = TAIL_RECORDS,
+        also: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self._view, self._tail, self._also = view, tail, also
+        self._log: Bus = view.bus or view
+        self._store = view.store
         self._evaluations = JsonLinesTail(metrics / "eval.jsonl")
         self._events = JsonLinesTail(metrics / "supervisor.jsonl")
         self._moves = JsonLinesTail(metrics / MOVES_FILE)
-        self._watchers: dict[str, TopicWatcher] = {}
-        self._ends: dict[str, dict[int, int]] = {}
+        self._topics: dict[str, TopicView] = {}
+        self._ends: dict[str, Mapping[int, int]] = {}
         self._dead_letters: DeadLetterReader | None = None
         self._slow_s = float("-inf")
+        self._is_idle = False
+        """The last call read nothing."""
 
     def follow(self, state: RunState, now_s: float) -> bool:
         """Read once; returns True while records remain that were in the log at the start. The
         caller should then call again at once.
         """
-        if not self._watchers:
-            self._open_explaining(state)
-        elif COMPLETION_TOPICS[0] not in self._watchers and not self._is_behind():
-            self._open_explained(state)
-        explained = [one for topic in COMPLETION_TOPICS for one in self._poll(topic, exact=False)]
+        if not self._topics:
+            self._open_context(state)
+        elif COMPLETION_TOPICS[0] not in self._topics and not self._is_behind():
+            self._open_completions(state)
+        exact = self._is_idle or self._tail is None
+        completed = [one for t in COMPLETION_TOPICS for one in self._poll(state, t, exact)]
+        self._is_idle = not completed
         for topic in CONTEXT_TOPICS:
-            self._apply(state, self._poll(topic, exact=bool(explained)))
-        self._apply(state, explained)
+            found = self._poll(state, topic, exact or bool(completed))
+            self._is_idle = self._is_idle and not found
+            self._apply(state, found)
+        self._apply(state, completed)
+        if exact and self._is_idle:  # the last offsets of a compacted topic may hold no record
+            self._ends = {topic: {} for topic in self._ends}
         for line in self._evaluations.read():
             state.apply_evaluation(line)
         for line in self._events.read():
             state.apply_event(line)
         for line in self._moves.read():
             state.apply_move(line)
-        self._update_ages(state)
+        self._update(state)
         if now_s - self._slow_s >= SLOW_REFRESH_S:
             self._slow_s = now_s
             self._refresh_slowly(state)
-        return COMPLETION_TOPICS[0] not in self._watchers or self._is_behind()
+        return COMPLETION_TOPICS[0] not in self._topics or self._is_behind()
 
-    def _open_explaining(self, state: RunState) -> None:
+    def _open_context(self, state: RunState) -> None:
         """Start at the ledger's tail, and at the admissions of the same period."""
-        bus = self._bus
-        positions = {topic: tail_positions(bus, topic, self._tail) for topic in CONTEXT_TOPICS}
-        begin = bus.begin("ledger")
-        state.is_tail = positions["ledger"] != begin or bus.begin("ledger").get(0, 0) > 0
-        if positions["ledger"] != begin:
+        log, tail = self._log, self._tail or TAIL_RECORDS
+        positions = {topic: tail_positions(log, topic, tail) for topic in CONTEXT_TOPICS}
+        begin = log.begin("ledger")
+        if self._tail is not None and positions["ledger"] != begin:
             # Start an eighth of the tail later. Otherwise a group that ended before the tail would
             # stay open for ever, because writers' clocks differ. A group that is still open was
             # admitted more recently than that.
-            later = ((p, at + self._tail // 8) for p, at in positions["ledger"].items())
-            start_s = oldest(time_at(bus, "ledger", p, at) for p, at in later)
+            later = ((p, at + tail // 8) for p, at in positions["ledger"].items())
+            start_s = oldest(time_at(log, "ledger", p, at) for p, at in later)
             if start_s is not None:
-                positions["admissions"] = positions_since(bus, "admissions", start_s)
+                positions["admissions"] = positions_since(log, "admissions", start_s)
+        if self._tail is not None:
+            state.is_tail = positions["ledger"] != begin or begin.get(0, 0) > 0
         for topic, at in positions.items():
-            self._watch(topic, at)
+            self._open(state, topic, None if self._tail is None and topic != "prompts" else at)
 
-    def _open_explained(self, state: RunState) -> None:
+    def _open_completions(self, state: RunState) -> None:
         """Start at the admission of the oldest open group, within bounds."""
         opened_s = oldest(group.admitted_s for group in state.groups.open.values())
         for topic in COMPLETION_TOPICS:
-            fewest = tail_positions(self._bus, topic, TRAJECTORIES_MIN)
-            most = tail_positions(self._bus, topic, TRAJECTORIES_MAX)
-            wanted = fewest if opened_s is None else positions_since(self._bus, topic, opened_s)
-            self._watch(topic, {p: max(most[p], min(fewest[p], wanted[p])) for p in fewest})
+            fewest = tail_positions(self._log, topic, TRAJECTORIES_MIN)
+            most = tail_positions(self._log, topic, TRAJECTORIES_MAX)
+            wanted = fewest if opened_s is None else positions_since(self._log, topic, opened_s)
+            start = {p: max(most[p], min(fewest[p], wanted[p])) for p in fewest}
+            is_whole = self._tail is None and topic == "trajectories"
+            self._open(state, topic, None if is_whole else start)
 
-    def _watch(self, topic: str, positions: dict[int, int]) -> None:
-        self._ends[topic] = self._bus.end(topic)
-        self._watchers[topic] = TopicWatcher(self._bus, topic, positions)
+    def _open(self, state: RunState, topic: str, start: Mapping[int, int] | None) -> None:
+        self._ends[topic] = self._log.end(topic)
+        self._topics[topic] = self._view.topic(
+            topic, start, on_hole=state.apply_hole, skip_damaged=True
+        )
 
-    def _poll(self, topic: str, *, exact: bool) -> list[TimedRecord]:
-        watcher = self._watchers.get(topic)
-        return watcher.poll(RECORDS_MAX, exact=exact) if watcher else []
+    def _poll(self, state: RunState, topic: str, exact: bool) -> list[LogRecord]:
+        view = self._topics.get(topic)
+        found = view.poll(RECORDS_MAX, exact=exact) if view else []
+        if found:
+            newest_s = max(one.time_s for one in found)
+            state.newest_s[topic] = max(newest_s, state.newest_s.get(topic, newest_s))
+        return found
 
     def _is_behind(self) -> bool:
-        return any(one.is_behind(self._ends[topic]) for topic, one in self._watchers.items())
+        return any(one.is_behind(self._ends[topic]) for topic, one in self._topics.items())
 
-    def _apply(self, state: RunState, seen: list[TimedRecord]) -> None:
-        for one in seen:
-            state.apply(one.record, one.time_s)
+    def _apply(self, state: RunState, found: Sequence[LogRecord]) -> None:
+        for one in found:
+            if one.kind == "records" and one.record is not None:
+                state.apply(one.record, one.time_s)
+                self._also(one.record)
 
-    def _update_ages(self, state: RunState) -> None:
-        if state.began_s is None:
-            first = ((t, *at) for t in FIRST_TOPICS for at in self._bus.begin(t).items())
-            state.began_s = oldest(time_at(self._bus, *at) for at in first)
-        for topic, watcher in self._watchers.items():
-            if watcher.newest_s is not None:
-                state.newest_s[topic] = watcher.newest_s
-        state.unreadable = sum(watcher.unreadable for watcher in self._watchers.values())
+    def _update(self, state: RunState) -> None:
+        for topic, view in self._topics.items():
+            writer = self._log.settings(topic).writer
+            if writer:
+                state.apply_term(writer, max(at.fence.term for at in view.positions.values()))
+        state.unreadable = sum(view.counts["unreadable"] for view in self._topics.values())
 
     def _refresh_slowly(self, state: RunState) -> None:
+        log = self._log
+        if state.began_s is None:
+            first = ((t, *at) for t in FIRST_TOPICS for at in log.begin(t).items())
+            state.began_s = oldest(time_at(log, *at) for at in first)
         for topic in AGE_ONLY_TOPICS:
-            newest_s = newest_time(self._bus, topic)
+            newest_s = newest_time(log, topic)
             if newest_s is not None:
                 state.newest_s[topic] = newest_s
         topics = (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS)
-        self._dead_letters = self._dead_letters or DeadLetterReader(self._bus, topics)
+        self._dead_letters = self._dead_letters or DeadLetterReader(log, topics)
         for dead in self._dead_letters.read():
             before = state.dead_letters.get(dead.source, DeadLetters(0, ""))
             state.dead_letters[dead.source] = DeadLetters(before.count + 1, dead.reason)
-        left = {topic: unarchived(self._bus, topic) for topic in ARCHIVED_TOPICS}
+        left = {topic: unarchived(log, topic) for topic in ARCHIVED_TOPICS}
         state.unarchived = {topic: one for topic, one in left.items() if one is not None}
+        if self._store is not None:
+            self._read_roles(state, self._store)
+
+    def _read_roles(self, state: RunState, store: ObjectStore) -> None:
+        """Read from the store what the log lacks: the archive's term, and whether the run is a
+        fork. An unreachable store is not asked again, because each attempt takes all its retries.
+        """
+        try:
+            state.is_fork = state.is_fork or read_parentage(store) is not None
+            archive = read_role(store, "archive")
+        except StoreError:
+            self._store = None
+            return
+        if archive is not None:
+            state.apply_term("archive", archive[0].term)
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:

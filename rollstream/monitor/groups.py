@@ -50,6 +50,7 @@ class IntervalSet:
         return sum(self.ends) - sum(self.starts)
 
 
+GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 ENDED_KEPT = 8192  # groups whose end time is kept
 OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample carries no reward
 
@@ -82,9 +83,10 @@ class GroupTracker:
     """Folds records into group states; `names` are the annotations that training needs."""
 
     names: frozenset[str] = frozenset({OWN_REWARD})
+    admitted: IntervalSet = field(default_factory=IntervalSet)
     open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
     endings: Counter[str] = field(default_factory=Counter[str])
-    """`trained`, `filtered`, `expired`, `dead` → number of groups."""
+    """One of `GROUP_ENDINGS` → number of groups."""
     newest: int = -1
     """Highest group number admitted."""
     late: int = 0
@@ -97,10 +99,13 @@ class GroupTracker:
     """Annotations appended after their group had ended."""
     _ended: IntervalSet = field(default_factory=IntervalSet)
     _poisoned: IntervalSet = field(default_factory=IntervalSet)
+    _reopened: set[int] = field(default_factory=set[int])
+    """Groups of superseded takes until the record that closes them."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
         self.newest = max(self.newest, record.group)
+        self.admitted.add(record.group)
         if record.group not in self._ended and record.group not in self.open:
             self.open[record.group] = WatchedGroup(frozenset(record.trajectories), time_s)
 
@@ -131,20 +136,28 @@ class GroupTracker:
     def end(self, group: int, how: str, time_s: float) -> None:
         """Apply the end of a group: the trainer took it or closed it. Idempotent."""
         self.open.pop(group, None)
-        if self._ended.add(group):
+        if group in self._reopened:
+            self._reopened.remove(group)
+            self.endings[how] += 1
+        elif self._ended.add(group):
             self.endings[how] += 1
             self._ended_s[group] = time_s
             if len(self._ended_s) > ENDED_KEPT:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """Count a poisoned group as dead instead of trained. Idempotent.
-
-        If the group's take was not read, nothing changes here: its `GroupClosed` record follows.
-        """
+        """Undo the training of a poisoned group; its `GroupClosed` record follows. Idempotent."""
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
-            self.endings["dead"] += 1
+            self._reopened.add(group)
+
+    def outcomes(self) -> dict[str, int]:
+        """Returns the number of admitted groups, and of these by ending; the counts add up
+        (invariant 1).
+        """
+        ended = {ending: self.endings[ending] for ending in GROUP_ENDINGS}
+        is_open = len(self.open) + len(self._reopened)
+        return {"admitted": len(self.admitted), **ended, "open": is_open}
 
     def ready(self) -> int:
         """Returns the number of open groups that are ready for training."""

@@ -5,10 +5,16 @@ An observer never writes to the run. A read error does not end it: the error app
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollstream.config.run_folder import RunFolder, bus_url, open_run_log_for_writing
+from rollstream.config.run_folder import (
+    RunFolder,
+    bus_url,
+    open_run_log_for_writing,
+    store_url,
+)
 from rollstream.config.settings import Configuration
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
@@ -18,7 +24,6 @@ from rollstream.monitor.feed import (
     CONTEXT_TOPICS,
     JsonLinesTail,
     RunFeed,
-    TopicWatcher,
     newest_time,
     tail_positions,
 )
@@ -31,10 +36,15 @@ from rollstream.monitor.snapshot import (
     take_snapshot,
 )
 from rollstream.monitor.state import RunState
-from rollstream.monitor.warnings_flow import PACE_CHECKS, STANDSTILL_CHECKS
+from rollstream.monitor.warnings_flow import (
+    LOG_CHECKS,
+    MISMATCH_CHECKS,
+    PACE_CHECKS,
+    STANDSTILL_CHECKS,
+)
 from rollstream.monitor.warnings_learning import LEARNING_CHECKS
-from rollstream.monitor.warnings_log import LOG_CHECKS, MISMATCH_CHECKS
-from rollstream.streams.bus import Bus
+from rollstream.storage.log_view import LogView
+from rollstream.storage.stores.connect import open_store
 from rollstream.supervisor.supervisor import RoleState
 
 ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
@@ -51,11 +61,11 @@ CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 
 @dataclass(slots=True)
 class RunObserver:
-    """Observes one run from one thread; `open_bus` returns None while the run has no log."""
+    """Observes one run from one thread; `open_view` returns None while the run has no log."""
 
     settings: RunSettings
     metrics: Path
-    open_bus: Callable[[], Bus | None]
+    open_view: Callable[[], LogView | None]
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
@@ -80,11 +90,11 @@ class RunObserver:
 
     def _catch_up(self, deadline: Deadline) -> None:
         if self._feed is None:
-            bus = self.open_bus()
-            if bus is None:
+            view = self.open_view()
+            if view is None:
                 self.is_behind = False
                 return
-            self._feed = RunFeed(bus, self.metrics)
+            self._feed = RunFeed(view, self.metrics)
         self.is_behind = True
         while self.is_behind:
             self.is_behind = self._feed.follow(self.state, self.clock())
@@ -96,16 +106,17 @@ STANDING_TOPICS = ("ledger", "weights", "status")
 STANDING_RECORDS = 256  # of each topic: the last steps, versions and heartbeats
 
 
-def opener_of_log(configuration: Configuration, folder: Path) -> Callable[[], Bus | None]:
-    """Returns a function that opens the run's log, or returns None before it exists: opening a
-    missing `sqlite:` log would create it.
+def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], LogView | None]:
+    """Returns a function that opens the run's log and archive, or returns None before its log
+    exists: opening a missing `sqlite:` log would create it.
     """
     scheme, _, rest = bus_url(configuration, folder).partition(":")
 
-    def opened() -> Bus | None:
+    def opened() -> LogView | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
-        return open_run_log_for_writing(configuration, folder)
+        store = open_store(store_url(configuration, folder), configuration.sync)
+        return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
 
     return opened
 
@@ -118,36 +129,21 @@ def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) 
     state = plan.state()
     for line in JsonLinesTail(folder.metrics / "supervisor.jsonl").read():
         state.apply_event(line)
-    bus = opener_of_log(configuration, folder.path)()
-    if bus is not None:
-        try:
-            _read_tails(bus, state)
-        finally:
-            bus.close()
+    view = opener_of_run(configuration, folder.path)()
+    if view is not None:
+        with closing(view):
+            _read_tails(view, state)
     return standing_of(state, plan.steps, now_s)
 
 
-def _read_tails(bus: Bus, state: RunState) -> None:
+def _read_tails(view: LogView, state: RunState) -> None:
     for topic in (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS):
-        newest_s = newest_time(bus, topic)
-        if newest_s is not None:
-            state.newest_s[topic] = newest_s
-        if topic in STANDING_TOPICS and newest_s is not None:
-            watcher = TopicWatcher(bus, topic, tail_positions(bus, topic, STANDING_RECORDS))
-            for one in watcher.poll(STANDING_RECORDS):
-                state.apply(one.record, one.time_s)
-
-
-READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unresponsive bus
-
-
-def warnings_at_end(bus: Bus, metrics: Path, settings: RunSettings) -> tuple[RunWarning, ...]:
-    """Returns the warnings that `rollstream top` showed when the newest record was written.
-
-    The time is that of the newest record: a report written a week later does not call the run
-    silent.
-    """
-    state, feed, deadline = settings.state(), RunFeed(bus, metrics), Deadline(READ_S)
-    while feed.follow(state, 0.0) and not deadline.passed():
-        pass
-    return warnings_of(take_snapshot(state, settings, max(state.newest_s.values(), default=0.0)))
+        newest_s = newest_time(view, topic)
+        if newest_s is None:
+            continue
+        state.newest_s[topic] = newest_s
+        if topic in STANDING_TOPICS:
+            start = tail_positions(view.bus or view, topic, STANDING_RECORDS)
+            for one in view.topic(topic, start).poll(STANDING_RECORDS):
+                if one.kind == "records" and one.record is not None:
+                    state.apply(one.record, one.time_s)

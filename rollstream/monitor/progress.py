@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal
 
 from rollstream.monitor.format import age
 from rollstream.monitor.rollouts import SILENT_S, RolloutSnapshot, rollout_snapshots
@@ -133,101 +133,78 @@ def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, in
 QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
 STARTING_S = 120.0  # a role loads libraries and model before it writes a record
 EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
-ENDING_PHASES: Mapping[str, Literal["finished", "stopped", "failed"]] = {
+StandingState = Literal["new", "running", "silent", "stopped", "failed", "finished"]
+ENDINGS: Mapping[str, StandingState] = {
     "complete": "finished",
     "stopped": "stopped",
     "failed": "failed",
 }
 
 
-StandingState = Literal["new", "running", "silent", "stopped", "failed", "finished"]
-
-
 @dataclass(frozen=True, slots=True)
 class RunStanding:
     """A run in one line: `step` of `steps` are done. `newest_s` is the time of the newest record in
-    seconds since the epoch, None for a run without records, whose state is `new`.
+    seconds since the epoch, None for a run without records, whose state is `new`. `phase` describes
+    the state in one to three words.
     """
 
     state: StandingState
+    phase: str
     step: int
     steps: int
     newest_s: float | None
+    is_starting: bool
+    """A process started so recently that it may not have written a record yet."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run writes no more records unless it is restarted."""
+        return self.state in ENDINGS.values()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no record was written for `QUIET_S` although the log shows an unfinished run."""
+        return self.state == "silent"
 
 
 def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
-    """Returns the standing at `now_s`; the same state as the phase that `take_snapshot` names."""
+    """Returns the standing at `now_s`."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
-    ended = _last_ending(state)
-    if ended is not None:
-        return RunStanding(ENDING_PHASES[ended["event"]], step, steps, newest_s)
-    if newest_s is None:
-        return RunStanding("new", step, steps, None)
-    if is_over(state, step, steps, now_s):
-        return RunStanding("finished", step, steps, newest_s)
-    return RunStanding("silent" if is_quiet(state, now_s) else "running", step, steps, newest_s)
-
-
-def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
-    """Returns the phase in one to three words."""
-    ended = _last_ending(state)
-    if ended is not None:
-        return ENDING_PHASES[ended["event"]]
-    if step >= steps:
-        return "finished" if _is_idle(state, now_s) else "last evaluation"
-    if is_quiet(state, now_s):
-        return f"silent for {age(_quiet_s(state, now_s) or 0.0)}"
-    if state.weights is None or (_quiet_s(state, now_s) or 0.0) > QUIET_S:
-        return "starting"
-    return "training" if step else "first step"
-
-
-def is_over(state: RunState, step: int, steps: int, now_s: float) -> bool:
-    """True if the run writes no more records unless it is restarted."""
-    if _last_ending(state) is not None:
-        return True
-    return step >= steps and _is_idle(state, now_s)
-
-
-def is_quiet(state: RunState, now_s: float) -> bool:
-    """True if no record was written for `QUIET_S` although the log shows an unfinished run."""
-    quiet_s = _quiet_s(state, now_s)
-    if quiet_s is None or quiet_s <= QUIET_S:
-        return False
-    return not is_starting(state, now_s) and not _is_warming_up(state)
-
-
-def is_starting(state: RunState, now_s: float) -> bool:
-    """True if the supervisor started a process so recently that it may not have written yet."""
+    quiet_s = 0.0 if newest_s is None else now_s - newest_s
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
-    return now_s - max(starts, default=float("-inf")) < STARTING_S
+    is_starting = now_s - max(starts, default=float("-inf")) < STARTING_S
+    is_warming_up = state.weights is None and not state.rollouts  # which writes no records
+    is_quiet = quiet_s > QUIET_S and not is_starting and not is_warming_up
+    ending = _last_ending(state)
+    if ending is None and step >= steps and _is_idle(state, now_s, quiet_s):
+        ending = "finished"
+    if ending is not None:
+        phase = ending
+    elif step >= steps:
+        phase = "last evaluation"
+    elif is_quiet:
+        phase = f"silent for {age(quiet_s)}"
+    elif state.weights is None or quiet_s > QUIET_S:
+        phase = "starting"
+    else:
+        phase = "training" if step else "first step"
+    running = "silent" if is_quiet else "new" if newest_s is None else "running"
+    return RunStanding(ending or running, phase, step, steps, newest_s, is_starting)
 
 
-def _last_ending(state: RunState) -> dict[str, Any] | None:
-    """Returns the supervisor's newest ending event, or None if a process was started after it."""
+def _last_ending(state: RunState) -> StandingState | None:
+    """Returns the ending that the supervisor recorded last; None if it started a process since."""
     for event in reversed(state.events):
-        if event.get("event") in ENDING_PHASES:
-            return event
+        if event.get("event") in ENDINGS:
+            return ENDINGS[event["event"]]
         if event.get("event") == "start":
             return None
     return None
 
 
-def _is_idle(state: RunState, now_s: float) -> bool:
+def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
     """True without a living rollout and without an evaluation that may still be running."""
-    quiet_s = _quiet_s(state, now_s)
     if any(line.is_alive() for line in rollout_snapshots(state, now_s)):
         return False
-    return quiet_s is None or quiet_s > (EVALUATION_S if state.events else SILENT_S)
-
-
-def _quiet_s(state: RunState, now_s: float) -> float | None:
-    """Returns the seconds since the newest record of any topic."""
-    newest_s = max(state.newest_s.values(), default=None)
-    return None if newest_s is None else now_s - newest_s
-
-
-def _is_warming_up(state: RunState) -> bool:
-    """True during warm-up and model loading, which write no records."""
-    return state.weights is None and not state.rollouts
+    return not state.newest_s or quiet_s > (EVALUATION_S if state.events else SILENT_S)

@@ -249,6 +249,8 @@ def _dead_letters(at: RunSnapshot) -> Iterator[str]:
 
 def _restarts(at: RunSnapshot) -> Iterator[str]:
     yield str(at.restarts)
+    worst = sorted(at.restarted.items(), key=lambda one: -one[1])
+    yield from (f"{restarts}× {plain_text(role, 24)}" for role, restarts in worst[:3])
     for death in at.deaths[:3]:
         role = plain_text(death.role, 24)
         yield f"{role} ({describe_exit(death.code)}) {age(death.ago_s)} ago"

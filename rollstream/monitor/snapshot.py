@@ -12,22 +12,20 @@ from rollstream.monitor.groups import GroupTracker, oldest
 from rollstream.monitor.progress import (
     LagSummary,
     RunPace,
-    is_over,
-    is_quiet,
-    is_starting,
     lag_summary,
-    phase_of,
     recent_steps,
     run_pace,
+    standing_of,
 )
-from rollstream.monitor.rollouts import RolloutSnapshot, rollout_snapshots
-from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, passes_newest_first
-from rollstream.monitor.scheduling import (
+from rollstream.monitor.rollouts import (
+    RolloutSnapshot,
     SchedulingMetrics,
     TaskMismatch,
     mismatch_by_task,
+    rollout_snapshots,
     scheduling_metrics,
 )
+from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, passes_newest_first
 from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.records import StepDone
@@ -185,7 +183,10 @@ class RunSnapshot:
     scheduling: SchedulingMetrics
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
+    holes: tuple[str, ...]
     restarts: int
+    restarted: Mapping[str, int]
+    """Restarts by role; `restarts` is their sum."""
     deaths: tuple[ProcessDeath, ...]
     notes: tuple[str, ...]
     trouble: str = ""
@@ -206,25 +207,22 @@ def take_snapshot(
     """
     last = state.steps[-1] if state.steps else None
     recent = recent_steps(state.steps)
-    step = last.step if last else 0
-    newest_s = max(state.newest_s.values(), default=now_s)
-    phase, over = phase_of(state, step, plan.steps, now_s), is_over(state, step, plan.steps, now_s)
-    quiet = not over and is_quiet(state, now_s)
-    remaining = 0 if over or quiet else plan.steps - step
-    at_s = min(now_s, newest_s) if over else now_s
+    now = standing_of(state, plan.steps, now_s)
+    remaining = 0 if now.is_over or now.is_quiet else plan.steps - now.step
+    at_s = min(now_s, now.newest_s or now_s) if now.is_over else now_s
     lines = rollout_snapshots(state, at_s)
     tasks = state.samples.tasks(plan.samples_per_group)
     return RunSnapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
         seconds=_seconds(state.began_s if started_s is None else started_s, at_s),
-        phase=phase,
-        is_over=over,
-        is_quiet=quiet,
-        is_starting=is_starting(state, now_s),
-        step=step,
+        phase=now.phase,
+        is_over=now.is_over,
+        is_quiet=now.is_quiet,
+        is_starting=now.is_starting,
+        step=now.step,
         steps=plan.steps,
-        pace=run_pace(state, recent, lines, remaining, at_s, over),
+        pace=run_pace(state, recent, lines, remaining, at_s, now.is_over),
         lag=lag_summary(state, recent, plan.max_lag),
         metrics=last.metrics if last else {},
         rewards=tuple(done.metrics.get("reward_mean", 0.0) for done in state.steps),
@@ -243,8 +241,10 @@ def take_snapshot(
         rollouts=lines,
         scheduling=scheduling_metrics(state, lines, at_s),
         dead_letters=state.dead_letters,
+        holes=tuple(state.holes),
         unarchived_s={t: _backlog(one, at_s) for t, one in state.unarchived.items()},
-        restarts=state.deaths,
+        restarts=sum(state.restarts().values()),
+        restarted=state.restarts(),
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )

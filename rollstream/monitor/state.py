@@ -1,24 +1,26 @@
-"""The monitored state of a run: a fold over records and metrics lines, without I/O or clock.
+"""The state of a run for everybody who looks: one pure fold over records and metrics lines.
 
-Its size is bounded however old and large the run is: it holds the last steps, heartbeats and
-trajectories, the open groups, and counts.
+`rollstream top`, the report, the warnings and `rollstream ls` use it, so a count that two of them
+print is the same count. Its size is bounded however old and large the run is: it holds the last
+steps, heartbeats and trajectories, the open groups, the restarted roles, and counts.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollstream.monitor.groups import GroupTracker
-from rollstream.monitor.moves import RequestMove, parse_move
 from rollstream.monitor.samples import RecentSamples
 from rollstream.streams.records import (
     Admitted,
     Annotation,
     Applied,
     GroupClosed,
+    Opened,
     Prompt,
     Record,
+    RelayStatus,
     RolloutStatus,
     StepDone,
     Superseded,
@@ -28,6 +30,58 @@ from rollstream.streams.records import (
 )
 from rollstream.streams.values import Version
 
+if TYPE_CHECKING:
+    from rollstream.consumers.dispatch.moves import MoveSummary
+    from rollstream.storage.archive.segments import Hole
+
+MOVES_FILE = "moves.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMove:
+    """At `time_s` (seconds since the epoch) dispatch moved `requests` requests from `source` to
+    `destination`; planning took `plan_s` seconds.
+    """
+
+    time_s: float
+    source: str
+    destination: str
+    requests: int
+    plan_s: float = 0.0
+
+
+def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, Any]:
+    """Returns the move as a line of `moves.jsonl`."""
+    return {
+        "time_s": time_s,
+        "source": move.source,
+        "destination": move.destination,
+        "requests": move.requests,
+        "plan_s": plan_s,
+    }
+
+
+def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
+    """Returns the moves among the lines; other lines are skipped."""
+    return [move for line in lines if (move := parse_move(line)) is not None]
+
+
+def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
+    """Returns None for a line that is not a move: a monitor must not fail on a foreign line."""
+    match line:
+        case {
+            "time_s": int() | float() as time_s,
+            "source": str() as source,
+            "destination": str() as destination,
+            "requests": int() as requests,
+        }:
+            plan_s = line.get("plan_s")
+            taken = float(plan_s) if isinstance(plan_s, int | float) else 0.0
+            return RequestMove(float(time_s), source, destination, requests, taken)
+        case _:
+            return None
+
+
 HEARTBEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
 STEPS_KEPT = 240  # length of the sparklines
 ROLLOUTS_KEPT = 1024
@@ -35,6 +89,10 @@ VERSIONS_KEPT = 64
 LINES_KEPT = 240  # evaluations, and supervisor events
 PROMPTS_KEPT = 4096
 MOVES_KEPT = 1024
+TERMS_KEPT = 8192
+HOLES_KEPT = 64
+FORKED_ROLES = ("trainer", "prompts")  # `rollstream fork` itself holds their first term
+TERMLESS = ("eval", "scorer-")  # names of roles without terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +140,13 @@ class RunState:
     """Events of the supervisor."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
-    deaths: int = 0
+    terms: dict[str, int] = field(default_factory=dict[str, int])
+    """Newest term of each role and rollout, from the second term on."""
+    relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Newest term and restarts of each relay; the relays of a run share one sequence of terms."""
+    deaths: Counter[str] = field(default_factory=Counter[str])
+    """Deaths by role, as far as a supervisor recorded them."""
+    is_fork: bool = False
     began_s: float | None = None
     """Time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -90,6 +154,8 @@ class RunState:
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
     unreadable: int = 0
+    holes: list[str] = field(default_factory=list[str])
+    """The first parts of the log that cannot be read although they were not truncated."""
     is_tail: bool = False
     """Counts do not cover the start of the run."""
 
@@ -116,9 +182,15 @@ class RunState:
             case Annotation():
                 self.groups.annotate(record, time_s)
                 self.samples.annotate(record)
+            case Opened():
+                self.apply_term(record.role, record.term)
             case RolloutStatus():
+                self.apply_term(record.rollout, record.term)
                 self._beat(record)
+            case RelayStatus():
+                self._relay(record)
             case Applied():
+                self.apply_term(record.rollout, record.rollout_term)
                 self._applied(record)
             case WeightsAnnounced():
                 self._announce(record)
@@ -142,13 +214,40 @@ class RunState:
         """Apply a line of `supervisor.jsonl`."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
-            self.deaths += line.get("event") == "death"
+            self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
         """Apply a line of `moves.jsonl`; a line without a move is ignored."""
         move = parse_move(line)
         if move is not None:
             self.moves.append(move)
+
+    def apply_hole(self, hole: "Hole") -> None:
+        """Apply a part of the log that cannot be read. What was truncated without an archive is no
+        fault: the counts then do not cover the start of the run.
+        """
+        if hole.reason == "truncated":
+            self.is_tail = True
+        elif hole.reason != "archived twice" and len(self.holes) < HOLES_KEPT:
+            self.holes.append(str(hole))
+
+    def apply_term(self, role: str, term: int) -> None:
+        """Apply the term of a single-holder role or of a rollout; 1 is the first."""
+        if term > self.terms.get(role, 1):
+            self.terms[role] = term
+            if len(self.terms) > TERMS_KEPT:
+                del self.terms[next(iter(self.terms))]
+
+    def restarts(self) -> dict[str, int]:
+        """Returns how often each role started again, without those that never did: the terms after
+        its first, under any supervisor or orchestrator. Of roles without terms it is the number of
+        their recorded deaths.
+        """
+        forked = FORKED_ROLES if self.is_fork else ()
+        found = {role: term - 1 - (role in forked) for role, term in self.terms.items()}
+        found |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
+        found |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
+        return {role: restarts for role, restarts in sorted(found.items()) if restarts}
 
     def _step_done(self, done: StepDone) -> None:
         while self.steps and self.steps[-1].step >= done.step:  # repeated after a crash
@@ -163,6 +262,13 @@ class RunState:
             beats.append(status)
         if len(self.rollouts) > ROLLOUTS_KEPT:  # evict the rollout with the oldest heartbeat
             del self.rollouts[min(self.rollouts, key=lambda name: self.rollouts[name][-1].time_s)]
+
+    def _relay(self, status: RelayStatus) -> None:
+        term, restarts = self.relays.get(status.relay, (status.term, 0))
+        if status.term >= term:
+            self.relays[status.relay] = status.term, restarts + (status.term > term)
+            if len(self.relays) > TERMS_KEPT:
+                del self.relays[next(iter(self.relays))]
 
     def _applied(self, record: Applied) -> None:
         known = self.applied.get(record.rollout)

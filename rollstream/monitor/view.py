@@ -1,6 +1,8 @@
-"""The live view of `rollstream run`, and the quit keys of `rollstream top`.
+"""The whole view for a terminal of a given size: one column of blocks, or two on wide terminals.
 
-On a terminal the view redraws a frame; elsewhere it prints lines.
+If the view does not fit the height, detail is reduced in the order of `DETAIL_LEVELS`, and only
+the worst rollouts are listed. `LiveView` is that of `rollstream run`: on a terminal it redraws a
+frame, elsewhere it prints lines. `TerminalKeys` reads the quit keys of `rollstream top`.
 """
 
 import os
@@ -10,18 +12,174 @@ import termios
 import time
 import tty
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from rollstream.monitor.frame import TerminalSize, render_frame
+from rollstream.monitor.format import clock, plain_text
 from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.rows import metric_rows
 from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.table import plain_line
+from rollstream.monitor.table import (
+    NOTES_MAX,
+    lag_lines,
+    metric_lines,
+    plain_line,
+    rollout_lines,
+    warning_lines,
+)
 from rollstream.supervisor.supervisor import RoleState
+
+WIDE_COLUMNS = 140  # columns from which metrics and rollouts stand side by side
+BORDER = 4  # columns of frame and padding
+GAP = 3  # columns between metrics and rollouts
+ROWS_MIN = 4  # rollouts that are shown before metrics are dropped
+ROWS_MAX = 16  # rollouts if the height is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class DetailLevel:
+    """Amount of detail: metrics up to `rank`, `warnings` warnings, with or without their advice."""
+
+    rank: int
+    warnings: int
+    advice: bool = True
+    airy: bool = False
+    """Blank lines between blocks."""
+
+
+DETAIL_LEVELS = (
+    DetailLevel(2, 8, airy=True),
+    DetailLevel(2, 8),
+    DetailLevel(1, 4),
+    DetailLevel(1, 4, advice=False),
+    DetailLevel(0, 2, advice=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    """A terminal's size; `lines` is None for unlimited height (a pipe)."""
+
+    columns: int
+    lines: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBody:
+    """The blocks between the progress bar and the frame's lower edge."""
+
+    figures: list[Text]
+    rollouts: list[Text]
+    below: list[Text]
+    is_wide: bool
+    is_airy: bool
+
+    def height(self) -> int:
+        """Returns the number of lines, frame and progress bar included."""
+        middle = [len(self.figures), len(self.rollouts)]
+        high = max(middle) if self.is_wide else sum(middle) + self.is_airy
+        return 3 + self.is_airy + high + len(self.below) + (self.is_airy and bool(self.below))
+
+    def fits(self, lines: int) -> bool:
+        return self.height() <= lines
+
+
+def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> RenderableType:
+    """Returns the frame; `detailed` adds lag histograms, ages and versions."""
+    body = _fitting_body(at, size, detailed)
+    parts: list[RenderableType] = [_progress(at, size.columns)]
+    gap = [Text()] if body.is_airy else []
+    if body.is_wide:
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        grid.add_column(width=(size.columns - BORDER - GAP) // 2)
+        grid.add_column()
+        grid.add_row(Group(*body.figures), Group(*body.rollouts))
+        parts += [*gap, grid]
+    else:
+        parts += [*gap, *body.figures, *gap, *body.rollouts]
+    parts += [*gap, *body.below] if body.below else []
+    return Panel(
+        Group(*parts),
+        title=Text.assemble(("rollstream", "bold"), f" · {at.title}"),
+        title_align="left",
+        subtitle=_subtitle(at),
+        subtitle_align="right",
+        border_style="dim",
+        padding=(0, 1),
+    )
+
+
+def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameBody:
+    """Returns the most detailed body that fits the height with at least `ROWS_MIN` rollouts,
+    then adds as many rollouts as fit.
+    """
+    fewest = min(len(at.rollouts), ROWS_MIN)
+    high = size.lines
+    fitting = (
+        v for v in DETAIL_LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high)
+    )
+    level = next(fitting, DETAIL_LEVELS[-1])
+    rows = len(at.rollouts) if high else ROWS_MAX
+    body = _body(at, size, detailed, level, rows)
+    over = body.height() - high if high else 0
+    if over > 0:  # one more line is needed for the number of hidden rollouts
+        body = _body(at, size, detailed, level, max(1, len(body.rollouts) - 2 - over))
+    return body
+
+
+def _body(
+    at: RunSnapshot, size: TerminalSize, detailed: bool, level: DetailLevel, rows: int
+) -> FrameBody:
+    inside = size.columns - BORDER
+    is_wide = size.columns >= WIDE_COLUMNS
+    left = (inside - GAP) // 2 if is_wide else inside
+    right = inside - GAP - left if is_wide else inside
+    figures = metric_lines(
+        [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left
+    )
+    if detailed:
+        figures += [*([Text()] if level.airy else []), *lag_lines(at, left)]
+    below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
+    if at.trouble:
+        below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
+    below += warning_lines(at.concerns, inside, level.warnings, level.advice)
+    return FrameBody(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
+
+
+def _progress(at: RunSnapshot, columns: int) -> Table:
+    left = "" if at.pace.left_s is None else f"{clock(at.pace.left_s)} left"
+    line = Table.grid(padding=(0, 2), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True, justify="right", min_width=10)
+    bar = ProgressBar(
+        total=max(1, at.steps),
+        completed=at.step,
+        width=max(10, columns - 44),
+        complete_style="green",
+        finished_style="green",
+    )
+    label = Text.assemble("step ", (f"{at.step}", "bold"), f" of {at.steps}")
+    line.add_row(label, bar, Text(left, style="dim"))
+    return line
+
+
+def _subtitle(at: RunSnapshot) -> Text:
+    subtitle = Text()
+    if at.restarts:
+        word = "restart" if at.restarts == 1 else "restarts"
+        subtitle.append(f"{at.restarts} {word}", "yellow").append(" · ")
+    return subtitle.append(f"{at.phase} · {clock(at.seconds)}")
+
 
 REFRESH_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
 LINE_S, LINE_REFRESH_S = 10.0, 5.0  # between two lines and two refreshes without a terminal

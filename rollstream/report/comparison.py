@@ -1,15 +1,21 @@
-"""Compares two runs: settings, outcomes, curves and state hashes. Pure.
+"""Compares runs: settings, outcomes, curves and state hashes of two, one page for several.
 
 Curves are compared over the steps that both runs have; the number of compared steps is reported.
-Metrics that only one run measured are left out.
+Metrics that only one run measured are left out. On the page every metric has one chart, in which
+each run is a line; shares, timelines and reasons appear only on the pages of single runs.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rollstream.report import page
+from rollstream.report.charts import Chart, Points, Series
 from rollstream.report.history import RunHistory
+from rollstream.report.summary import RunSummary
 
 IDENTITY_SETTINGS = ("run", "folder")  # differ between any two runs, so they are not compared
 LAST_FRACTION = 5  # the value "at the end" is the mean of the last fifth: single steps are noisy
@@ -29,11 +35,26 @@ CURVES: Mapping[str, str] = {
     "wait_s": "seconds waiting per step",
 }
 """Metrics of a step and their display names."""
-EVALUATION_CURVES: Mapping[str, str] = {
-    "accuracy_sampled": "held-out, sampled",
-    "accuracy_greedy": "held-out, greedy",
-}
-"""Metrics of an evaluation and their display names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCurve:
+    """A metric of steps or of evaluations under its display name."""
+
+    name: str
+    metric: str
+    is_evaluated: bool = False
+
+    def points(self, history: RunHistory) -> list[tuple[float, float]]:
+        """Returns (step, value) for every step that has the metric."""
+        read = history.evaluated if self.is_evaluated else history.metric
+        return read(self.metric)
+
+
+EVALUATIONS = (
+    RunCurve("held-out, sampled", "accuracy_sampled", True),
+    RunCurve("held-out, greedy", "accuracy_greedy", True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +103,16 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
     """Compare settings, outcomes, curves and state hashes of two runs."""
     states = sorted(first.steps.keys() & second.steps.keys())
     apart = (s for s in states if first.steps[s].state_hash != second.steps[s].state_hash)
-    curves = [_curve(CURVES[m], first.metric(m), second.metric(m)) for m in CURVES]
-    curves += [
-        _curve(EVALUATION_CURVES[m], first.evaluated(m), second.evaluated(m))
-        for m in EVALUATION_CURVES
-    ]
-    curves += [
-        _curve(f"reward, {task}", first.metric(metric), second.metric(metric))
-        for metric, task in tasks_of(first, second)
+    curves = [
+        _curve(curve.name, curve.points(first), curve.points(second))
+        for curve in (*curves_of(first, second), *EVALUATIONS)
     ]
     return RunComparison(
         runs,
-        _settings(first.configuration, second.configuration),
+        tuple(
+            SettingDifference(key, *values)
+            for key, values in _settings_apart(first.configuration, second.configuration)
+        ),
         (first.outcomes(), second.outcomes()),
         tuple(curve for curve in curves if curve),
         next(apart, None),
@@ -114,18 +133,21 @@ def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
     return [(name, name.removeprefix(prefix)) for name in sorted(names)]
 
 
-def _settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[SettingDifference, ...]:
-    return tuple(
-        SettingDifference(key, first.get(key), second.get(key))
-        for key in sorted(first.keys() | second.keys())
-        if key not in IDENTITY_SETTINGS and first.get(key) != second.get(key)
-    )
+def curves_of(*histories: RunHistory) -> list[RunCurve]:
+    """Returns the curves of a step's metrics, with the rewards by task of these runs."""
+    tasks = (RunCurve(f"reward, {task}", metric) for metric, task in tasks_of(*histories))
+    return [*(RunCurve(name, metric) for metric, name in CURVES.items()), *tasks]
 
 
-CurvePoints = Sequence[tuple[float, float]]
+def _settings_apart(*runs: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields the settings that differ, with the value of each run; None if a run lacks the key."""
+    for key in sorted({key for run in runs for key in run if key not in IDENTITY_SETTINGS}):
+        values = tuple(run.get(key) for run in runs)
+        if any(value != values[0] for value in values):
+            yield key, values
 
 
-def _curve(name: str, first: CurvePoints, second: CurvePoints) -> CurveComparison | None:
+def _curve(name: str, first: Points, second: Points) -> CurveComparison | None:
     a, b = dict(first), dict(second)
     steps = sorted(a.keys() & b.keys())
     if not steps:
@@ -141,3 +163,77 @@ def _curve(name: str, first: CurvePoints, second: CurvePoints) -> CurveCompariso
         ours,
         theirs,
     )
+
+
+RUNS_MAX = 8  # lines with distinct colours
+
+
+@dataclass(frozen=True, slots=True)
+class OverlaidRun:
+    """One run of the page, with a name that is distinct on it."""
+
+    name: str
+    history: RunHistory
+    summary: RunSummary
+
+
+def write_overlay(runs: Sequence[OverlaidRun], path: Path) -> None:
+    """Write the page atomically."""
+    page.write_page(overlay_page(runs), path)
+
+
+def overlay_page(runs: Sequence[OverlaidRun]) -> str:
+    """Returns the page; metrics that no run has are left out."""
+    names = " · ".join(run.name for run in runs)
+    body = [
+        page.heading(f"{len(runs)} runs", names),
+        page.wide("Summary", "", _summaries(runs)),
+        page.charts([_chart(runs, curve) for curve in EVALUATIONS]),
+        page.charts([_chart(runs, one) for one in curves_of(*(run.history for run in runs))]),
+        page.charts(_against_time(runs)),
+        page.wide("Settings that differ", "", _settings_table(runs)),
+    ]
+    return page.page(f"{names} · Rollstream", body)
+
+
+def _summaries(runs: Sequence[OverlaidRun]) -> str:
+    rows = [dict(run.summary.rows()) for run in runs]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[key, *(row.get(key, "–") for row in rows)] for key in keys]
+    return page.table(["", *(run.name for run in runs)], cells)
+
+
+def _lines(
+    runs: Sequence[OverlaidRun], points: Callable[[RunHistory], list[tuple[float, float]]]
+) -> tuple[Series, ...]:
+    return tuple(
+        Series(run.name, points(run.history), colour) for colour, run in enumerate(runs, start=1)
+    )
+
+
+def _chart(runs: Sequence[OverlaidRun], curve: RunCurve) -> Chart:
+    lines = _lines(runs, curve.points)
+    title = curve.name[0].upper() + curve.name[1:]
+    if curve.is_evaluated:
+        return Chart(title, lines, "by step", high=1)
+    return Chart(title, lines, "by step", ".4g", low=None)
+
+
+def _against_time(runs: Sequence[OverlaidRun]) -> list[Chart]:
+    """Progress per second, beside the other charts' progress per step."""
+    rewards = _lines(runs, _reward_by_second)
+    return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
+
+
+def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
+    points: Points = history.metric("reward_mean")
+    if not points:
+        return []
+    started = min(done.time_s - done.metrics.get("seconds", 0) for done in history.steps.values())
+    return [(history.steps[int(step)].time_s - started, value) for step, value in points]
+
+
+def _settings_table(runs: Sequence[OverlaidRun]) -> str:
+    apart = _settings_apart(*(run.history.configuration for run in runs))
+    rows = [[key, *map(json.dumps, values)] for key, values in apart]
+    return page.table(["setting", *(run.name for run in runs)], rows) if rows else "none"

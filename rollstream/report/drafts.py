@@ -1,8 +1,7 @@
 """Draft metrics by pass over the prompts and by task, for the report's charts and table.
 
 A group's pass number is derived from the number of earlier groups with the same prompt, so tasks
-need not record it. With drafts on, memory grows with the run: a name per trajectory and a few sums
-per group.
+need not record it. With drafts on, memory grows with the run: a few sums per group.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.streams.codec import record_hash
-from rollstream.streams.records import PROMPT, Record, Trajectory
+from rollstream.streams.records import PROMPT, Trajectory
 
 TASKS_MAX = 8  # colours of the page
 PASSES_MAX = 64  # lines of the table
@@ -23,19 +22,15 @@ PASSES_MAX = 64  # lines of the table
 class DraftHistory:
     """Folds the first completions that carry draft statistics."""
 
-    _seen: set[str] = field(default_factory=set[str])
     _groups: dict[int, tuple[str, str, DraftTotals]] = field(
         default_factory=dict[int, tuple[str, str, DraftTotals]]
     )
     """Prompt hash, task and totals of each group."""
 
-    def apply(self, record: Record) -> None:
-        if not isinstance(record, Trajectory) or record.trajectory in self._seen:
-            return
+    def apply(self, record: Trajectory) -> None:
         guesses = draft_totals_of(record)
         if guesses is None:
             return
-        self._seen.add(record.trajectory)
         if record.group in self._groups:
             prompt, task, before = self._groups[record.group]
             self._groups[record.group] = (prompt, task, before + guesses)

@@ -1,27 +1,32 @@
-"""The history of a run, folded from its log and metrics files; input of summaries and charts.
+"""The whole history of a run, folded from its log and metrics files; input of summaries and charts.
 
-Groups are counted by their endings (invariant 1): every admitted group is trained, filtered,
-expired, dead, or open.
+`RunHistory` adds to the `RunState` of `rollstream top` what charts need of every step and rollout.
+So it grows with the run: a name and two numbers per trajectory, and more with drafts.
+
+Dropping samples by lag or at a deadline is a bias, mostly against long answers
+(docs/explanation/scheduling.md), so length and reward of dropped samples are compared with those of
+trained ones. A sample counts as dropped if the rule of a trained group left it out, or if it
+finished in an expired group. Dead trajectories are neither dropped nor trained; late rewards
+(annotations) are ignored.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from rollstream.monitor.moves import RequestMove
 from rollstream.monitor.snapshot import RunWarning
+from rollstream.monitor.state import RequestMove, RunState
 from rollstream.report.drafts import DraftHistory
-from rollstream.report.dropped import DroppedSamples
 from rollstream.streams.records import (
-    Admitted,
     Applied,
     GroupClosed,
     Record,
     RolloutStatus,
     StepDone,
-    Superseded,
     Take,
     Trajectory,
     WeightsAnnounced,
@@ -54,7 +59,6 @@ class BusyIntervals:
             yield max(start_s, self.starts[index]), min(end_s, self.ends[index])
 
 
-GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
 
@@ -82,10 +86,117 @@ class RolloutHistory:
         return sum(self.idle_by_term.values())
 
 
+DROPPED_MIN = 40
+"""If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""
+SHARE_MIN = 0.02
+"""Share of the trained samples: fewer dropped ones hardly affect learning."""
+DIFFERENCE_MIN = 0.1
+
+
+@dataclass(slots=True)
+class SampleStats:
+    """Numbers of generated tokens, and the known rewards, of one kind of samples."""
+
+    lengths: "array[float]" = field(default_factory=lambda: array("f"))
+    rewards: "array[float]" = field(default_factory=lambda: array("f"))
+
+    def add(self, record: Trajectory) -> None:
+        self.lengths.append(len(record.logprobs))
+        if record.reward is not None:
+            self.rewards.append(record.reward)
+
+
+@dataclass(frozen=True, slots=True)
+class DropComparison:
+    """Counts and medians of dropped and trained samples; None for the median of no values."""
+
+    dropped: int
+    trained: int
+    length_dropped: float | None
+    length_trained: float | None
+    reward_dropped: float | None
+    reward_trained: float | None
+
+
+@dataclass(slots=True)
+class DroppedSamples:
+    """Folds the ledger, then first completions: apply the whole ledger before them."""
+
+    dropped: SampleStats = field(default_factory=SampleStats)
+    trained: SampleStats = field(default_factory=SampleStats)
+    _used: set[str] = field(default_factory=set[str])
+    _left_out: set[str] = field(default_factory=set[str])
+    _members: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    _expired: set[int] = field(default_factory=set[int])
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case Take():
+                self._used.update(member.trajectory for member in record.members)
+                taken = self._members.setdefault(record.step, set())
+                taken.update(m.trajectory for group in record.groups for m in group.members)
+            case StepDone():
+                taken = self._members.pop(record.step, set())
+                if record.counts.get("dropped"):  # otherwise they died or have no reward
+                    self._left_out |= taken - self._used
+            case GroupClosed(reason="expired"):
+                self._expired.add(record.group)
+            case Trajectory() if record.finish != "dead":
+                self._finished(record)
+            case _:
+                pass
+
+    def compared(self) -> DropComparison:
+        return DropComparison(
+            len(self.dropped.lengths),
+            len(self.trained.lengths),
+            _median(self.dropped.lengths),
+            _median(self.trained.lengths),
+            _median(self.dropped.rewards),
+            _median(self.trained.rewards),
+        )
+
+    def _finished(self, record: Trajectory) -> None:
+        if record.trajectory in self._used:
+            self.trained.add(record)
+        elif record.trajectory in self._left_out or record.group in self._expired:
+            self.dropped.add(record)
+
+
+def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
+    """Yields a warning if a median differs by more than a tenth. Yields none if few samples were
+    dropped, in number or as a share of the trained ones.
+    """
+    if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
+        return
+    pairs = (
+        ("length", found.length_dropped, found.length_trained, "{:.0f}"),
+        ("reward", found.reward_dropped, found.reward_trained, "{:.3g}"),
+    )
+    differ = [
+        f"{name} {form.format(dropped)} against {form.format(trained)}"
+        for name, dropped, trained, form in pairs
+        if dropped is not None and trained is not None
+        if abs(dropped - trained) > DIFFERENCE_MIN * abs(trained)
+    ]
+    if differ:
+        yield RunWarning(
+            "dropped_bias",
+            f"{found.dropped} answers dropped for age differ from the {found.trained} trained: "
+            f"median {' and '.join(differ)}",
+            "a larger dispatch.max_lag or more rollouts drop fewer",
+        )
+
+
+def _median(values: "array[float]") -> float | None:
+    return float(median(values)) if values else None
+
+
 @dataclass(slots=True)
 class RunHistory:
     """`configuration` maps dotted keys to values; `events` are the supervisor's events."""
 
+    state: RunState = field(default_factory=RunState)
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
     forked_from: str = ""
     warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -97,30 +208,27 @@ class RunHistory:
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
-    admitted: set[int] = field(default_factory=set[int])
-    ended: dict[str, set[int]] = field(
-        default_factory=lambda: {name: set() for name in GROUP_ENDINGS}
-    )
     reasons: Counter[str] = field(default_factory=Counter[str])
     dropped: DroppedSamples = field(default_factory=DroppedSamples)
     drafted: DraftHistory = field(default_factory=DraftHistory)
+    _completed: set[str] = field(default_factory=set[str])
 
-    def apply(self, record: Record) -> None:
-        """Apply one record. A step repeated after a crash replaces its earlier record."""
-        self.dropped.apply(record)
-        self.drafted.apply(record)
+    def apply(self, record: Record, time_s: float = 0.0) -> None:
+        """Apply one record, also to `state`. A step repeated after a crash replaces its earlier
+        record.
+        """
+        self.state.apply(record, time_s)
+        self.extend(record)
+
+    def extend(self, record: Record) -> None:
+        """Apply one record that `state` has applied."""
+        if not isinstance(record, Trajectory):
+            self.dropped.apply(record)
         match record:
             case StepDone():
                 self.steps[record.step] = record
-            case Take(groups=groups):
-                self.ended["trained"].update(members.group for members in groups)
-            case Superseded():  # `GroupClosed` records that follow count its groups as dead
-                self.ended["trained"].difference_update(record.poisoned)
             case GroupClosed():
-                self.ended[record.reason].add(record.group)
                 self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1
-            case Admitted():
-                self.admitted.add(record.group)
             case Applied():
                 serving = ServedVersion(record.time_s, record.version.number, record.rollout_term)
                 self._rollout(record.rollout).serving.append(serving)
@@ -136,12 +244,7 @@ class RunHistory:
 
     def outcomes(self) -> dict[str, int]:
         """Returns the number of admitted groups by ending; the counts add up (invariant 1)."""
-        counts = {name: len(self.ended[name]) for name in GROUP_ENDINGS}
-        return {
-            "admitted": len(self.admitted),
-            **counts,
-            "open": len(self.admitted.difference(*self.ended.values())),
-        }
+        return self.state.groups.outcomes()
 
     def span_s(self) -> tuple[float, float] | None:
         """Returns the times of the first and the last event, in seconds since the epoch."""
@@ -176,5 +279,9 @@ class RunHistory:
         rollout.busy.add(record.started_s, record.finished_s)
         rollout.finishes[record.finish] += 1
         rollout.tokens += len(record.logprobs)
+        if record.trajectory not in self._completed:  # only the first completion counts
+            self._completed.add(record.trajectory)
+            self.dropped.apply(record)
+            self.drafted.apply(record)
         if record.finish == "dead":
             self.reasons[f"trajectory dead: {record.reason or 'no reason given'}"] += 1

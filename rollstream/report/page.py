@@ -1,7 +1,9 @@
 """HTML parts of the report: a self-contained page for light and dark mode, without scripts."""
 
+import os
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from rollstream.report.charts import Chart, draw_chart
 
@@ -80,6 +82,13 @@ def page(title: str, body: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><main>\n{chr(10).join(body)}\n</main></body></html>\n"
     )
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write the page under a temporary name and rename it, so readers never see a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def heading(title: str, line: str) -> str:

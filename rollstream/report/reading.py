@@ -8,47 +8,42 @@ from typing import Any
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.errors import ConfigurationError
-from rollstream.monitor.moves import MOVES_FILE, parse_moves
-from rollstream.monitor.observer import warnings_at_end
-from rollstream.monitor.snapshot import run_settings_of
-from rollstream.report.dropped import drop_bias_warnings
-from rollstream.report.history import RunHistory
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.snapshot import run_settings_of, take_snapshot
+from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
+from rollstream.report.history import RunHistory, drop_bias_warnings
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 
-# The ledger first: then the admission of every ended group is read, even if groups end meanwhile.
-REPORT_TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories")
 
-
-def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> RunHistory:
-    """Returns the run's history up to now; the run may be running, and parts may be missing."""
-    settings = (
-        flat_settings(load_for_viewing(folder.configuration))
-        if folder.configuration.exists()
-        else {}
-    )
+def read_history(view: LogView, folder: RunFolder) -> RunHistory:
+    """Returns the run's history up to now, log and archive; the run may be running, and parts may
+    be missing. Its warnings are those that `rollstream top` showed when the newest record was
+    written: a report written a week later does not call the run silent.
+    """
+    found = folder.configuration.exists()
+    configuration = load_for_viewing(folder.configuration) if found else None
+    plan = configuration and run_settings_of(configuration)
     history = RunHistory(
-        configuration=settings,
+        state=plan.state() if plan else RunState(),
+        configuration=flat_settings(configuration) if configuration else {},
         warmup=_json(folder.model / "warmup.json"),
         evaluations=read_metrics(folder.metrics / "eval.jsonl"),
         events=read_metrics(folder.metrics / "supervisor.jsonl"),
         moves=parse_moves(read_metrics(folder.metrics / MOVES_FILE)),
     )
-    view = LogView(bus, store, str(settings.get("run", "")))
-    for topic in REPORT_TOPICS:
-        for one in view.topic(topic).records():
-            assert one.record is not None
-            history.apply(one.record)
-    if parentage := read_parentage(store):
+    feed = RunFeed(view, folder.metrics, None, history.extend)
+    while feed.follow(history.state, 0.0):
+        pass
+    if view.store is not None and (parentage := read_parentage(view.store)):
         history.forked_from = str(parentage)
-    if folder.configuration.exists():
-        plan = run_settings_of(load_for_viewing(folder.configuration))
-        seen = warnings_at_end(bus, folder.metrics, plan)
+    if plan:
+        newest_s = max(history.state.newest_s.values(), default=0.0)
+        seen = warnings_of(take_snapshot(history.state, plan, newest_s))
         history.concerns = (*seen, *drop_bias_warnings(history.dropped.compared()))
     return history
 
@@ -76,7 +71,7 @@ def open_history(folder: RunFolder) -> RunHistory:
     try:
         bus.create(catalogue())  # a prepared run that never started has no topics yet
         store = open_store(store_url(configuration, folder.path), configuration.sync)
-        return read_history(bus, store, folder)
+        return read_history(LogView(bus, store, configuration.run), folder)
     finally:
         bus.close()
 

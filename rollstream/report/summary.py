@@ -7,8 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from rollstream.monitor.format import clock
-from rollstream.report.dropped import DropComparison
-from rollstream.report.history import RunHistory
+from rollstream.report.history import DropComparison, RunHistory
 
 ACCURACY_GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
 PACED_NOTE = "paced: drawn lengths and computed times, no model"
@@ -138,7 +137,7 @@ def summarise(history: RunHistory) -> RunSummary:
         tokens_per_s=tokens / seconds if tokens and seconds else None,
         idle_share=_idle_shares(history, seconds),
         outcomes=history.outcomes(),
-        restarts=len(history.deaths()),
+        restarts=sum(history.state.restarts().values()),
         forked_from=history.forked_from,
         is_paced=history.configuration.get("rollouts.engine") == "paced",
         dropped=history.dropped.compared(),

@@ -1,5 +1,6 @@
 """The timeline of a run: per rollout its generating times by version, its weight pulls, its moves
-and its deaths.
+and its deaths. Also the page of a simulation, with one timeline per simulated run: a move is an
+arrow from source to destination, a pull a short mark, a drain a tick.
 
 Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis.
 """
@@ -8,11 +9,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollstream.monitor.format import clock
-from rollstream.monitor.moves import RequestMove
+from rollstream.monitor.state import RequestMove
 from rollstream.report.charts import text, ticks
 from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory, ServedVersion
+from rollstream.report.page import heading, page, table, tiles, wide
+
+if TYPE_CHECKING:
+    from rollstream.simulator.experiment import PolicyRun
+    from rollstream.simulator.results import SimulationResult, TimelineArrow
 
 DRAWN_MAX = 2000  # newest moves drawn; more would merge into an area and take megabytes
 ARROW_HALF_WIDTH = 3.5  # half the width of an arrowhead
@@ -155,36 +163,30 @@ def draw_timeline(history: RunHistory) -> str:
     if axis is None:
         return ""
     newest = max((bar.version for row in rows for bar in row.bars), default=0)
-    height = ROW * len(rows) + FOOT
     parts = [_row(row, index, axis, newest) for index, row in enumerate(rows)]
     places = {row.name: index * ROW + ROW / 2 for index, row in enumerate(rows)}
     shown = [move for move in history.moves if axis.shows(move.time_s)]
     parts += move_arrows(shown, places, BAR / 2, lambda time_s: _x(axis.at(time_s), axis))
-    for value in ticks(0.0, axis.length_s(), 10):
-        parts.append(text(_x(value, axis), height - 6, clock(value), "tick mid"))
+    return _drawing("Timeline of every rollout", parts, ROW * len(rows), axis)
+
+
+def _drawing(label: str, parts: Sequence[str], rows_height: float, axis: TimeAxis) -> str:
+    """Returns the rows above an axis of clock times as one `<svg>`."""
+    height = rows_height + FOOT
+    marks = (
+        text(_x(value, axis), height - 6, clock(value), "tick mid")
+        for value in ticks(0.0, axis.length_s(), 10)
+    )
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" '
-        f'aria-label="Timeline of every rollout">{"".join(parts)}</svg>'
+        f'aria-label="{escape(label, quote=True)}">{"".join((*parts, *marks))}</svg>'
     )
 
 
 def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
     top = index * ROW + (ROW - BAR) / 2
     middle = top + BAR / 2
-    right = WIDTH - RIGHT
-    parts = [
-        text(0, middle + 4, row.name, "label"),
-        f'<path class="track" d="M{LEFT:g} {top:g}H{right:g}v{BAR:g}H{LEFT:g}z"/>',
-        text(right + 8, middle + 4, row.note, "tick"),
-    ]
-    for bar in row.bars:
-        x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
-        shade = min(SHADES - 1, bar.version * SHADES // (newest + 1))
-        title = f"{row.name}, version {bar.version}, {bar.end_s - bar.start_s:.1f} s"
-        parts.append(
-            f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
-            f'height="{BAR:g}"><title>{escape(title)}</title></rect>'
-        )
+    parts = _bars(row, top, BAR, axis, newest)
     for pull in row.pulls:
         if axis.shows(pull.time_s):
             x = _x(axis.at(pull.time_s), axis)
@@ -201,5 +203,103 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
     return "".join(parts)
 
 
+def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
+    """Draws the row's name, note and bars; the bars are shaded by version up to `newest`."""
+    right = WIDTH - RIGHT
+    parts = [
+        text(0, top + high / 2 + 4, row.name, "label"),
+        f'<path class="track" d="M{LEFT:g} {top:g}H{right:g}v{high:g}H{LEFT:g}z"/>',
+        text(right + 8, top + high / 2 + 4, row.note, "tick"),
+    ]
+    for bar in row.bars:
+        x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
+        shade = min(SHADES - 1, bar.version * SHADES // (newest + 1))
+        title = f"{row.name}, version {bar.version}, {bar.end_s - bar.start_s:.1f} s"
+        parts.append(
+            f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
+            f'height="{high:g}"><title>{escape(title)}</title></rect>'
+        )
+    return parts
+
+
 def _x(shown_s: float, axis: TimeAxis) -> float:
     return LEFT + shown_s / max(1e-9, axis.length_s()) * (WIDTH - LEFT - RIGHT)
+
+
+SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0
+ROWS_SHOWN, ARROWS_SHOWN = 24, 600
+MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5"
+ markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="var(--c2)"/></marker></defs>"""
+
+
+def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
+    """Write one page of all simulated runs."""
+    body = [
+        heading(
+            "Simulated cluster", "virtual time; docs/explanation/simulator.md says what is modelled"
+        )
+    ]
+    if runs:
+        best = max(runs, key=lambda run: run.result.tokens_per_s)
+        body.append(tiles([("runs", str(len(runs))), ("fastest", best.result.policy)]))
+    body.append(wide("Policies", "speed is trained tokens per second", _summary(runs)))
+    for run in runs:
+        title = f"{run.result.policy}, {run.cluster.model} on {run.cluster.gpus} GPUs"
+        body.append(wide(title, _result_text(run.result), draw_simulation(run.result)))
+    path.write_text(page("Simulated cluster", body), encoding="utf-8")
+
+
+def draw_simulation(result: "SimulationResult") -> str:
+    """Returns the timeline as one `<svg>`: the trainer's steps, then the rollouts."""
+    steps = tuple(TimelineBar(step.begun_s, step.ended_s, step.number) for step in result.steps)
+    rows = [TimelineRow("trainer", steps)]
+    for row in result.rows[:ROWS_SHOWN]:
+        rows.append(TimelineRow(row.name, tuple(TimelineBar(*bar) for bar in row.bars)))
+    newest = max((step.number for step in result.steps), default=1)
+    axis = TimeAxis((0.0,), (max(result.seconds, 1e-9),), (0.0,))
+    tops = {row.name: index * SIMULATED_ROW + 4 for index, row in enumerate(rows)}
+    parts = [MARKS]
+    for row in rows:
+        parts += _bars(row, tops[row.name], SIMULATED_BAR, axis, newest)
+    seen = [a for a in result.arrows if a.source in tops and a.target in tops]
+    parts += [_arrow(arrow, tops, axis) for arrow in seen[:ARROWS_SHOWN]]
+    return _drawing(f"Timeline of {result.policy}", parts, SIMULATED_ROW * len(rows), axis)
+
+
+def _summary(runs: Sequence["PolicyRun"]) -> str:
+    head = ("cluster", "policy", "tokens/s", "KV used", "rollouts idle", "lag mean", "lags")
+    return table(head, [
+        (
+            f"{run.cluster.model} × {run.cluster.gpus}",
+            run.result.policy,
+            round(run.result.tokens_per_s),
+            f"{run.result.kv_utilisation:.1%}",
+            f"{run.result.idle_share:.1%}",
+            f"{run.result.lag_mean():.2f}",
+            ", ".join(f"{lag}: {share:.0%}" for lag, share in run.result.lags.items()),
+        )
+        for run in runs
+    ])  # fmt: skip
+
+
+def _result_text(result: "SimulationResult") -> str:
+    counts = result.counts
+    return (
+        f"{result.tokens_per_s:,.0f} trained tokens per second, a step in {result.step_s:.1f} s; "
+        f"{counts.moves} moves, {counts.pulls} pulls, {counts.failures} rollouts died; "
+        f"the first {min(len(result.rows), ROWS_SHOWN)} rollouts are drawn"
+    )
+
+
+def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) -> str:
+    x, to_x = _x(axis.at(arrow.from_s), axis), _x(axis.at(arrow.to_s), axis)
+    y, to_y = (tops[name] + SIMULATED_BAR / 2 for name in (arrow.source, arrow.target))
+    title = f"<title>{arrow.kind}, {escape(arrow.source)} at {clock(arrow.from_s)}</title>"
+    if arrow.kind == "move":
+        return (
+            f'<path class="line c2" style="stroke-width:1" marker-end="url(#tip)" '
+            f'd="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}">{title}</path>'
+        )
+    colour = "c3" if arrow.kind == "pull" else "c5"
+    y, end = y + SIMULATED_BAR / 2, max(to_x, x + 1.5)
+    return f'<path class="line {colour}" d="M{x:.1f} {y:.1f}H{end:.1f}">{title}</path>'

@@ -1,15 +1,16 @@
 """The sections of `report.html` and their order; `page.py` defines their look."""
 
 import json
-import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rollstream.monitor.format import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
 from rollstream.report.drafts import draft_charts, draft_table
-from rollstream.report.history import GROUP_ENDINGS, RunHistory
+from rollstream.report.history import RunHistory
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
@@ -22,14 +23,7 @@ MISMATCH_NOTE = (
 
 def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
     """Write the report atomically."""
-    write_page(report_page(history, summary), path)
-
-
-def write_page(text: str, path: Path) -> None:
-    """Write the page under a temporary name and rename it, so readers never see a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    page.write_page(report_page(history, summary), path)
 
 
 def report_page(history: RunHistory, summary: RunSummary) -> str:
@@ -216,8 +210,7 @@ def _timeline(history: RunHistory) -> str:
 
 def _outcomes(history: RunHistory) -> str:
     counts = history.outcomes()
-    endings = [counts[name] for name in (*GROUP_ENDINGS, "open")]
-    adds = "they add up" if sum(endings) == counts["admitted"] else "THEY DO NOT ADD UP"
+    adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
     content = page.table(list(counts), [list(counts.values())])
     if history.reasons:
         rows = [(reason, number) for reason, number in history.reasons.most_common(20)]
@@ -262,20 +255,23 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
 
 
 def _restarts(history: RunHistory) -> str:
-    deaths = history.deaths()
-    if not deaths:
-        return ""
-    first = min(float(event["time_s"]) for event in history.events)
+    deaths, restarts = history.deaths(), history.state.restarts()
+    content = page.table(["role", "restarts"], list(restarts.items())) if restarts else ""
+    if deaths:
+        content += _deaths(deaths, min(float(event["time_s"]) for event in history.events))
+    return page.wide("Restarts", "terms after the first of each role", content) if content else ""
+
+
+def _deaths(deaths: Sequence[Mapping[str, Any]], first_s: float) -> str:
     rows = [
         (
-            clock(float(event["time_s"]) - first),
+            clock(float(event["time_s"]) - first_s),
             str(event["role"]),
             describe_exit(int(event["code"])),
         )
         for event in deaths[-50:]
     ]
-    note = "time since the first start of the run"
-    return page.wide("Restarts", note, page.table(["when", "role", "ended with"], rows))
+    return page.table(["since the run's start", "died", "ended with"], rows)
 
 
 def _configuration(history: RunHistory) -> str:

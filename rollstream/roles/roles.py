@@ -123,7 +123,7 @@ def run_prompts(place: RoleContext) -> bool:
 def run_dispatch(place: RoleContext) -> bool:
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
-    from rollstream.monitor.moves import MOVES_FILE, move_line
+    from rollstream.monitor.state import MOVES_FILE, move_line
 
     c = place.configuration
     pace = AdmissionPace(

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.report.dropped import (
+from rollstream.report.history import (
     DROPPED_MIN,
     DropComparison,
-    DroppedSamples,
+    RunHistory,
     drop_bias_warnings,
 )
-from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
 from rollstream.streams.records import GroupClosed, StepDone, Take, Trajectory
@@ -38,10 +37,10 @@ def done(step: int, dropped: int) -> StepDone:
 
 
 def compared(*records: object) -> DropComparison:
-    fold = DroppedSamples()
+    history = RunHistory()
     for record in records:
-        fold.apply(record)  # type: ignore[arg-type]
-    return fold.compared()
+        history.apply(record)  # type: ignore[arg-type]
+    return history.dropped.compared()
 
 
 def test_left_out_members_and_expired_groups_are_dropped_the_dead_are_not():

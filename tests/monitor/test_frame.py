@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rollstream.monitor.format import age, clock, short_number, shortened, sparkline, wrap_parts
-from rollstream.monitor.frame import WIDE_COLUMNS
 from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.state import DeadLetters
 from rollstream.monitor.table import plain_line
+from rollstream.monitor.view import WIDE_COLUMNS
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 

@@ -16,6 +16,7 @@ from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.view import LiveView
+from rollstream.storage.log_view import LogView
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Superseded
 from rollstream.supervisor.supervisor import RoleState
@@ -46,7 +47,7 @@ def plan(run_folder) -> RunSettings:
 @pytest.fixture
 def state(run_folder, plan) -> RunState:
     followed, bus = plan.state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    feed = RunFeed(bus, run_folder.metrics)
+    feed = RunFeed(LogView(bus, None, ""), run_folder.metrics)
     while feed.follow(followed, NOW_S):
         pass
     bus.close()
@@ -236,9 +237,11 @@ def test_the_short_frame_has_the_word_of_the_supervisor(state, plan):
 def test_without_a_terminal_the_view_prints_lines(plan, run_folder, capsys):
     bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
     for as_json in (False, True):
-        onlooker = RunObserver(plan, run_folder.metrics, lambda: bus, lambda: NOW_S, STARTED_S)
-        with LiveView(onlooker, Console(file=io.StringIO()), as_json) as view:
-            view.show([RoleState("trainer", "running", 0)])
+        onlooker = RunObserver(
+            plan, run_folder.metrics, lambda: LogView(bus, None, ""), lambda: NOW_S, STARTED_S
+        )
+        with LiveView(onlooker, Console(file=io.StringIO()), as_json) as live:
+            live.show([RoleState("trainer", "running", 0)])
     bus.close()
     people, programs = capsys.readouterr().out.splitlines()
     assert "step 60/90" in people

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.moves import MOVES_FILE, RequestMove, parse_move, parse_moves
-from rollstream.monitor.state import MOVES_KEPT
+from rollstream.monitor.state import MOVES_FILE, MOVES_KEPT, RequestMove, parse_move, parse_moves
 from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
 from rollstream.report.reading import open_history
 from rollstream.report.timeline import draw_timeline

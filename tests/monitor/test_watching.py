@@ -3,16 +3,15 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.errors import SequenceGap
 from rollstream.monitor.feed import (
     TAIL_BYTES,
     JsonLinesTail,
     RunFeed,
-    TopicWatcher,
     positions_since,
     tail_positions,
 )
 from rollstream.monitor.groups import IntervalSet
+from rollstream.storage.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.memory import MemoryBus
@@ -36,7 +35,7 @@ def bus() -> MemoryBus:
 @pytest.mark.parametrize("tail", [10, 37, 100])
 def test_of_an_old_run_only_a_tail_is_read_and_what_is_open_is_right(run_folder, tail):
     state, bus = planted.plan().state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    feed = RunFeed(bus, run_folder.metrics, tail)
+    feed = RunFeed(LogView(bus, None, ""), run_folder.metrics, tail)
     while feed.follow(state, 0.0):
         pass
     bus.close()
@@ -64,44 +63,52 @@ def test_a_reader_that_begins_in_the_middle_begins_at_the_asked_time(bus):
     )
 
 
-def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus):
+def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus, tmp_path):
     old, new = (FencedWriter(bus, "ledger", "trainer", term) for term in (1, 2))
     old.open()
     old.append([("run", GroupClosed(1, "dead", "", 1))])
     new.open()
     old.append([("run", GroupClosed(2, "dead", "", 1))])
     new.append([("run", GroupClosed(3, "dead", "", 1))])
-    watcher = TopicWatcher(bus, "ledger", {0: 0})
-    assert [seen.record.group for seen in watcher.poll(100)] == [1, 3]  # pyright: ignore[reportAttributeAccessIssue]
-    assert TopicWatcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3  # pyright: ignore[reportAttributeAccessIssue]
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
+    while feed.follow(state, 0.0):
+        pass
+    assert state.groups.endings == {"dead": 2}
+    assert state.restarts() == {"trainer": 1}
 
 
-def test_a_lost_record_is_said(bus):
+def test_a_lost_record_is_said(bus, tmp_path):
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
     writer.append([("run", GroupClosed(1, "dead", "", 1))])
     writer.append([("run", GroupClosed(2, "dead", "", 1))])
     values = [message.value for message in bus.read("ledger", {0: 0})]
     bus.append("admissions", [AppendEntry(b"run", values[n]) for n in (0, 2)])
-    with pytest.raises(SequenceGap):
-        TopicWatcher(bus, "admissions", {0: 0}).poll(100)
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
+    while feed.follow(state, 0.0):
+        pass
+    assert len(state.holes) == 1
+    assert planted.kinds(state) == ["unreadable_parts"]
 
 
-def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
+def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus, tmp_path):
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
     for group in range(9):
         writer.append([("run", GroupClosed(group, "dead", "", 1))])
-    watcher = TopicWatcher(bus, "ledger", {0: 0})
-    bus.truncate("ledger", {0: 5})
-    assert watcher.poll(100) == []
-    assert [seen.record.group for seen in watcher.poll(100)] == [4, 5, 6, 7, 8]  # pyright: ignore[reportAttributeAccessIssue]
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path, None)
+    feed.follow(state, 0.0)
+    assert (state.groups.endings["dead"], state.is_tail) == (9, False)
+    writer.append([("run", GroupClosed(group, "dead", "", 1)) for group in (9, 10)])
+    bus.truncate("ledger", {0: 11})
+    feed.follow(state, 0.0)
+    assert (state.groups.endings["dead"], state.is_tail, state.holes) == (10, True, [])
 
 
 def test_an_archive_that_commits_is_measured(bus, tmp_path):
     for group in range(3):
         publish(bus, "trajectories", "1", planted.finished(group, 0, 1.0))
-    state, feed = planted.plan().state(), RunFeed(bus, tmp_path)
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
     feed.follow(state, 0.0)
     assert state.unarchived == {}
     (partition,) = (p for p, end in bus.end("trajectories").items() if end)
@@ -116,7 +123,7 @@ def test_topics_of_another_program_are_followed_beside_unknown_records(bus, tmp_
     writer = FencedWriter(bus, "weights", "trainer", 1)
     writer.open()
     writer.append([("run", planted.announced(3))])
-    state, feed = planted.plan().state(), RunFeed(bus, tmp_path)
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
     while feed.follow(state, 0.0):
         pass
     assert isinstance(state.weights, WeightsAnnounced)

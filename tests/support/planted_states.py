@@ -7,10 +7,10 @@ import numpy as np
 from rich.console import Console
 
 from rollstream.config.settings import Configuration
-from rollstream.monitor.frame import TerminalSize, render_frame
 from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
+from rollstream.monitor.view import TerminalSize, render_frame
 from rollstream.streams.records import (
     Admitted,
     Applied,

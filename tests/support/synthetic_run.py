@@ -173,7 +173,7 @@ def applied(name: str, step: int) -> Applied:
 def status(name: str, step: int, beat: int = 0) -> RolloutStatus:
     return RolloutStatus(
         rollout=name,
-        term=1,
+        term=2 if name == "rollout-1" else 1,  # it died once
         slots=64,
         running=58,
         waiting=3,

@@ -11,7 +11,7 @@ from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, write_configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
 from rollstream.errors import ConfigurationError
-from rollstream.report.overlay import OverlaidRun, write_overlay
+from rollstream.report.comparison import OverlaidRun, write_overlay
 from rollstream.report.reading import open_history, read_history, run_folder
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
@@ -119,7 +119,7 @@ def _reports(
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
-    before = read_history(source, store, asked.folder)
+    before = read_history(source, asked.folder)
     runs = [
         OverlaidRun(asked.folder.path.name, before, summarise(before)),
         OverlaidRun(folder.path.name, history, summary),

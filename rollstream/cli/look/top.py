@@ -19,11 +19,10 @@ from rich.live import Live
 from rollstream.cli.arguments import CommandParser
 from rollstream.config.config import load_for_viewing
 from rollstream.errors import BusError, ConfigurationError
-from rollstream.monitor.frame import TerminalSize, render_frame
-from rollstream.monitor.observer import RunObserver, opener_of_log
+from rollstream.monitor.observer import RunObserver, opener_of_run
 from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
 from rollstream.monitor.table import plain_line
-from rollstream.monitor.view import TerminalKeys
+from rollstream.monitor.view import TerminalKeys, TerminalSize, render_frame
 from rollstream.report.reading import run_folder
 
 EVERY_MIN_S = 0.1
@@ -54,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
     onlooker = RunObserver(
         run_settings_of(configuration),
         folder.metrics,
-        opener_of_log(configuration, folder.path),
+        opener_of_run(configuration, folder.path),
         time.time,
     )
     console = Console()

@@ -1,0 +1,82 @@
+"""Restarts are counted from the terms of the log, so they are true under an orchestrator too."""
+
+import pytest
+
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.state import RunState
+from rollstream.report.history import RunHistory
+from rollstream.report.reading import open_history
+from rollstream.report.summary import summarise
+from rollstream.report.write import report_page
+from rollstream.storage.log_view import LogView
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import Opened, RelayStatus
+from rollstream.streams.writer import FencedWriter, publish
+from tests.support import planted_states as planted
+from tests.support.synthetic_run import admitted, publish_run, status
+
+
+@pytest.fixture
+def without_supervisor(tmp_path):
+    """A run that an orchestrator started: the trainer thrice, a rollout twice, no events."""
+    folder = publish_run(tmp_path / "run", steps=3)
+    (folder.metrics / "supervisor.jsonl").unlink()
+    bus = open_bus(f"sqlite:{folder.path / 'bus'}")
+    for term in (2, 3):
+        FencedWriter(bus, "ledger", "trainer", term).open()
+    dispatch = FencedWriter(bus, "admissions", "dispatch", 2)
+    dispatch.open()
+    dispatch.append([("90", admitted(90))])
+    publish(bus, "status", "rollout-0/1", status("rollout-0", 3))
+    bus.close()
+    return folder
+
+
+EXPECTED = {"dispatch": 1, "rollout-1": 1, "trainer": 2}
+
+
+def test_top_and_report_count_the_same_restarts(without_supervisor):
+    bus = open_bus(f"sqlite:{without_supervisor.path / 'bus'}")
+    for tail in (20_000, 4):
+        state, feed = RunState(), RunFeed(LogView(bus, None, ""), without_supervisor.metrics, tail)
+        while feed.follow(state, 0.0):
+            pass
+        assert state.restarts() == EXPECTED, tail
+    bus.close()
+    history = open_history(without_supervisor)
+    assert history.state.restarts() == EXPECTED
+    assert summarise(history).restarts == 4
+    page = report_page(history, summarise(history))
+    assert "<td>trainer</td><td class=n>2</td>" in page
+    assert "4 restarts" in planted.drawn(planted.moment(history.state), 100)
+    assert "2× trainer" in planted.drawn(planted.moment(history.state), 100)
+
+
+def test_a_role_without_terms_restarts_as_often_as_the_supervisor_recorded():
+    state = RunState()
+    for role in ("eval", "scorer-1", "trainer"):
+        state.apply_event({"time_s": 1.0, "event": "death", "role": role, "code": 1})
+    assert state.restarts() == {"eval": 1, "scorer-1": 1}
+    state.apply(Opened("trainer", 2))
+    assert state.restarts()["trainer"] == 1
+
+
+def test_relays_share_a_sequence_of_terms_and_restart_each_by_itself():
+    state = RunState()
+    for relay, term in (("a", 1), ("b", 2), ("b", 2), ("b", 5), ("a", 1)):
+        state.apply(RelayStatus(relay, term, "n", "http://x", (), "", 1.0))
+    assert state.restarts() == {"b": 1}
+
+
+def test_the_term_that_made_a_fork_is_no_restart():
+    history = RunHistory(state=RunState(is_fork=True))
+    history.apply(Opened("trainer", 2))
+    history.apply(Opened("prompts", 3))
+    assert history.state.restarts() == {"prompts": 1}
+
+
+def test_memory_of_terms_is_bounded():
+    state = RunState()
+    for number in range(9000):
+        state.apply(planted.status(f"rollout-{number}", term=2))
+    assert len(state.terms) == 8192
