@@ -32,6 +32,13 @@ def find_hf_folder(path: str) -> Path:
     return Path(found).parent if isinstance(found, str) else folder
 
 
+def how_to_download(path: str) -> str:
+    """What follows a refusal of `path`: the command that fetches it, if it may be a Hub name."""
+    if _HUB_NAME.fullmatch(path) and "/" in path:
+        return f"; nothing is downloaded: first run `hf download {path}`"
+    return "; nothing is downloaded"
+
+
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
     """The folder's `config.json`. Raises `ConfigurationError` if it is missing or cannot be
     read.
@@ -40,8 +47,7 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise ConfigurationError(
             f"model.path: {str(folder)!r} is not a local checkpoint folder (no {CONFIG} in it) and "
-            "not a Hub name in this machine's cache; nothing is downloaded, so fetch the model "
-            "first (`hf download NAME`)"
+            f"not a Hub name in this machine's cache{how_to_download(str(folder))}"
         )
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

@@ -3,10 +3,13 @@
 import argparse
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from rollstream.analysis.locate import REPLAY_FILE
-from rollstream.config.config import load
+from rollstream.config.config import CODE_REVISION, load
 from rollstream.config.run_folder import RunFolder, folder_of_run, reach, write_configuration
 from rollstream.config.settings import Configuration
+from rollstream.config.sources import file_layer
 from rollstream.errors import ConfigurationError
 
 
@@ -32,8 +35,29 @@ def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, Ru
         overrides.append(f"seed={arguments.seed}")
     if arguments.run is not None:
         overrides.append(f"folder={arguments.run}")
+    refuse_other_kind(_file(arguments), Configuration)
     configuration = load(_file(arguments), overrides)
     return configuration, folder_of_run(configuration)
+
+
+def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
+    """Raise `ConfigurationError` with one line if the file has the settings of the other kind: of a
+    simulation in place of a run, or of a run in place of a simulation.
+    """
+    keys = file_layer(path).values.keys() - {CODE_REVISION}
+    if keys <= model.model_fields.keys():
+        return
+    from rollstream.simulator.experiment import SimulationSettings
+
+    kinds = {
+        "a run": (Configuration, "run"),
+        "a simulation": (SimulationSettings, "simulate"),
+    }
+    for kind, (other, command) in kinds.items():
+        if other is not model and keys <= other.model_fields.keys():
+            raise ConfigurationError(
+                f"{path} is the configuration of {kind}; use it with rollstream {command} {path}"
+            )
 
 
 def _file(arguments: argparse.Namespace) -> Path:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.cli.configuration import refuse_other_kind
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
@@ -69,6 +70,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
     """Loads the settings; raises `ConfigurationError` with one line per error."""
+    refuse_other_kind(path, SimulationSettings)
     layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
     try:
         return SimulationSettings.model_validate_json(json.dumps(layers.values), strict=True)

@@ -7,7 +7,7 @@ out.
 
 import re
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -32,6 +32,38 @@ _KINDS = {
     "dict": "a table",
     "model": "a table",
 }
+
+NO_PENALTY = "there is no reference-model penalty (docs/explanation/limits.md)"
+ROLLOUTS_OF_A_STEP = "trainer.groups_per_step × trainer.samples_per_group"
+FOREIGN_NAMES = {
+    "adv_estimator": "trainer.advantage", "advantage_estimator": "trainer.advantage",
+    "batch_size": ROLLOUTS_OF_A_STEP, "train_batch_size": "trainer.groups_per_step",
+    "beta": NO_PENALTY, "kl_coef": NO_PENALTY, "kl_loss_coef": NO_PENALTY,
+    "clip_grad": "trainer.gradient_norm_max", "grad_clip": "trainer.gradient_norm_max",
+    "max_grad_norm": "trainer.gradient_norm_max", "max_norm": "trainer.gradient_norm_max",
+    "clip_ratio_low": "trainer.clip_low", "epsilon": "trainer.clip_low",
+    "clip_ratio_high": "trainer.clip_high", "epsilon_high": "trainer.clip_high",
+    "eval_steps": "evaluation.every", "test_freq": "evaluation.every",
+    "generation_batch_size": ROLLOUTS_OF_A_STEP,
+    "gpu_memory_utilization": "rollouts.vllm.memory_share",
+    "group_size": "trainer.samples_per_group", "num_generations": "trainer.samples_per_group",
+    "rollouts_per_example": "trainer.samples_per_group", "n": "trainer.samples_per_group",
+    "learning_rate": "trainer.lr", "loss_type": "trainer.loss and trainer.aggregate",
+    "max_async_level": "dispatch.max_lag", "max_off_policy_steps": "dispatch.max_lag",
+    "staleness_threshold": "dispatch.max_lag",
+    "max_completion_length": "sampling.tokens_max", "max_response_length": "sampling.tokens_max",
+    "max_new_tokens": "sampling.tokens_max", "max_tokens": "sampling.tokens_max",
+    "max_model_len": "rollouts.context_max", "seq_len": "rollouts.context_max",
+    "max_prompt_length": "rollouts.context_max − sampling.tokens_max",
+    "max_steps": "trainer.steps", "total_training_steps": "trainer.steps",
+    "model_name_or_path": "model.path", "output_dir": "folder", "reward_funcs": "task.reward",
+    "num_iterations": "trainer.updates_per_step", "ppo_epochs": "trainer.updates_per_step",
+    "save_freq": "checkpoints.every", "save_steps": "checkpoints.every",
+    "save_total_limit": "checkpoints.keep", "scale_rewards": "trainer.advantage",
+    "tensor_parallel_size": "rollouts.vllm.tensor_parallel", "train_files": "task.options.path",
+    "use_vllm": "rollouts.engine", "warmup_steps": "trainer.lr_ramp_steps",
+}  # fmt: skip
+"""Names of settings in TRL, verl and prime-rl, and ours (docs/how-to/migrate.md)."""
 
 
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
@@ -115,6 +147,9 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     """The replacement to suggest for an unknown key."""
     if key in REMOVED_SETTINGS:
         return "this setting was removed; delete it"
+    foreign = _foreign_hint(key, details["input"])
+    if foreign:
+        return foreign
     known = _known(key, model)
     tables = sorted({name.split(".")[0] for name in known if "." in name})
     wanted = nearest_key(key, tables if isinstance(details["input"], dict) else known)
@@ -123,6 +158,24 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     table = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]
     return f"known there: {', '.join(inside if table else tables)}"
+
+
+def _foreign_hint(key: str, value: Any) -> str:
+    """Our names for the names of other systems: of the key, or of the keys in a table."""
+    name = key.rpartition(".")[2]
+    if name in FOREIGN_NAMES:
+        ours = FOREIGN_NAMES[name]
+        return ours if ours == NO_PENALTY else f"here it is {ours}"
+    if not isinstance(value, dict):
+        return ""
+    inside = cast(dict[str, Any], value)
+    found = (_foreign_hint(f"{key}.{inner}", one) for inner, one in inside.items())
+    hints = [
+        hint if isinstance(one, dict) else f"{key}.{inner}: {hint}"
+        for (inner, one), hint in zip(inside.items(), found, strict=True)
+        if hint
+    ]
+    return ", ".join(hints)
 
 
 def _table(key: str) -> str:

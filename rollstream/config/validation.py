@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rollstream.config.settings import Configuration
 from rollstream.producers.settings import OWN_VARIABLES
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
 from rollstream.streams.kafka.address import parse_kafka_url as parse_kafka
 
 ENGINES = ("torch", "vllm", "paced")
@@ -52,8 +52,8 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem("model.path", "must be given when warmup.enabled is false")
     if c.model.path is not None and not (find_hf_folder(c.model.path) / CONFIG).is_file():
         either = "a folder with a Hugging Face checkpoint (config.json)"
-        must = f"must be {either}, or a Hub name in this machine's cache (nothing is downloaded)"
-        yield SettingProblem("model.path", must)
+        must = f"must be {either}, or a Hub name in this machine's cache"
+        yield SettingProblem("model.path", must + how_to_download(c.model.path))
 
 
 def _check_task(c: Configuration) -> Iterator[SettingProblem]:

@@ -80,6 +80,20 @@ def test_a_role_refuses_a_wrong_setting_before_it_loads_a_model(tmp_path, capsys
     assert "nearest known: trainer.lr" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "file", "right"),
+    [("simulate", "quickstart.toml", "run"), ("run", "cluster-1024.toml", "simulate")],
+)
+def test_a_configuration_of_another_kind_is_one_line(
+    command: str, file: str, right: str, capsys
+) -> None:
+    path = ROOT / "examples" / file
+    assert main([command, str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"use it with rollstream {right} {path}\n")
+    assert error.count("\n") == 1
+
+
 def test_versions_to_evaluate_must_be_numbers(tmp_path, capsys):
     assert main(["eval", "x.toml", "--versions", "0,ten"]) == 2
     assert "write numbers, e.g. 0,10,60" in capsys.readouterr().err

@@ -11,7 +11,9 @@ from rollstream.config.config import (
     load,
     setting_scope,
 )
+from rollstream.config.errors import FOREIGN_NAMES, NO_PENALTY
 from rollstream.config.settings import Configuration
+from rollstream.config.sources import setting_types
 from rollstream.errors import ConfigurationError
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL
 from testbed.repository import EXAMPLES
@@ -89,11 +91,39 @@ def test_a_wrong_value_is_named_with_its_place(toml, text, message):
         ("lr = 1", "unknown key lr in run.toml; nearest known: trainer.lr"),
         ("[trainer]\nslots = 1", "nearest known: rollouts.slots"),
         ("[trainner]\nlr = 1", "unknown key trainner in run.toml; nearest known: trainer"),
+        (
+            "[trainer]\nlearning_rate = 1",
+            "unknown key trainer.learning_rate in run.toml; here it is trainer.lr",
+        ),
+        ("[trainer]\nbatch_size = 1", "trainer.groups_per_step × trainer.samples_per_group"),
+        ("num_generations = 8", "here it is trainer.samples_per_group"),
+        ("[algorithm]\nkl_coef = 0.1", "algorithm.kl_coef: there is no reference-model penalty"),
+        (
+            "[actor_rollout_ref.rollout]\nn = 8\ngpu_memory_utilization = 0.5",
+            "rollout.gpu_memory_utilization: here it is rollouts.vllm.memory_share",
+        ),
+        ("[ckpt]\nmax_steps = 3", "ckpt.max_steps: here it is trainer.steps"),
         ("[weights]\nquux = 1", "unknown key weights.quux in run.toml; known there: dtype, shard"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(toml, text, message):
     assert message in refusal(toml(text))
+
+
+def test_each_foreign_name_leads_to_settings_that_exist():
+    known = setting_types(Configuration)
+    assert not {key for key in known if key.rpartition(".")[2] in FOREIGN_NAMES}
+    for ours in FOREIGN_NAMES.values():
+        named = [word for word in ours.split() if "." in word and not word.startswith("(")]
+        assert ours == "folder" or ours == NO_PENALTY or named
+        assert set(named) - {"task.options.path"} <= known.keys()
+
+
+def test_a_model_that_is_missing_has_its_download_command(toml):
+    assert "first run `hf download Qwen/Qwen9-Tiny`" in refusal(
+        toml(""), "model.path=Qwen/Qwen9-Tiny"
+    )
+    assert "hf download" not in refusal(toml(""), "model.path=./nowhere")
 
 
 @pytest.mark.parametrize(
