@@ -38,6 +38,8 @@ def call_with_retries(
             repair(error)
             if isinstance(error, KafkaError) and is_permanent(error):
                 raise BusError(f"cannot {what}: the broker refuses it ({error})") from error
+            if pause_s == PAUSE_S:
+                log.warning("cannot %s yet (%s); retried for %g s", what, error, answer_s)
             if deadline.passed():
                 raise BusTimeout(
                     f"cannot {what}: no answer within {answer_s:g} s ({error}); check that the "

@@ -1,7 +1,9 @@
-"""Limits kafka-python's log: warnings and errors only, the same one at most twice a minute.
+"""Limits kafka-python's log: warnings and errors only, the same one at most twice a minute, and no
+attempt to reconnect.
 
-While a broker is away kafka-python logs every attempt to reconnect, dozens a second. At its debug
-level it logs passwords, so that level cannot be enabled from outside.
+While a broker is away kafka-python logs every attempt, dozens a second; the caller's error states
+what could not be done (`admin.call_with_retries`). At its debug level it logs passwords, so that
+level cannot be enabled from outside.
 """
 
 import logging
@@ -9,6 +11,7 @@ import time
 
 EVERY_S = 30.0
 KINDS_MAX = 1000
+RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # errors after which it connects again
 
 
 class RateLimitedHandler(logging.Handler):
@@ -21,6 +24,8 @@ class RateLimitedHandler(logging.Handler):
         self._last_s: dict[tuple[str, str], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("kafka.net") and _is_retry(record):
+            return
         kind, now_s = (record.name, str(record.msg)), time.monotonic()
         if now_s - self._last_s.get(kind, -EVERY_S) < EVERY_S:
             return
@@ -30,6 +35,11 @@ class RateLimitedHandler(logging.Handler):
         if record.name.startswith("kafka.net"):
             record.exc_info = None  # for a broken connection the message is enough
         logging.getLogger().handle(record)
+
+
+def _is_retry(record: logging.LogRecord) -> bool:
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    return record.levelno < logging.ERROR or any(type(one).__name__ in RETRIED for one in arguments)
 
 
 def limit_kafka_log() -> None:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from hypothesis import given, strategies as st
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.connect import open_bus
@@ -128,9 +129,23 @@ def test_the_byte_bound_makes_takers_wait_until_bytes_come_back() -> None:
 def test_the_same_complaint_of_the_client_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     handler = RateLimitedHandler()
     for name in ("kafka.net", "kafka.net", "kafka.net", "kafka.producer"):
-        record = logging.LogRecord(name, logging.WARNING, "", 0, "gone: %s", ("x",), None)
+        record = logging.LogRecord(name, logging.ERROR, "", 0, "gone: %s", ("x",), None)
         handler.handle(record)
     assert [r.name for r in caplog.records] == ["kafka.net", "kafka.producer"]
+
+
+def test_attempts_of_the_client_to_connect_again_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handler = RateLimitedHandler()
+    for level, reason in (
+        (logging.WARNING, ValueError("Bootstrap not ready")),
+        (logging.ERROR, KafkaConnectionError("refused")),
+        (logging.ERROR, KafkaTimeoutError("unable to bootstrap")),
+        (logging.ERROR, ValueError("authentication failed")),
+    ):
+        handler.handle(logging.LogRecord("kafka.net", level, "", 0, "%s", (reason,), None))
+    assert [r.getMessage() for r in caplog.records] == ["authentication failed"]
 
 
 def test_without_the_client_the_extra_is_named() -> None:
