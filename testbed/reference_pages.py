@@ -9,18 +9,14 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import cast, get_type_hints
 
 import msgspec
-from pydantic.fields import FieldInfo
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
-from rollstream.config.config import setting_scope
-from rollstream.config.settings import Configuration
+from rollstream.config.catalogue import plain_text, setting_tables, type_text
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
-from rollstream.storage.settings import Settings
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS
 from rollstream.streams.topics import DEAD, SCHEMAS_BY_TOPIC, Topic, catalogue
@@ -31,10 +27,6 @@ END = "<!-- end of the generated part -->"
 FOLDER = ROOT / "docs" / "reference"
 ARRAY_FIELD = re.compile(r":([uif])(\d)$")
 ARRAY_NAMES = {"u": "uint", "i": "int", "f": "float"}
-TYPE_NAMES: dict[Any, str] = {
-    str: "text", int: "integer", float: "number", bool: "boolean", NoneType: "null",
-    list: "list",
-}  # fmt: skip
 
 
 def page_text(name: str) -> str:
@@ -100,64 +92,16 @@ def _argument(one: argparse.Action) -> str:
 
 
 def setting_lines() -> Iterator[str]:
-    yield from _settings("", Configuration)
-
-
-def _settings(prefix: str, table: type[Settings]) -> Iterator[str]:
-    """The plain settings of a table, then each table below it."""
-    yield from ["| setting | type | default | may change | meaning |", "|---|---|---|---|---|"]
-    below: dict[str, type[Settings]] = {}
-    for key, field in table.model_fields.items():
-        inner = _table(field)
-        if inner is None:
-            yield from _setting(f"{prefix}{key}", field)
-        else:
-            below[f"{prefix}{key}"] = inner
-    for name, inner in below.items():
-        yield from ["", f"## [{name}]", "", _text(inner.__doc__), ""]
-        yield from _settings(f"{name}.", inner)
-
-
-def _setting(name: str, field: FieldInfo) -> Iterator[str]:
-    parts = _list_table(field)
-    kind = f"tables `[[{name}]]`" if parts else _type(field.annotation)
-    limits, change = _limits(field), setting_scope(name).value
-    yield (
-        f"| `{name}` | {_cell(kind)}{limits} | {_cell(_default(field))} | {change} "
-        f"| {_cell(_text(field.description))} |"
-    )
-    for key, part in parts.model_fields.items() if parts else ():
-        yield from _setting(f"{name}.{key}", part)
-
-
-def _table(field: FieldInfo) -> type[Settings] | None:
-    kind: Any = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
-
-
-def _list_table(field: FieldInfo) -> type[Settings] | None:
-    for one in get_args(field.annotation):
-        if isinstance(one, type) and issubclass(one, Settings):
-            return one
-    return None
-
-
-def _limits(field: FieldInfo) -> str:
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
-        f"{sign} {getattr(one, name):g}"
-        for name, sign in signs.items()
-        for one in field.metadata
-        if getattr(one, name, None) is not None
-    ]
-    return f" {', '.join(found)}" if found else ""
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value: Any = field.get_default(call_default_factory=True)
-    return f"`{json.dumps(value)}`"
+    for table in setting_tables():
+        if table.name:
+            yield from ["", f"## [{table.name}]", "", table.meaning, ""]
+        yield from ["| setting | type | default | may change | meaning |", "|---|---|---|---|---|"]
+        for one in table.settings:
+            default = one.default if one.default == "required" else f"`{one.default}`"
+            yield (
+                f"| `{one.key}` | {_cell(one.kind)}{one.limits} | {_cell(default)} | {one.change} "
+                f"| {_cell(one.meaning)} |"
+            )
 
 
 # ---- records and topics --------------------------------------------------------------------------
@@ -166,7 +110,12 @@ def _default(field: FieldInfo) -> str:
 def record_lines() -> Iterator[str]:
     yield "## Records"
     for schema, record in SCHEMAS.items():
-        yield from ["", f"### {record.__name__}", "", f"Schema `{schema}`. {_text(record.__doc__)}"]
+        yield from [
+            "",
+            f"### {record.__name__}",
+            "",
+            f"Schema `{schema}`. {plain_text(record.__doc__)}",
+        ]
         yield from ["", *_fields(record)]
     yield from ["", "## Values", "", "The small objects that records contain."]
     for name in ("Version", "Span", "Address", "Fence", "Position", "Sampling", "Drafts"):
@@ -176,7 +125,7 @@ def record_lines() -> Iterator[str]:
 
 
 def _value(kind: type) -> Iterator[str]:
-    yield from ["", f"### {kind.__name__}", "", _text(kind.__doc__), "", *_fields(kind)]
+    yield from ["", f"### {kind.__name__}", "", plain_text(kind.__doc__), "", *_fields(kind)]
 
 
 def _fields(record: type) -> Iterator[str]:
@@ -186,7 +135,7 @@ def _fields(record: type) -> Iterator[str]:
     yield from ["| field | type | default |", "|---|---|---|"]
     for one in info.fields:
         array = ARRAY_FIELD.search(one.encode_name)
-        kind = _type(hints[one.name])
+        kind = type_text(hints[one.name])
         if array:
             kind = f"array of {ARRAY_NAMES[array[1]]}{int(array[2]) * 8}"
         default = "" if one.required else f"`{json.dumps(msgspec.to_builtins(one.default))}`"
@@ -235,28 +184,6 @@ def metric_lines() -> Iterator[str]:
 
 
 # ---- text ----------------------------------------------------------------------------------------
-
-
-def _type(annotation: Any) -> str:
-    """A type in the terms of TOML and JSON."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{json.dumps(one)}`" for one in arguments)
-    if origin in (Union, UnionType):
-        return " or ".join(_type(one) for one in arguments)
-    if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return f"list of {_type(arguments[0])}"
-        return f"list of {len(arguments)} {_type(arguments[0])}"
-    if origin is dict:
-        return f"table of {_type(arguments[1])}"
-    if origin is Annotated:
-        return _type(arguments[0])
-    return TYPE_NAMES.get(annotation) or f"`{annotation.__name__}`"
-
-
-def _text(text: str | None) -> str:
-    return " ".join((text or "").split())
 
 
 def _cell(text: str) -> str:

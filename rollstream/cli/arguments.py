@@ -38,6 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         self.command, self.purpose, self.action, self.main = command, purpose, action, main
         self.examples: list[str] = []
         self._behind_run: tuple[str, ...] = ()
+        self._run_required = True
         self._runs: tuple[str, ...] = ()
         super().__init__(
             prog=f"rollstream {self.title}",
@@ -56,12 +57,15 @@ class CommandParser(argparse.ArgumentParser):
         """The examples as whole command lines."""
         return [f"rollstream {self.title} {one}".rstrip() for one in self.examples]
 
-    def add_run(self, help: str = RUN_HELP, before: tuple[str, ...] = ()) -> None:
-        """Add RUN, the newest run by default. `before` names the command's other positional
-        arguments, which are added after this call; RUN may also stand behind them.
+    def add_run(
+        self, help: str = RUN_HELP, before: tuple[str, ...] = (), required: bool = True
+    ) -> None:
+        """Add RUN, the newest run by default, which must exist if `required`. `before` names the
+        command's other positional arguments, which are added after this call; RUN may also stand
+        behind them.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
-        self._behind_run = before
+        self._behind_run, self._run_required = before, required
         self._runs = ("run",)
 
     def add_runs(self, help: str) -> None:
@@ -134,7 +138,7 @@ class CommandParser(argparse.ArgumentParser):
                 values[name] = run_path(given)
             elif given:
                 values[name] = [run_path(one) for one in given]
-            else:
+            elif self._run_required or next(RUNS_FOLDER.glob("*/config.json"), None):
                 found = str(newest_run(RUNS_FOLDER))
                 print(f"rollstream: using the newest run, {found}", file=sys.stderr)
                 values[name] = found if given is None else [found]
@@ -170,6 +174,6 @@ def _may_be_run(word: str) -> bool:
 
 def _is_run(word: str) -> bool:
     path = Path(run_path(word))
-    if path.suffix == ".json":
+    if path.suffix in (".json", ".toml"):
         return path.is_file()
     return any((path / name).exists() for name in INSIDE_RUN)

@@ -48,6 +48,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     ),
     "roles": tuple(Command(role.name, role.command, role.purpose) for role in ROLES.values()),
     "look": (
+        Command("ls", "look.ls", "list the runs of a folder: state, step, size, newest record"),
         Command(
             "top",
             "look.top",
@@ -68,6 +69,11 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "inspect",
             "look.inspect",
             "show one trajectory: text by version, reward, rollouts, and the steps that trained it",
+        ),
+        Command(
+            "config",
+            "look.config",
+            "explain settings: value, where it is set, type, default, meaning",
         ),
         Command("diff", "look.diff", "compare two runs: settings, outcomes, curves, state hashes"),
         Command(
@@ -124,6 +130,7 @@ MEANT = {
     "logs": "tail", "status": "top", "watch": "top", "start": "run", "resume": "run",
     "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
+    "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
 }  # fmt: skip
 """Names from other tools, and the command that does the same."""
 HELP_WORDS = ("-h", "--help")

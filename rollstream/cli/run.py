@@ -41,6 +41,7 @@ from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
+from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
 from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
@@ -60,6 +61,7 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run until the run is complete, stopped or failed."""
     configuration, folder = load_and_settle(arguments)  # 1
+    check_reachable(configuration.bus)
     signals = listen_for_signals()
     console = Console(stderr=arguments.json)
     lock = RunLock(folder.path)  # 2

@@ -67,12 +67,19 @@ def load(
     """The checked configuration of this file and of the layers above it; `overrides` are
     `key=value`.
     """
-    layers = _load_file(Path(path))
-    if Path(path).suffix == ".json":
-        _refuse_removed(layers, Path(path))
+    return validate_layers(load_layers(Path(path), overrides, environment))
+
+
+def load_layers(
+    path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> SettingLayers:
+    """What the file, if one is given, and the layers above it set, not yet checked."""
+    layers = SettingLayers() if path is None else _load_file(path)
+    if path is not None and path.suffix == ".json":
+        _refuse_removed(layers, path)
     else:
         layers = merge_layers(layers, environment_layer(environment, Configuration))
-    return validate_layers(merge_layers(layers, overrides_layer(overrides, Configuration)))
+    return merge_layers(layers, overrides_layer(overrides, Configuration))
 
 
 def load_for_viewing(path: Path) -> Configuration:

@@ -6,6 +6,7 @@ out.
 """
 
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, cast, get_args
 
@@ -91,11 +92,14 @@ def setting_origin(key: str, layers: SettingLayers) -> str:
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
 
-def printable_value(key: str, value: Any) -> str:
+def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) -> str:
     """The value as it may be printed."""
     if _SECRET.search(key):
         return "(not shown)"
-    text = _USERINFO.sub("//***@", "null" if value is None else repr(value))
+    if isinstance(value, dict):
+        inside = cast(dict[str, Any], value)
+        value = {k: "(not shown)" if _SECRET.search(k) else one for k, one in inside.items()}
+    text = _USERINFO.sub("//***@", "null" if value is None else write(value))
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
 
 

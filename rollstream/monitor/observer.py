@@ -45,6 +45,7 @@ from rollstream.monitor.warnings_flow import (
 from rollstream.monitor.warnings_learning import LEARNING_CHECKS
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
 ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
@@ -115,6 +116,7 @@ def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], Lo
     def opened() -> LogView | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
+        check_reachable(configuration.bus)
         store = open_store(store_url(configuration, folder), configuration.sync)
         return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
 

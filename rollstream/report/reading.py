@@ -17,6 +17,7 @@ from rollstream.runs.parentage import read_parentage
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
 
 
@@ -67,6 +68,7 @@ def run_folder(path: str | Path) -> RunFolder:
 def open_history(folder: RunFolder) -> RunHistory:
     """Returns the run's history, read from its log and metrics files up to now."""
     configuration = load_for_viewing(folder.configuration)
+    check_reachable(configuration.bus)
     bus = open_run_log_for_writing(configuration, folder.path)
     try:
         bus.create(catalogue())  # a prepared run that never started has no topics yet

@@ -41,6 +41,8 @@ ONE_SHOT = (
     "warmup",
     "profile",
     "report",
+    "ls",
+    "config",
     "top",
     "diff",
     "train",

@@ -1,0 +1,88 @@
+"""`rollstream ls [DIR]`: lists the runs of a folder, the one with the newest record first."""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rollstream.analysis.locate import RUNS_FOLDER
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.look.listing import byte_size, plain_table
+from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.config.config import load_for_viewing
+from rollstream.config.run_folder import RunFolder
+from rollstream.errors import RollstreamError
+from rollstream.monitor.format import age
+from rollstream.monitor.observer import run_standing
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples("", "runs --json")
+    help = f"a folder of runs (default {RUNS_FOLDER})"
+    command.add_argument("folder", metavar="DIR", nargs="?", default=str(RUNS_FOLDER), help=help)
+    command.add_json()
+
+
+@quiet_on_closed_pipe
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 0, also for runs that cannot be read; their problems are printed."""
+    now_s = time.time()
+    found = Path(arguments.folder).glob("*/config.json")
+    lines = [run_line(RunFolder(path.parent.absolute()), now_s) for path in found]
+    lines.sort(key=lambda line: line["newest_s"] or 0.0, reverse=True)
+    if not lines:
+        warn(f"{arguments.folder} holds no run")
+    elif arguments.json:
+        for line in lines:
+            print(json.dumps(line))
+    else:
+        _print_table(lines, now_s)
+    return 0
+
+
+def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
+    """Returns a run as a JSON object. `bytes` are those of its folder; `state` is `unreadable`,
+    with a `problem`, if configuration or log cannot be read.
+    """
+    line: dict[str, Any] = {"run": folder.path.name, "bytes": _folder_bytes(folder.path)}
+    try:
+        standing = run_standing(load_for_viewing(folder.configuration), folder, now_s)
+    except RollstreamError as error:
+        unknown = {"state": "unreadable", "step": None, "steps": None, "newest_s": None}
+        return {**line, **unknown, "problem": str(error)}
+    return {
+        **line,
+        "state": standing.state,
+        "step": standing.step,
+        "steps": standing.steps,
+        "newest_s": standing.newest_s,
+    }
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder; files that vanish meanwhile count nothing."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _print_table(lines: list[dict[str, Any]], now_s: float) -> None:
+    table = plain_table("run", "state", ">step", ">size", ">newest record")
+    for line in lines:
+        step = "–" if line["step"] is None else f"{line['step']} of {line['steps']}"
+        newest_s = line["newest_s"]
+        news = "–" if newest_s is None else f"{age(now_s - newest_s)} ago"
+        table.add_row(line["run"], line["state"], step, byte_size(line["bytes"]), news)
+    Console().print(table)
+    for line in lines:
+        if "problem" in line:
+            warn(f"{line['run']}: {line['problem']}")

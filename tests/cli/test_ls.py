@@ -1,0 +1,53 @@
+"""`rollstream ls`: the runs of a folder, those that cannot be read with their problem."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rollstream.cli.main import main
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
+from testbed.repository import EXAMPLES
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A finished run, a prepared one, one with a foreign setting, and a folder that is no run."""
+    runs = tmp_path / "runs"
+    shutil.copytree(EXAMPLES / "archive", runs / "done")
+    for name in ("prepared", "foreign"):
+        folder = RunFolder(runs / name)
+        write_configuration(folder, Configuration(run=name, folder=str(folder.path)))
+    text = (runs / "foreign" / "config.json").read_text()
+    (runs / "foreign" / "config.json").write_text(
+        text.replace("sqlite:bus", "kafka://127.0.0.1:9/x")
+    )
+    (runs / "notes").mkdir()
+    return runs
+
+
+def test_each_run_has_a_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(runs), "--json"]) == 0
+    lines = {one["run"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert set(lines) == {"done", "prepared", "foreign"}
+    assert (lines["prepared"]["state"], lines["prepared"]["newest_s"]) == ("new", None)
+    assert lines["foreign"]["state"] == "unreadable"
+    assert "no broker of kafka://127.0.0.1:9/x can be reached" in lines["foreign"]["problem"]
+    size = sum(path.stat().st_size for path in (runs / "done").rglob("*") if path.is_file())
+    assert lines["done"]["bytes"] == size
+    assert not (runs / "prepared" / "bus").exists()
+
+
+def test_the_table_is_followed_by_the_problems(runs: Path, capsys) -> None:
+    assert main(["ls", str(runs)]) == 0
+    out, error = capsys.readouterr()
+    assert "run" in out.splitlines()[0]
+    assert any(line.split()[:2] == ["prepared", "new"] for line in out.splitlines())
+    assert "rollstream: foreign: no broker of" in error
+
+
+def test_a_folder_without_runs_is_no_error(tmp_path: Path, capsys) -> None:
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "holds no run" in capsys.readouterr().err
