@@ -54,7 +54,9 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
             why = f"{server}: {error.strerror or error}"
         else:
             return
-    raise BusError(f"no broker of {address} can be reached ({why}); is the URL right?")
+    raise BusError(
+        f"no broker of {address} can be reached ({why}); does one run there, and is the URL right?"
+    )
 
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:

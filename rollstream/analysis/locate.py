@@ -149,11 +149,14 @@ def _inside(url: str, folder: Path) -> str:
 
 
 def open_run_log(location: RunLocation) -> "Bus":
-    """Opens the run's log; creates neither topics nor a missing store."""
+    """Opens the run's log; creates neither topics nor a missing store. Raises `BusError` at once if
+    no broker accepts a connection.
+    """
     from rollstream.storage.claim_check import open_log
-    from rollstream.streams.connect import open_bus
+    from rollstream.streams.connect import check_reachable, open_bus
 
     assert location.bus is not None
+    check_reachable(location.bus)
     sync = cast('Literal["normal", "full"]', location.sync)
     if not location.has_store:
         return open_bus(location.bus, sync=sync)
