@@ -134,6 +134,10 @@ class ArchiveSettings(Settings):
     """Most pending record bytes of a topic; then the fullest partition's file is written."""
     roll_s: float = Field(default=300.0, gt=0)
     """Seconds after which a partition's pending records are written, however few they are."""
+    compact_bytes: int = Field(default=128 << 20, ge=0)
+    """Most bytes of a merged file: small files of a day are merged up to it. 0: none are merged."""
+    compact_grace_s: float = Field(default=60.0, ge=0)
+    """Seconds for which files stay beside the merged file that holds their rows."""
     topics: tuple[
         Literal["trajectories", "annotations", "ledger", "admissions", "applied"], ...
     ] = ("trajectories", "annotations", "ledger", "admissions", "applied")

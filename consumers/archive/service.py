@@ -1,4 +1,5 @@
-"""The archive role: archives all topics in turn every few seconds, and the rest when it stops.
+"""The archive role: archives all topics in turn every few seconds, and the rest when it stops. In
+between it merges small files (`compaction.py`).
 
 It reads rarely and in large batches, so that it costs the run little; records that are not archived
 yet are still in the log. On `stop` it archives up to the present ends, so a run whose archive is
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from rollstream.consumers.archive.compaction import Compactor
 from rollstream.consumers.archive.topic import TopicArchive, WrittenFile
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.metric_values import MetricValues
@@ -42,6 +44,7 @@ class ArchiveService:
             topic: TopicArchive(bus, store, run, topic, settings, monotonic, self._on_file)
             for topic in settings.topics
         }
+        self._compactor = Compactor(store, run, settings, monotonic)
         self._records: dict[str, int] = dict.fromkeys(settings.topics, 0)
         self._files = self._bytes = self._lost = 0
 
@@ -53,6 +56,7 @@ class ArchiveService:
         while not stop.wait(self._pause_s):
             while sum(topic.advance() for topic in topics) and not stop.is_set():
                 pass  # the topics take turns until none has new records
+            self._compactor.advance(stop)
         for topic in topics:
             topic.finish()
 
@@ -63,6 +67,8 @@ class ArchiveService:
             "archive_bytes_total": self._bytes,
             "archive_records_total": dict(self._records),
             "archive_lost_total": self._lost,
+            "archive_merged_total": self._compactor.merged,
+            "archive_deleted_total": self._compactor.deleted,
             "archive_behind_records": {
                 name: topic.behind() for name, topic in self._topics.items()
             },

@@ -6,9 +6,12 @@ file (or the log's first record when there was none), a file is named by its fir
 `create` has a single winner. So no two files of a partition overlap, and each begins where another
 ended. The lease only avoids duplicate work.
 
-1. Create the file. 2. If another archiver created it first, read its last offset and continue after
-it. 3. Commit the archived position, below which the log may be truncated. After a kill between 1
-and 3 the next start finds the file; the commit only ever lags behind.
+1. Create the file. 2. List the partition's files of that day. If another archiver created the file
+first, or a merged file holds its first record, continue after that one. An archiver that was
+suspended can create a name again whose file was merged and deleted: the merged file is in the
+listing, for it was created before that deletion. 3. Commit the archived position, below which the
+log may be truncated. After a kill between 1 and 3 the next start finds the file; the commit only
+ever lags behind.
 """
 
 import logging
@@ -19,13 +22,13 @@ from dataclasses import dataclass
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
 from rollstream.storage.archive.file_names import (
-    ArchiveFile,
     archive_key,
+    current_files,
     message_bytes,
     parse_archive_key,
     utc_day,
 )
-from rollstream.storage.archive.reading import FileEnd, file_end, partition_ends
+from rollstream.storage.archive.reading import LISTINGS_MAX, FileEnd, file_end, partition_ends
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import from_begin
@@ -237,25 +240,39 @@ class TopicArchive:
         key = archive_key(self._topic, self._run, partition, first.offset, first.timestamp_ms)
         started_s = self._monotonic()
         file = encode_file(self._topic, messages, fence)
-        there, mine = FileEnd(messages[-1].offset, file.fence), True
         try:
             self._store.create(key, file.data)  # 1
+            mine = FileEnd(messages[-1].offset, file.fence)
         except ObjectExists:
-            there, mine = self._winner(key), False  # 2
+            mine = None
+        there = self._present_end(key, first.offset, mine)  # 2
+        if there != mine:
             log.warning("%s: another archiver wrote it, up to offset %d", key, there.last)
         seconds = self._monotonic() - started_s
         size = len(file.data)
-        self._on_file(WrittenFile(self._topic, key, len(messages), size, seconds, mine))
+        self._on_file(WrittenFile(self._topic, key, len(messages), size, seconds, there == mine))
         self._continue_at(partition, _position_after(there))
         self._bus.commit(ARCHIVE_GROUP, self._topic, {partition: self._archived[partition]})  # 3
 
-    def _winner(self, key: str) -> FileEnd:
-        """The last offset and fence of the file that another archiver created."""
-        listed = (parse_archive_key(entry.key, entry.bytes) for entry in self._store.list(key))
-        file: ArchiveFile | None = next(listed, None)
-        if file is None:
-            raise ObjectMissing(f"{key} existed and is gone; does a program delete archive files?")
-        return file_end(self._store, file)
+    def _present_end(self, key: str, first: int, mine: FileEnd | None) -> FileEnd:
+        """The end of the file that holds offset `first`: this archiver's (`mine`), another one's,
+        or a merged file.
+        """
+        prefix = key.removesuffix(f"{first:020d}.parquet")  # of the partition's files of that day
+        for _ in range(LISTINGS_MAX):
+            listed = (
+                parse_archive_key(entry.key, entry.bytes) for entry in self._store.list(prefix)
+            )
+            holder = [file for file in current_files(listed) if file.first <= first][-1:]
+            if holder and holder[0].key == key and mine is not None:
+                return mine
+            try:
+                end = file_end(self._store, holder[0]) if holder else None
+            except ObjectMissing:  # merged since the listing
+                continue
+            if end is not None and end.last >= first:
+                return end
+        raise ObjectMissing(f"{key} existed and is gone; does a program delete archive files?")
 
     def _continue_at(self, partition: int, archived: Position) -> None:
         self._archived[partition] = archived

@@ -198,6 +198,8 @@ ARCHIVE = (
         ("archive_bytes_total", "bytes", "bytes of those files"),
         ("archive_records_total", "records", "records in those files", "topic"),
         ("archive_lost_total", "files", "files that another archive process had created first"),
+        ("archive_merged_total", "files", "merged files that this process created"),
+        ("archive_deleted_total", "files", "files deleted because a merged file holds their rows"),
     ]),
     *_families("gauge", [
         ("archive_behind_records", "records",

@@ -34,6 +34,34 @@ class EncodedFile:
     fence: Fence
 
 
+class FileWriter:
+    """Writes one file of a topic into memory; a context manager."""
+
+    def __init__(self, topic: str) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._parquet = pq.ParquetWriter(self._sink, arrow_schema(topic), **write_options(topic))
+
+    def write(self, table: pa.Table) -> None:
+        """Add a row group."""
+        self._parquet.write_table(table, row_group_size=table.num_rows)
+
+    def finish(self, first: int, last: int, fence: Fence) -> EncodedFile:
+        """The file of these offsets with this fence after them."""
+        numbers = {FIRST: first, LAST: last, SCHEMA: SCHEMA_NUMBER}
+        self._parquet.add_key_value_metadata(
+            {name: str(number) for name, number in numbers.items()}
+            | {FENCE: f"{fence.term}:{fence.sequence}"}
+        )
+        self._parquet.close()
+        return EncodedFile(memoryview(self._sink.getvalue()), fence)
+
+    def __enter__(self) -> "FileWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._parquet.close()
+
+
 def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
     """The file of these messages: consecutive ones of one partition; `fence` is the fence before
     them.
@@ -42,21 +70,12 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
     """
     first, last = messages[0], messages[-1]
     assert last.offset - first.offset == len(messages) - 1, "the messages have a gap"
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, arrow_schema(topic), **write_options(topic)) as writer:
+    with FileWriter(topic) as writer:
         for group in _row_groups(messages):
             classified = classify_rows(topic, group, {first.partition: fence})
             fence = classified.fences.get(first.partition, fence)
-            writer.write_table(table_of(topic, group, classified), row_group_size=len(group))
-        writer.add_key_value_metadata(
-            {
-                FIRST: str(first.offset),
-                LAST: str(last.offset),
-                FENCE: f"{fence.term}:{fence.sequence}",
-                SCHEMA: str(SCHEMA_NUMBER),
-            }
-        )
-    return EncodedFile(memoryview(sink.getvalue()), fence)
+            writer.write(table_of(topic, group, classified))
+        return writer.finish(first.offset, last.offset, fence)
 
 
 def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rollstream.streams.records import Fence
 
+LISTINGS_MAX = 5  # of a partition whose newest file is gone when it is read
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
 BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time when rows are processed in order
 _MAGIC = b"PAR1"
@@ -57,8 +58,14 @@ def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEn
     """How far each partition is archived, from the tail of its last file; partitions without files
     are absent.
     """
-    newest = {file.partition: file for file in archived_files(store, run, topic)}
-    return {partition: file_end(store, file) for partition, file in newest.items()}
+    for left in reversed(range(LISTINGS_MAX)):
+        newest = {file.partition: file for file in archived_files(store, run, topic)}
+        try:
+            return {partition: file_end(store, file) for partition, file in newest.items()}
+        except ObjectMissing:  # merged with others since the listing, and newer ones were written
+            if not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:

@@ -1,5 +1,22 @@
-"""Merged files: their names, what readers take of a listing, and what is merged with what."""
+"""Merged files: what is merged with what, and that no reader sees a row twice or not at all.
 
+Every call to bus and store is a boundary. Archivers, compactors and readers run step by step; at a
+boundary of one of them another one runs, or it is killed there.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rollstream.consumers.archive.compaction import Compactor
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.errors import ObjectMissing
 from rollstream.storage.archive.file_names import (
     ArchiveFile,
     archive_key,
@@ -7,20 +24,32 @@ from rollstream.storage.archive.file_names import (
     merged_key,
     parse_archive_key,
 )
+from rollstream.storage.archive.merging import Merge, plan_merges
+from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.memory import MemoryBus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import ARCHIVE_GROUP, truncate
+from testbed.servers import versity
+from tests.archive.archive_samples import append, restored, trajectory
+from tests.archive.archive_world import NEVER, TOPIC, Boundaries, Killed, World, die
 
 DAY_MS = 1_763_683_200_000
 
 
-def plain(first: int, size: int = 10, day: int = 0, partition: int = 0) -> ArchiveFile:
-    key = archive_key("ledger", "tiny", partition, first, DAY_MS + day * 86_400_000)
+def listed(key: str, size: int) -> ArchiveFile:
     found = parse_archive_key(key, size)
     assert found is not None
     return found
 
 
+def plain(first: int, size: int = 10, day: int = 0, partition: int = 0) -> ArchiveFile:
+    return listed(archive_key("ledger", "tiny", partition, first, DAY_MS + day * 86_400_000), size)
+
+
 def merged(first: int, last: int, size: int = 20, partition: int = 0) -> ArchiveFile:
-    found = parse_archive_key(merged_key(plain(first, partition=partition), last), size)
-    assert found is not None
+    found = listed(merged_key(plain(first, partition=partition), last), size)
     assert (found.first, found.last, found.partition) == (first, last, partition)
     return found
 
@@ -30,7 +59,269 @@ def test_a_merged_file_takes_the_place_of_all_files_that_begin_in_it() -> None:
     others = [plain(500), plain(0, partition=1), merged(100, 399, partition=1)]
     inside = [plain(0), plain(100), merged(0, 199), plain(499)]
     widest = merged(0, 499)
-    listed = sorted([*others, *inside, widest], key=lambda file: file.key)
-    found = current_files([None, *listed])
+    found = current_files([None, *sorted([*others, *inside, widest], key=lambda file: file.key)])
     assert found == [widest, plain(500), plain(0, partition=1), merged(100, 399, partition=1)]
     assert current_files([*others, *inside])[:2] == [merged(0, 199), plain(499)]
+
+
+def after(files: list[ArchiveFile], merges: list[Merge]) -> list[ArchiveFile]:
+    """The listing after these merges, of which no file was deleted yet."""
+    sizes = [sum(file.bytes for file in merge.files) for merge in merges]
+    return [*files, *(listed(m.key, size) for m, size in zip(merges, sizes, strict=True))]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.booleans()), max_size=40),
+    st.data(),
+)
+def test_merged_files_are_disjoint_or_nested_whoever_plans_them(
+    steps: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    """From listings of any age, with any target."""
+    chain: list[ArchiveFile] = []
+    first = day = 0
+    for rows, size, is_next_day in steps:
+        chain.append(plain(first, size, day))
+        first, day = first + rows, day + is_next_day
+    found: list[ArchiveFile] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        known = chain[: data.draw(st.integers(0, len(chain)))] + [
+            file for file in found if data.draw(st.booleans())
+        ]
+        merges = plan_merges(current_files(known), data.draw(st.integers(2, 400)), 3)
+        assert all(len(merge.files) > 1 for merge in merges)
+        assert all(merge.files[0].date == file.date for merge in merges for file in merge.files)
+        found = after(found, merges)
+    for one, other in combinations({(f.first, f.last or 0) for f in found}, 2):
+        assert one[1] < other[0] or other[1] < one[0] or _within(one, other) or _within(other, one)
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def test_a_long_run_has_few_files() -> None:
+    """At most 16 and a few more of the newest day; those of a day that is over, by its bytes."""
+    files: list[ArchiveFile] = []
+    counts: list[int] = []
+    for number in range(3000):
+        files.append(plain(7 * number, 10, number // 1000))
+        files = current_files(after(files, plan_merges(files, 4000, 16)))
+        counts.append(len(files))
+    assert max(counts[900:1000]) <= 16 + 6  # two of 4 000 bytes at most are full
+    assert [sum(f.date == d for f in files) <= 6 for d in sorted({f.date for f in files})[:2]]
+    assert max(counts[2000:]) - max(counts[1000:2000]) <= 6
+    assert not plan_merges(files, 4000, 16)
+    assert sum(file.bytes for file in files) == 30_000
+
+
+@dataclass
+class Reader:
+    """Reads rows in order from the files of one listing; lists again when one is gone."""
+
+    store: ObjectStore
+    rows: list[tuple[int, bytes | None]] = field(default_factory=list[tuple[int, bytes | None]])
+    files: list[ArchiveFile] = field(default_factory=list[ArchiveFile])
+
+    def step(self) -> bool:
+        """Read one file of the listing; False at its end."""
+        if not self.files:
+            self.files = archived_files(self.store, "tiny", TOPIC)
+        while self.files:
+            file = self.files.pop(0)
+            try:
+                table = table_from(self.store, file)
+            except ObjectMissing:
+                self.files = []
+                return True
+            offsets = table.column("offset").to_pylist()
+            before = len(self.rows)
+            new = zip(offsets, restored(table, TOPIC), strict=True)
+            self.rows += [row for row in new if row[0] >= before]
+            if len(self.rows) > before:
+                return True
+        return False
+
+    def finish(self) -> list[tuple[int, bytes | None]]:
+        while self.step():
+            pass
+        return self.rows
+
+
+COMPACTED = ArchiveSettings(compact_bytes=40_000, compact_grace_s=30.0, topics=(TOPIC,))
+STOP = threading.Event()
+
+
+class Merging(RuleBasedStateMachine):
+    """Archivers, compactors and readers of one partition over several days."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.now_s = 0.0
+        self.actors: dict[str, tuple[Boundaries, Callable[[], object]]] = {}
+        self.readers: dict[str, Reader] = {}
+        self.seen = {m.offset: m.value for m in self.world.log()}
+
+    @rule(who=st.sampled_from(["archiver 1", "archiver 2"]))
+    def start_archiver(self, who: str) -> None:
+        boundaries = Boundaries(NEVER, False, die)
+        archiver = self.world.archiver(boundaries)
+        self.actors[who] = boundaries, archiver.advance
+        self.run(who, archiver.start)
+
+    @rule(who=st.sampled_from(["compactor 1", "compactor 2"]))
+    def start_compactor(self, who: str) -> None:
+        boundaries = Boundaries(NEVER, False, die)
+        compactor = Compactor(
+            boundaries.wrap(self.world.store), "tiny", COMPACTED, lambda: self.now_s, 2
+        )
+
+        def advance() -> None:
+            self.now_s += 61
+            compactor.advance(STOP)
+
+        self.actors[who] = boundaries, advance
+
+    @rule(who=st.sampled_from(["reader 1", "reader 2"]))
+    def start_reader(self, who: str) -> None:
+        boundaries = Boundaries(NEVER, False, die)
+        self.readers[who] = Reader(boundaries.wrap(self.world.store))
+        self.actors[who] = boundaries, self.readers[who].step
+
+    @rule(days=st.sampled_from([0, 0, 0, 1]))
+    def grow(self, days: int) -> None:
+        self.world.day += days
+        self.world.grow()
+        self.seen |= {m.offset: m.value for m in self.world.log()}
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), at=st.integers(0, 12), after=st.booleans(), times=st.integers(1, 3))
+    def act(self, data: st.DataObject, at: int, after: bool, times: int) -> None:
+        """A step of one; at one of its boundaries others step, or it is killed."""
+        who = data.draw(st.sampled_from(sorted(self.actors)))
+        rest = st.sampled_from(sorted(set(self.actors) - {who}))
+        others = data.draw(st.lists(rest, max_size=4)) if len(self.actors) > 1 else []
+        boundaries, action = self.actors[who]
+
+        def meanwhile() -> None:
+            if not others:
+                die()
+            for other in others:
+                for _ in range(times):
+                    self.run(other, None)
+
+        boundaries.fatal, boundaries.after = boundaries.calls + at, after
+        boundaries.act = meanwhile
+        self.run(who, action)
+        boundaries.fatal = NEVER
+
+    @rule()
+    def truncate(self) -> None:
+        committed = self.world.bus.committed(ARCHIVE_GROUP, TOPIC)
+        truncate(self.world.bus, TOPIC, committed)
+
+    def run(self, who: str, action: Callable[[], object] | None) -> None:
+        try:
+            if who in self.actors:
+                (action or self.actors[who][1])()
+        except Killed:
+            self.actors.pop(who, None)
+            self.readers.pop(who, None)
+
+    @invariant()
+    def every_reader_sees_the_log_in_order(self) -> None:
+        whole = Reader(self.world.store).finish()
+        committed = self.world.bus.committed(ARCHIVE_GROUP, TOPIC)
+        assert len(whole) >= (committed[0].offset if committed else 0)
+        for rows in [whole, *(reader.rows for reader in self.readers.values())]:
+            assert rows == [(offset, self.seen[offset]) for offset in range(len(rows))]
+        files = archived_files(self.world.store, "tiny", TOPIC)
+        tables = [table_from(self.world.store, file) for file in files]
+        assert sum(table.num_rows for table in tables) == len(whole)
+
+    def teardown(self) -> None:
+        self.world.run(Boundaries(NEVER, False, die))
+        for reader in [Reader(self.world.store), *self.readers.values()]:
+            assert dict(reader.finish()) == self.seen
+        assert archived_to(self.world.store, "tiny", TOPIC) == self.world.bus.end(TOPIC)
+
+
+TestMerging = Merging.TestCase
+TestMerging.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+
+
+def archive_of(store: ObjectStore, files: int) -> MemoryBus:
+    """An archive of trajectories in so many files of one day, and one of the next."""
+    now_s = [DAY_MS / 1000]
+    bus = MemoryBus(lambda: now_s[0])
+    bus.create(catalogue(1))
+    archive = TopicArchive(bus, store, "tiny", "trajectories", ArchiveSettings())
+    archive.start()
+    for number in range(files + 1):
+        now_s[0] += 86_400 * (number == files)
+        append(bus, "trajectories", [trajectory(number, 3 + number), trajectory(number, 0)])
+        archive.finish()
+    return bus
+
+
+def rows(store: ObjectStore) -> Iterator[tuple[str, bytes | None]]:
+    for file in archived_files(store, "tiny", "trajectories"):
+        table = table_from(store, file)
+        yield from zip(
+            table.column("timestamp").cast("string").to_pylist(),
+            restored(table, "trajectories"),
+            strict=True,
+        )
+
+
+@pytest.mark.parametrize("url", [lambda path: f"file:{path}", lambda path: versity.new_url()])
+def test_the_compactor_merges_a_day_and_deletes_after_the_grace(
+    url: Callable[[object], str], tmp_path: object
+) -> None:
+    store = open_store(url(tmp_path))
+    archive_of(store, 5)
+    before, now_s = list(rows(store)), [0.0]
+    given = ArchiveSettings(topics=("trajectories",), compact_grace_s=100.0)
+    compactor = Compactor(store, "tiny", given, lambda: now_s[0])
+    present: list[int] = []
+    for _ in range(4):
+        compactor.advance(STOP)
+        now_s[0] += 60
+        assert list(rows(store)) == before
+        present.append(len(list(store.list("archive/"))))
+    assert present == [7, 7, 7, 2]
+    assert (compactor.merged, compactor.deleted) == (1, 5)
+    assert archived_to(store, "tiny", "trajectories") == {0: 12}
+    assert [f.last for f in archived_files(store)] == [9, None]
+
+
+def test_damaged_files_stay_and_are_named_once(
+    tmp_path: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, now_s = open_store(f"file:{tmp_path}"), [0.0]
+    archive_of(store, 3)
+    damaged = archived_files(store)[1].key
+    store.put(damaged, store.get(damaged)[:-9] + b"no tail!!")
+    given = ArchiveSettings(topics=("trajectories",), compact_grace_s=0.0)
+    compactor = Compactor(store, "tiny", given, lambda: now_s[0])
+    for _ in range(3):
+        compactor.advance(STOP)
+        now_s[0] += 60
+    assert caplog.text.count(damaged) == 1
+    assert (compactor.merged, compactor.deleted) == (0, 0)
+
+
+def test_files_are_kept_beside_a_damaged_merged_file(tmp_path: object) -> None:
+    store, now_s = open_store(f"file:{tmp_path}"), [0.0]
+    archive_of(store, 3)
+    given = ArchiveSettings(topics=("trajectories",), compact_grace_s=0.0)
+    compactor = Compactor(store, "tiny", given, lambda: now_s[0])
+    compactor.advance(STOP)
+    (wide, _) = archived_files(store)
+    store.put(wide.key, b"PAR1 and no more")
+    now_s[0] += 60
+    compactor.advance(STOP)
+    assert compactor.deleted == 0
+    store.delete(wide.key)
+    assert len(list(rows(store))) == 8

@@ -1,0 +1,119 @@
+"""Keeps the number of archive files small: merges files and deletes those that merged files hold.
+
+Safe beside other compactors and archivers and when killed anywhere (`storage/archive/merging.py`).
+
+1. List a topic's files. 2. Delete files that have been inside a wider one for the grace period, by
+this process's own clock, after its footer was read. 3. Plan merges and create the merged files. A
+file is deleted only because of a wider one in the same listing, so a widest one is always left.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+
+from rollstream.consumers.settings import ArchiveSettings
+from rollstream.errors import CorruptObject, NewerRelease, ObjectExists, ObjectMissing
+from rollstream.storage.archive.file_names import (
+    ArchiveFile,
+    archive_prefix,
+    current_files,
+    parse_archive_key,
+)
+from rollstream.storage.archive.reading import file_end
+from rollstream.storage.stores.base import ObjectStore
+
+log = logging.getLogger(__name__)
+
+PAUSE_S_MAX = 60.0  # between two listings
+FILES_MAX = 16  # of a partition's newest day; when it has more, they are merged
+
+
+class Compactor:
+    """Merges the files of a run's topics; use it from one thread."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        run: str,
+        settings: ArchiveSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+        files_max: int = FILES_MAX,
+    ) -> None:
+        self._store, self._run, self._settings = store, run, settings
+        self._files_max = files_max
+        self._monotonic = monotonic
+        self._next_s = monotonic()
+        self._redundant_s: dict[str, float] = {}  # since when, by key
+        self._proven: set[str] = set()
+        self._left: set[str] = set()
+        self.merged = self.deleted = 0
+
+    def advance(self, stop: threading.Event) -> None:
+        """Merge and delete what is due; ends early when `stop` is set."""
+        settings, now_s = self._settings, self._monotonic()
+        if not settings.compact_bytes or now_s < self._next_s:
+            return
+        self._next_s = now_s + min(PAUSE_S_MAX, settings.roll_s)
+        before, self._redundant_s = self._redundant_s, {}
+        for topic in settings.topics:
+            entries = self._store.list(archive_prefix(topic, self._run))  # 1
+            listed = [parse_archive_key(entry.key, entry.bytes) for entry in entries]
+            current = current_files(listed)
+            self._delete({file for file in listed if file} - {*current}, current, before)  # 2
+            self._merge(current, stop)  # 3
+
+    def _delete(
+        self,
+        redundant: Set[ArchiveFile],
+        current: Sequence[ArchiveFile],
+        before: Mapping[str, float],
+    ) -> None:
+        now_s = self._monotonic()
+        for file in sorted(redundant, key=lambda file: file.key):
+            since_s = before.get(file.key, now_s)
+            if now_s - since_s >= self._settings.compact_grace_s and self._is_held(file, current):
+                self._store.delete(file.key)
+                self.deleted += 1
+            else:
+                self._redundant_s[file.key] = since_s
+
+    def _is_held(self, file: ArchiveFile, current: Sequence[ArchiveFile]) -> bool:
+        """Whether a merged file holds this one, by its footer."""
+        (wider,) = [
+            one
+            for one in current
+            if one.partition == file.partition and one.first <= file.first <= (one.last or -1)
+        ]
+        if wider.key not in self._proven and self._ends_as_named(wider):
+            self._proven.add(wider.key)
+        return wider.key in self._proven
+
+    def _ends_as_named(self, merged: ArchiveFile) -> bool:
+        try:
+            return file_end(self._store, merged).last == merged.last
+        except ObjectMissing:  # inside a wider one by now
+            return False
+        except CorruptObject as error:
+            log.error("the files that a merged file holds are kept: %s", error)
+            return False
+
+    def _merge(self, current: Sequence[ArchiveFile], stop: threading.Event) -> None:
+        from rollstream.storage.archive import merging
+
+        for merge in merging.plan_merges(current, self._settings.compact_bytes, self._files_max):
+            if stop.is_set():
+                return
+            if merge.key in self._left:
+                continue
+            try:
+                file = merging.merged_file(self._store, merge)
+                self._store.create(merge.key, file.data)
+            except (ObjectExists, ObjectMissing):
+                continue  # another compactor merged them
+            except (CorruptObject, NewerRelease, merging.NotMergeable) as error:
+                self._left.add(merge.key)
+                log.warning("archive files are not merged into %s: %s", merge.key, error)
+                continue
+            self.merged += 1
+            log.info("%s: %d files merged", merge.key, len(merge.files))

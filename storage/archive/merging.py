@@ -1,0 +1,136 @@
+"""Merges small archive files into larger ones, so that a long run has few, whoever reads meanwhile.
+
+A merged file holds the rows of consecutive files of one partition and day, and is created under a
+name of its own; the files that it holds are deleted later. `plan_merges` is pure and decides by
+blocks of offsets: block j of level m has the files whose first offset is in [j·2^m, (j+1)·2^m). A
+block is merged only when a file after it exists, so its files never change again. Blocks of powers
+of two are disjoint or one contains the other, and so are merged files, whoever plans them, from
+however old a listing. That is all that readers rely on (`current_files`):
+
+| interleaving | without | stopped by |
+|---|---|---|
+| killed between two deletions | rows twice | a file that begins in a merged one is redundant |
+| two compactors, one from an older listing | 0–99 and 50–149: rows twice | blocks nest |
+| one deletes 0–49, the other 0–99 beside 0–199 | rows lost | only inside a wider file is deleted |
+| listed, then merged and deleted | rows lost | grace; then `ObjectMissing`: list again |
+| a suspended archiver creates a deleted name again | rows twice | that file is redundant |
+| it is longer than the deleted one and is merged | rows twice | each file must end at the next |
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+
+from rollstream.errors import RollstreamError
+from rollstream.storage.archive.file_names import ArchiveFile, merged_key
+from rollstream.storage.archive.files import ROW_GROUP_BYTES, EncodedFile, FileWriter
+from rollstream.storage.archive.originals import OriginalBytes
+from rollstream.storage.archive.reading import batches_from, file_end
+from rollstream.storage.archive.schema import arrow_schema
+from rollstream.storage.stores.base import ObjectStore
+
+
+class NotMergeable(RollstreamError, ValueError):
+    """These files cannot become one file without a loss; each stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Consecutive files of one partition and day, two or more, and the last offset in them."""
+
+    files: Sequence[ArchiveFile]
+    last: int
+
+    @property
+    def key(self) -> str:
+        return merged_key(self.files[0], self.last)
+
+
+def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) -> list[Merge]:
+    """The merges that are due, each of at most `bytes_max`, of a topic's `current_files`. A day
+    that is over is merged as far as possible, the newest one when it has more than `files_max`.
+    """
+    found: list[Merge] = []
+    for _, partition in groupby(files, lambda file: file.partition):
+        days = [list(day) for _, day in groupby(partition, lambda file: file.date)]
+        ends = [day[0].first for day in days[1:]]
+        for day, end in zip(days, [*ends, None], strict=True):
+            if end is not None or len(day) > files_max:
+                found += _blocks(day, end, day[-1].first.bit_length(), bytes_max)
+    return found
+
+
+def _blocks(
+    files: Sequence[ArchiveFile], end: int | None, level: int, bytes_max: int
+) -> Iterator[Merge]:
+    """The merges within a block of this level; `end` is the first offset after its files, None if
+    files of the block may follow.
+    """
+    if len(files) < 2:
+        return
+    if end is not None and sum(file.bytes for file in files) <= bytes_max:
+        yield Merge(files, end - 1)
+        return
+    half = 1 << (level - 1)
+    lower = [file for file in files if not file.first & half]
+    upper = files[len(lower) :]
+    yield from _blocks(lower, upper[0].first if upper else end, level - 1, bytes_max)
+    yield from _blocks(upper, end, level - 1, bytes_max)
+
+
+def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
+    """The file with all rows of a merge; each row gives the bytes of its hash. In memory are one of
+    the files, a row group and the result.
+
+    Raises `NotMergeable` for a gap between the files or columns that this release does not know,
+    `CorruptObject`, `NewerRelease`, and `ObjectMissing` if a file was merged already.
+    """
+    topic, at = merge.files[0].topic, merge.files[0].first
+    originals = OriginalBytes(topic)
+    with FileWriter(topic) as writer:
+        held: list[pa.RecordBatch] = []
+        for file, end in zip(
+            merge.files, [*(f.first for f in merge.files[1:]), merge.last + 1], strict=True
+        ):
+            for batch in batches_from(store, file):
+                at = _check_rows(batch, originals, at, file)
+                held.append(_conform(batch, topic, file))
+                if sum(one.nbytes for one in held) >= ROW_GROUP_BYTES:
+                    writer.write(pa.Table.from_batches(held))
+                    held = []
+            if at != end:
+                raise NotMergeable(f"{file.key} ends at offset {at - 1}, the next begins at {end}")
+        if held:
+            writer.write(pa.Table.from_batches(held))
+        fence = file_end(store, merge.files[-1]).fence
+        return writer.finish(merge.files[0].first, merge.last, fence)
+
+
+def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: ArchiveFile) -> int:
+    """The offset after these rows, which begin at `at`; all match their hashes."""
+    after = at + batch.num_rows
+    if not np.array_equal(batch.column("offset").to_numpy(), np.arange(at, after)):
+        raise NotMergeable(f"{file.key} does not hold each offset from {at} to {after - 1} once")
+    for _ in originals.values(batch):
+        pass
+    return after
+
+
+def _conform(batch: pa.RecordBatch, topic: str, file: ArchiveFile) -> pa.RecordBatch:
+    """The rows in today's columns; those that an older release did not write are null."""
+    schema, present = arrow_schema(topic), {f.name: f.type for f in batch.schema}
+    newer = [name for name, type_ in present.items() if not _knows(schema, name, type_)]
+    if newer:
+        raise NotMergeable(f"{file.key} has columns of a newer release: {', '.join(newer)}")
+    nulls = [None] * batch.num_rows
+    columns: list[pa.Array] = [
+        batch.column(f.name) if f.name in present else pa.array(nulls, f.type) for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _knows(schema: pa.Schema, name: str, type_: pa.DataType) -> bool:
+    return name in schema.names and schema.field(name).type == type_
