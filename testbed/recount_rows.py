@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_FILE = re.compile(r"(\w+)-(\d{5})-(\d{20})\.parquet")
+_FILE = re.compile(r"\w+-(\d{5})-\d{20}(?:-\d{20})?\.parquet")
 _ARRAY = re.compile(r"(\w+):([uif][1248])")
 
 
@@ -136,17 +136,20 @@ def kafka_rows(url: str, topic: str, store: Path | None) -> Iterator[Row | int]:
 
 
 def archive_rows(store: Path, run: str, topic: str) -> Iterator[Row]:
-    """The archive's rows, by partition and offset."""
+    """The archive's rows, by partition and offset; a merged file comes before those in it."""
     import pyarrow.parquet as parquet
 
-    found = (_FILE.fullmatch(path.name) for path in store.glob(f"archive/topic={topic}/*/*/*"))
-    names = sorted(match.groups() for match in found if match)
-    folder = store / "archive" / f"topic={topic}" / f"run={run}"
-    for name, partition, first in names:
-        (path,) = folder.glob(f"*/{name}-{partition}-{first}.parquet")
+    places = (store / "archive" / f"topic={topic}" / f"run={run}").glob("*/*.parquet")
+    after: dict[str, int] = {}
+    for path in sorted(places, key=lambda path: path.name):
+        match = _FILE.fullmatch(path.name)
+        assert match, path
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(use_threads=False):
-                yield from map(archived_row, batch.to_pylist(maps_as_pydicts="strict"))
+                for line in batch.to_pylist(maps_as_pydicts="strict"):
+                    if line["offset"] >= after.get(match[1], 0):
+                        after[match[1]] = line["offset"] + 1
+                        yield archived_row(line)
 
 
 def archived_row(line: dict[str, Any]) -> Row:

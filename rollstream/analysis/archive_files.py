@@ -16,9 +16,9 @@ import xxhash
 
 from rollstream.analysis.coverage import ReadableFile, overlapping
 from rollstream.analysis.locate import RunLocation, archived_run
-from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.archive.file_names import ArchiveFile
-from rollstream.storage.archive.reading import archived_files
+from rollstream.storage.archive.reading import LISTINGS_MAX, archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
@@ -116,7 +116,19 @@ class ArchivedFiles:
             self.check(topic)
         return self._held(topic)
 
+    def refresh(self) -> None:
+        """List the archive again at the next use."""
+        self._files = None
+
     def _held(self, topic: str) -> list[ReadableFile]:
+        for _ in range(LISTINGS_MAX):
+            try:
+                return self._listed(topic)
+            except ObjectMissing:  # merged with others since the listing
+                self.refresh()
+        return self._listed(topic)
+
+    def _listed(self, topic: str) -> list[ReadableFile]:
         run = self.run()
         files = [file for file in self._all() if (file.topic, file.run) == (topic, run)]
         if self._fetched is None or not files:
@@ -186,6 +198,8 @@ class ArchivedFiles:
         return footers
 
     def _found_bad(self, path: str, error: duckdb.Error) -> None:
+        if not Path(path).exists():
+            raise ObjectMissing(f"{path} was merged with other files; try again") from error
         reason = _PATH.sub("", str(error).splitlines()[0])
         if not self.skip_corrupt:
             raise CorruptObject(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -60,6 +61,16 @@ class TopicViews:
             self._make_table(topic)
         self._files[topic] = held
         self._make_view(topic, held)
+
+    def renew(self) -> bool:
+        """Define the topics again whose files are gone, merged with others; False if none is."""
+        gone = [t for t, of in self._files.items() if not all(Path(o.path).exists() for o in of)]
+        self.archive.refresh()
+        for topic in gone:
+            self.connection.execute(f"DROP TABLE IF EXISTS live_{topic}")
+            self._tables.discard(topic)
+            self.define(topic)
+        return bool(gone)
 
     def complete(self, topic: str) -> bool:
         """Add today's columns, as null, to a view over files that an older release wrote; False if

@@ -207,7 +207,8 @@ class QuerySession:
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
         """Returns `run(sql)` after defining the views that the query names. Files of an older
-        release may lack columns; then the views are redefined with all columns.
+        release may lack columns; then the views are redefined with all columns. Files may be gone,
+        merged with others; then the views are redefined over those.
         """
         if uses_text(sql):
             self._define_once("text_of", self._define_text)
@@ -216,6 +217,9 @@ class QuerySession:
             return run(sql)
         except duckdb.BinderException:
             if not self._completed():
+                raise
+        except duckdb.IOException:
+            if not self._topic_views.renew():
                 raise
         self.define(views_named_in(sql))
         return run(sql)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from rollstream.errors import BusError, PositionLost
+from rollstream.errors import BusError, ObjectMissing, PositionLost
 from rollstream.storage.archive import reading
 from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.stores.base import ObjectStore
@@ -132,8 +132,13 @@ class ArchiveBus:
         return dict.fromkeys(range(self.settings(topic).partitions), 0)
 
     def _from_archive(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        found = self._in_file(topic, partition, offset, most)
-        if not found and self.bus is not None:  # archived and truncated since the listing
+        found: list[Message] = []
+        changed = self.bus is not None
+        try:
+            found = self._in_file(topic, partition, offset, most)
+        except ObjectMissing:
+            changed = True
+        if not found and changed:  # archived and truncated, or merged, since the listing
             self.archived(topic, again=True)
             found = self._in_file(topic, partition, offset, most)
         if found:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rollstream.config.config import load
 from rollstream.config.run_folder import store_url
-from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
+from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from testbed.recount import places_of, recount
@@ -93,9 +93,7 @@ def rows_twice(store: ObjectStore) -> int:
 
 
 def _rows(store: ObjectStore) -> Iterator[tuple[str, int, int]]:
-    for entry in store.list(ARCHIVE_PREFIX):
-        file = parse_archive_key(entry.key, entry.bytes)
-        if file is not None:
-            table = pq.read_table(io.BytesIO(store.get(entry.key)), columns=["offset"])
-            for offset in table["offset"].to_pylist():
-                yield file.topic, file.partition, offset
+    for file in archived_files(store):
+        table = pq.read_table(io.BytesIO(store.get(file.key)), columns=["offset"])
+        for offset in table["offset"].to_pylist():
+            yield file.topic, file.partition, offset

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rollstream.api import open_run
 from rollstream.consumers.archive.compaction import Compactor
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
@@ -26,6 +28,7 @@ from rollstream.storage.archive.file_names import (
 )
 from rollstream.storage.archive.merging import Merge, plan_merges
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.memory import MemoryBus
@@ -59,9 +62,13 @@ def test_a_merged_file_takes_the_place_of_all_files_that_begin_in_it() -> None:
     others = [plain(500), plain(0, partition=1), merged(100, 399, partition=1)]
     inside = [plain(0), plain(100), merged(0, 199), plain(499)]
     widest = merged(0, 499)
-    found = current_files([None, *sorted([*others, *inside, widest], key=lambda file: file.key)])
+    found = current_files([None, *sorted([*others, *inside, widest], key=_key)])
     assert found == [widest, plain(500), plain(0, partition=1), merged(100, 399, partition=1)]
     assert current_files([*others, *inside])[:2] == [merged(0, 199), plain(499)]
+
+
+def _key(file: ArchiveFile) -> str:
+    return file.key
 
 
 def after(files: list[ArchiveFile], merges: list[Merge]) -> list[ArchiveFile]:
@@ -275,9 +282,34 @@ def rows(store: ObjectStore) -> Iterator[tuple[str, bytes | None]]:
         )
 
 
+def compact(store: ObjectStore) -> Compactor:
+    """One compactor without grace, from listing to listing until nothing is left to do."""
+    now_s = [0.0]
+    given = ArchiveSettings(topics=("trajectories",), compact_grace_s=0.0)
+    compactor = Compactor(store, "tiny", given, lambda: now_s[0])
+    for _ in range(3):
+        compactor.advance(STOP)
+        now_s[0] += 60
+    return compactor
+
+
+def test_an_open_query_session_and_log_find_the_rows_of_deleted_files(tmp_path: Path) -> None:
+    store = open_store(f"file:{tmp_path}/store")
+    archive_of(store, 5)
+    view = LogView(None, store, "tiny")
+    with open_run(f"file:{tmp_path}/store") as run:
+        count = 'SELECT count(*) AS n, sum("offset") AS s FROM trajectories'
+        before = run.sql(count).to_pylist()
+        (first,) = view.read("trajectories", {0: 0}, records_max=1)
+        assert compact(store).deleted == 5
+        assert run.sql(count).to_pylist() == before == [{"n": 12, "s": 66}]
+        (second,) = view.read("trajectories", {0: 2}, records_max=1)
+        assert (first.offset, second.offset) == (0, 2)
+
+
 @pytest.mark.parametrize("url", [lambda path: f"file:{path}", lambda path: versity.new_url()])
 def test_the_compactor_merges_a_day_and_deletes_after_the_grace(
-    url: Callable[[object], str], tmp_path: object
+    url: Callable[[Path], str], tmp_path: Path
 ) -> None:
     store = open_store(url(tmp_path))
     archive_of(store, 5)
@@ -297,22 +329,18 @@ def test_the_compactor_merges_a_day_and_deletes_after_the_grace(
 
 
 def test_damaged_files_stay_and_are_named_once(
-    tmp_path: object, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, now_s = open_store(f"file:{tmp_path}"), [0.0]
+    store = open_store(f"file:{tmp_path}")
     archive_of(store, 3)
     damaged = archived_files(store)[1].key
     store.put(damaged, store.get(damaged)[:-9] + b"no tail!!")
-    given = ArchiveSettings(topics=("trajectories",), compact_grace_s=0.0)
-    compactor = Compactor(store, "tiny", given, lambda: now_s[0])
-    for _ in range(3):
-        compactor.advance(STOP)
-        now_s[0] += 60
+    compactor = compact(store)
     assert caplog.text.count(damaged) == 1
     assert (compactor.merged, compactor.deleted) == (0, 0)
 
 
-def test_files_are_kept_beside_a_damaged_merged_file(tmp_path: object) -> None:
+def test_files_are_kept_beside_a_damaged_merged_file(tmp_path: Path) -> None:
     store, now_s = open_store(f"file:{tmp_path}"), [0.0]
     archive_of(store, 3)
     given = ArchiveSettings(topics=("trajectories",), compact_grace_s=0.0)
