@@ -16,7 +16,7 @@ unexpected error.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from rollstream.errors import Fenced, LeaseHeld, ObjectExists, StoreError, SwapLost
@@ -173,6 +173,28 @@ def acquire_lease(
         if left <= 0:
             raise _lease_held(store, candidate.role, wait_s)
         sleep(min(left, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
+
+
+def living_leases(
+    store: ObjectStore,
+    roles: Iterable[str],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[RoleRecord]:
+    """The leases that a living process holds: those that were renewed while this function watched,
+    for at most the longest duration of a lease that is not released. It takes none.
+    """
+    seen = {role: found for role in roles if (found := read_role(store, role)) is not None}
+    held = {role: found for role, found in seen.items() if not found[0].released}
+    give_up = clock() + max((record.duration_s for record, _ in held.values()), default=0.0)
+    while held and clock() < give_up:
+        sleep(POLL_S_MAX)
+        now = {role: read_role(store, role) for role in held}
+        renewed = [found[0] for role, found in now.items() if found and found[1] != held[role][1]]
+        if living := [record for record in renewed if not record.released]:
+            return living
+        held = {role: found for role, found in now.items() if found and not found[0].released}
+    return []
 
 
 def _lease_held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:

@@ -38,6 +38,10 @@ from rollstream.streams.release import NEEDED_FEATURES, RELEASE, missing_feature
 log = logging.getLogger(__name__)
 
 IDENTITY_KEY = "run.json"
+DELETED = "deleted"
+"""A need that no release meets: `rollstream rm` marks a run with it, so no program of any release
+acts on the run any more.
+"""
 UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two checks of a running role
 SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
@@ -88,9 +92,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         except SwapLost:
             continue
         return
-    raise StoreError(
-        f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?"
-    )
+    raise _swaps_lost()
 
 
 def check_configuration(
@@ -110,6 +112,56 @@ def check_configuration(
         found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
     )
     return True
+
+
+def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
+    """Mark the run as deleted, or take the mark back; idempotent. A role that starts reads the mark
+    and ends; a running one reads it within `RECORDED_S`.
+    """
+    for _ in range(SWAPS_MAX):
+        try:
+            data, etag = store.read(IDENTITY_KEY)
+        except ObjectMissing:
+            if not deleted:
+                return
+            found, etag = RunIdentity(secrets.token_hex(8), run), ""
+        else:
+            found = decode_json(data, RunIdentity, IDENTITY_KEY)
+        needs = {*found.needs, DELETED} if deleted else {*found.needs} - {DELETED}
+        wanted = encode_json(replace(found, needs=tuple(sorted(needs))))
+        try:
+            if etag:
+                store.swap(IDENTITY_KEY, wanted, etag)
+            else:
+                store.create(IDENTITY_KEY, wanted)
+        except (SwapLost, ObjectExists):
+            continue
+        return
+    raise _swaps_lost()
+
+
+def check_exists(store: ObjectStore, run: str) -> None:
+    """Raise `ConfigurationError` if the run was deleted, or is another one. A role that took a
+    lease asks once more: it may have read the identity before `rollstream rm` marked it.
+    """
+    try:
+        _read(store, run)
+    except ObjectMissing:
+        raise ConfigurationError(f"the run {run} was deleted while this role started") from None
+
+
+def read_identity(store: ObjectStore) -> RunIdentity | None:
+    """The identity of whatever run the store holds, deleted or not; None if it holds none."""
+    try:
+        return decode_json(store.get(IDENTITY_KEY), RunIdentity, IDENTITY_KEY)
+    except ObjectMissing:
+        return None
+
+
+def _swaps_lost() -> StoreError:
+    return StoreError(
+        f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?"
+    )
 
 
 @contextmanager
@@ -148,6 +200,11 @@ def watch_configuration(
 def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
     data, etag = store.read(IDENTITY_KEY)
     found = decode_json(data, RunIdentity, IDENTITY_KEY)
+    if DELETED in found.needs:
+        raise ConfigurationError(
+            f"the run {found.run} was deleted, or `rollstream rm` of it was interrupted; "
+            "repeat that command to remove the rest, or give this run another store"
+        )
     features = missing_features(found.needs)
     if features:
         raise NewerRelease(

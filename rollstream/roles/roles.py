@@ -16,10 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollstream.config.config import truncates_log
-from rollstream.config.identity import read_or_create_identity, watch_configuration
+from rollstream.config.identity import (
+    check_exists,
+    read_or_create_identity,
+    watch_configuration,
+)
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
-from rollstream.errors import Fenced
+from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import serve_metrics
 from rollstream.metrics.process import ProcessMetrics
 from rollstream.roles.catalogue import ROLES
@@ -91,6 +95,11 @@ def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generat
     """
     candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
     lease = _acquire(place, candidate)
+    try:
+        check_exists(place.store, place.configuration.run)
+    except ConfigurationError:
+        lease.release()
+        raise
     place.watch.offer(lease.metric_values)
     with LeaseRenewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
         yield lease

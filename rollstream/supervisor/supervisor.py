@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rollstream.errors import LeaseHeld
+from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.metric_values import MetricValues
 from rollstream.supervisor.process import (
     ChildProcess,
@@ -50,6 +50,9 @@ class RunLock:
                     "stop it first, or choose another folder with --run DIR"
                 )
             time.sleep(0.05)
+        if os.fstat(self.descriptor).st_nlink == 0:
+            os.close(self.descriptor)
+            raise ConfigurationError(f"the run in {folder} was deleted while this command started")
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -16,6 +16,7 @@ or a KV cache.
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import time
 import uuid
@@ -192,6 +193,14 @@ class FileStore:
             with suppress(NotADirectoryError, IsADirectoryError):
                 path.unlink(missing_ok=True)
             self._remove_empty(path.parent)
+
+    def remove_if_empty(self) -> None:
+        """Remove the store's folder if it holds no object; any other file in it stays."""
+        if next(self._walk(self._root), None) is None:
+            for folder in (self._temporary, self._root / "~locks"):
+                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # a file of another program
+                self._root.rmdir()
 
     def path(self, key: str) -> Path:
         """The object's file, for readers that want a file; never write to it."""

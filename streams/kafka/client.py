@@ -5,6 +5,7 @@ beside this one.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,44 @@ class Admin:
         ask = self._offsets.end_offsets if ends else self._offsets.beginning_offsets
         found = ask([TopicPartition(topic, p) for p in range(partitions)])
         return {at.partition: offset for at, offset in found.items()}
+
+    def topic_names(self) -> list[str]:
+        """All topics of the cluster."""
+        return list(self._client.list_topics())
+
+    def group_names(self) -> list[str]:
+        """All consumer groups of the cluster."""
+        return [group["group_id"] for group in self._client.list_groups()]
+
+    def members(self, groups: Collection[str]) -> dict[str, int]:
+        """Number of members of each group."""
+        found: dict[str, Any] = self._client.describe_groups(list(groups)) if groups else {}
+        return {name: len(group["members"]) for name, group in found.items()}
+
+    def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
+        """Bytes of each topic on all brokers together, replicas included."""
+        sizes = dict.fromkeys(topics, 0)
+        for broker in self._client.describe_log_dirs(list(topics)):
+            for folder in broker["log_dirs"]:
+                for topic in folder["topics"]:
+                    if topic["name"] in sizes:
+                        sizes[topic["name"]] += sum(
+                            p["partition_size"] for p in topic["partitions"]
+                        )
+        return sizes
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        """Delete topics; one that does not exist is not an error."""
+        for name in names:
+            with suppress(errors.UnknownTopicOrPartitionError):
+                self._client.delete_topics([name])
+
+    def delete_groups(self, names: Collection[str]) -> dict[str, str]:
+        """Delete consumer groups; one that does not exist is not an error. Returns the names of the
+        others, each with the broker's reason.
+        """
+        answers: dict[str, str] = self._client.delete_groups(list(names)) if names else {}
+        return {n: why for n, why in answers.items() if why not in ("OK", "GroupIdNotFoundError")}
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         self._client.delete_records({TopicPartition(topic, p): o for p, o in before.items()})

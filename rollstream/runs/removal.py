@@ -1,0 +1,274 @@
+"""Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
+run (docs/how-to/delete-and-retain.md).
+
+The plan is a value that is shown before anything is deleted. The same request, repeated after an
+interruption at any point, deletes the rest:
+
+1. Nothing living is deleted: the folder's lock is taken, and leases and statuses are watched.
+2. `run.json` is marked. From here a role that starts, of any release, reads the mark and ends, and
+   a running one ends within a minute. Without the mark a trainer that starts between 4 and 5 would
+   find no checkpoint and publish version 0 into a store that is being emptied.
+3. The leases are taken and released. A holder that was only suspended finds a higher term.
+4. Consumer groups and topics.
+5. Objects, manifests first, then leases, `run.json` last. A role that read `run.json` before 2 and
+   takes its lease only now asks for the mark again and ends.
+6. The folder's files, `config.json` last, since it names log and store for the repeated command.
+"""
+
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Literal
+
+from rollstream.config.identity import IDENTITY_KEY, mark_deleted, read_identity
+from rollstream.errors import LeaseHeld
+from rollstream.storage.archive.file_names import parse_archive_key
+from rollstream.storage.checkpoints import stored_checkpoints
+from rollstream.storage.leases import LeaseCandidate, acquire_lease, living_leases
+from rollstream.storage.stores.base import ListedObject, ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.terms import read_role
+from rollstream.storage.weights.anchors import lineage
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
+from rollstream.streams.removal import LogContents, living_rollouts, log_contents, remove_log
+
+Keep = Literal["archive", "final"]
+KEEPS: tuple[Keep, ...] = ("archive", "final")
+ROLES = ("trainer", "dispatch", "prompts", "archive")
+STORE_ROOTS = (
+    "archive", "weights", "checkpoints", "roles", "dispatch", "blobs", "configurations", "probes",
+    "run.json", "forked_from.json",
+)  # fmt: skip
+"""First parts of all keys of a run's store; other objects are not the run's."""
+FOLDER_PARTS = (
+    "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json", "model",
+    "backup.json", "config.json",
+)  # fmt: skip
+"""What programs write into a run's folder beside log and store, in the order of deletion."""
+SETTINGS_KEPT = ("model", "config.json", "backup.json")
+"""What stays in the folder while a part of the store is kept: readers need it."""
+HEARTBEATS_S = 10.0
+PASSES_MAX = 5
+"""A rollout that is just ending may write an object behind the listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run is. `folder`, `bus` and `store` are absolute; None: there is none, or it is not
+    to be deleted.
+    """
+
+    run: str
+    folder: Path | None
+    bus: str | None
+    store: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsPlan:
+    """A store's objects: those to delete in order, those that are kept, those of others."""
+
+    delete: tuple[ListedObject, ...]
+    kept: tuple[ListedObject, ...]
+    foreign: tuple[ListedObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalPlan:
+    """All that a removal deletes and keeps."""
+
+    place: RunPlace
+    log: LogContents | None
+    objects: ObjectsPlan
+    files: tuple[Path, ...]
+    """Files and folders of the run's folder, in the order of deletion."""
+    unknown: tuple[Path, ...]
+    """What the folder holds beside them; it stays."""
+
+    def __bool__(self) -> bool:
+        return bool(self.log or self.objects.delete or self.files)
+
+
+def plan_objects(
+    listed: Iterable[ListedObject], run: str, keep: Collection[Keep], final: Collection[str]
+) -> ObjectsPlan:
+    """Sort a store's objects. Pure. `final` are the folders that `--keep final` keeps.
+
+    An object is another run's if a `run.json` above it says so, or if it is an archive file of
+    another name. `run.json` stays while anything is kept: its mark keeps roles away.
+    """
+    entries = list(listed)
+    nested = tuple(
+        entry.key.removesuffix(IDENTITY_KEY)
+        for entry in entries
+        if entry.key.endswith(f"/{IDENTITY_KEY}")
+    )
+    delete: list[ListedObject] = []
+    kept: list[ListedObject] = []
+    foreign: list[ListedObject] = []
+    for entry in entries:
+        key = entry.key
+        archived = parse_archive_key(key, entry.bytes)
+        is_own = key.partition("/")[0] in STORE_ROOTS and not key.startswith(nested)
+        if not is_own or (archived is not None and archived.run != run):
+            foreign.append(entry)
+        elif _is_kept(key, keep, final):
+            kept.append(entry)
+        else:
+            delete.append(entry)
+    return ObjectsPlan(tuple(sorted(delete, key=_deletion_order)), tuple(kept), tuple(foreign))
+
+
+def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
+    root = key.partition("/")[0]
+    if root == "archive":
+        return "archive" in keep
+    if root in ("weights", "checkpoints"):
+        return "final" in keep and (key == POINTER_KEY or key.startswith(tuple(final)))
+    return bool(keep) and root in (IDENTITY_KEY, "configurations", "forked_from.json")
+
+
+def _deletion_order(entry: ListedObject) -> tuple[int, str]:
+    """Manifests and the pointer first: no reader believes a part. The run's marks last."""
+    key = entry.key
+    if key.endswith("/manifest.json") or key == POINTER_KEY:
+        return 0, key
+    return (3 if key == IDENTITY_KEY else 2 if key.startswith("roles/") else 1), key
+
+
+def final_folders(store: ObjectStore) -> tuple[str, ...]:
+    """The folders of the newest complete checkpoint and of the believed version with every version
+    that it is stored as a difference from.
+    """
+    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    folders = [f"{max(whole).folder}/"] if whole else []
+    pointer = believed_pointer(store)
+    if pointer is not None and pointer.version is not None:
+        for one in lineage(store, read_manifest(store, pointer.version)):
+            folders.append(f"weights/{one.version}/")
+            if one.kind == "anchor":
+                break
+    return tuple(folders)
+
+
+def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
+    """What is there and what goes; deletes nothing. Raises `LeaseHeld` if a consumer group has
+    members.
+    """
+    log = None if place.bus is None else log_contents(place.bus)
+    objects = ObjectsPlan((), (), ())
+    if place.store is not None and _exists(place.store):
+        store = open_store(place.store)
+        final = final_folders(store) if "final" in keep else ()
+        objects = plan_objects(store.list(), place.run, keep, final)
+    files, unknown = _folder_files(place, keep)
+    return RemovalPlan(place, log, objects, files, unknown)
+
+
+def _exists(store_url: str) -> bool:
+    """Opening a store makes its folder."""
+    scheme, _, rest = store_url.partition(":")
+    return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
+
+
+def _folder_files(
+    place: RunPlace, keep: Collection[Keep]
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    if place.folder is None or not place.folder.is_dir():
+        return (), ()
+    names = [name for name in FOLDER_PARTS if not (keep and name in SETTINGS_KEPT)]
+    urls = [url.partition(":")[2] for url in (place.bus, place.store) if url is not None]
+    known = {*FOLDER_PARTS, "run.lock", "replay.lock", *(Path(url).name for url in urls)}
+    unknown = [path for path in sorted(place.folder.iterdir()) if path.name not in known]
+    files = [path for name in names if (path := place.folder / name).exists()]
+    return tuple(files), tuple(unknown)
+
+
+def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
+    """Raise `LeaseHeld` if a process of the run lives: its leases or its rollouts' statuses
+    change while this function watches, for about the duration of a lease.
+    """
+    has_store = place.store is not None and _exists(place.store)
+    living = living_leases(open_store(place.store), ROLES) if place.store and has_store else []
+    if living:
+        held = ", ".join(f"{one.role} (by {one.holder}, term {one.term})" for one in living)
+        raise LeaseHeld(f"the run {place.run} is running: leases are held of {held}; stop it")
+    if place.bus is not None and living_rollouts(place.bus, heartbeats_s):
+        raise LeaseHeld(
+            f"the run {place.run} is running: rollouts or relays report to {place.bus}; stop them"
+        )
+
+
+def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
+    """Delete what the plan names and what appeared since; yields each part when it is gone. The
+    caller has checked that nothing lives, and holds the folder's lock.
+    """
+    place = plan.place
+    store = None
+    if place.store is not None and _exists(place.store):
+        store = open_store(place.store)
+        if plan.objects.delete or plan.objects.kept:
+            mark_deleted(store, place.run)  # 2
+            _fence(store, place.run)  # 3
+    if place.bus is not None and plan.log:
+        remove_log(place.bus, plan.log)  # 4
+        yield "log"
+    if store is not None:
+        _delete_objects(store, plan, keep)  # 5
+        yield "store"
+    if place.folder is not None and place.folder.is_dir():
+        _delete_files(place.folder, plan.files, bool(keep))  # 6
+        yield "folder"
+
+
+def _fence(store: ObjectStore, run: str) -> None:
+    """Take each lease once, so that a suspended holder is fenced, and release it, so that a
+    repeated removal need not wait. Raises `LeaseHeld`, with the mark taken back, if one is alive.
+    """
+    for role in ROLES:
+        present = read_role(store, role)
+        if present is None:
+            continue
+        wait_s = 0.0 if present[0].released else 1.5 * present[0].duration_s
+        try:
+            acquire_lease(store, LeaseCandidate(role, "rm", token_hex(16)), wait_s).release()
+        except LeaseHeld:
+            mark_deleted(store, run, deleted=False)
+            raise
+
+
+def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
+    kept = tuple(entry.key for entry in plan.objects.kept)
+    due = plan.objects
+    for _ in range(PASSES_MAX):
+        if not due.delete:
+            break
+        for entry in due.delete:
+            store.delete(entry.key)
+        due = plan_objects(store.list(), plan.place.run, keep, kept)
+    if isinstance(store, FileStore):
+        store.remove_if_empty()
+
+
+def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
+    for path in files:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if is_kept:
+        return
+    for name in ("replay.lock", "run.lock"):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def identity_name(store_url: str) -> str | None:
+    """The name of the run that the store holds; None if it holds none."""
+    identity = read_identity(open_store(store_url)) if _exists(store_url) else None
+    return None if identity is None else identity.run

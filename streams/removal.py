@@ -1,0 +1,182 @@
+"""What one run has in a log, and its removal: topics and consumer groups under exactly its names.
+
+Only names that the catalogue makes are removed, so a run whose prefix starts with this one's (`a`
+and `a.b`) keeps its own. On Kafka consumer groups are removed before topics: a group belongs to the
+longest prefix that has a ledger, which the topics show. A SQLite topic's file is removed after its
+side files. Every step may be repeated: what is gone is not missed.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollstream.deadline import Deadline
+from rollstream.errors import BusError, LeaseHeld
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.truncation import ARCHIVE_GROUP, DISPATCH_GROUP, TRUNCATED_GROUP
+
+if TYPE_CHECKING:
+    from rollstream.streams.kafka.admin import RetryingAdmin
+
+GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
+"""Consumer groups of a run's own programs; programs of users add others."""
+SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")
+GONE_S = 60.0
+"""Brokers delete topics within seconds of the request."""
+
+
+def topic_names() -> tuple[str, ...]:
+    """Every topic that a run of this or an earlier release has."""
+    names = [topic.name for topic in catalogue()]
+    return tuple(dict.fromkeys([*names, *(f"{n}.dead" for n in names if not n.endswith("dead"))]))
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """The topics and consumer groups of one run, by their names in the log, and their bytes."""
+
+    where: str
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    bytes: int
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.groups)
+
+
+def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
+    """The names among `present` that a run with this prefix uses. Pure."""
+    names = (f"{prefix}.{name}" if prefix else name for name in topic_names())
+    return tuple(name for name in names if name in present)
+
+
+def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
+    """The consumer groups of the run with this prefix. Pure.
+
+    A group `PREFIX.NAME.TOPIC` belongs to the longest prefix of a run that has a ledger. Without a
+    prefix only groups of the run's own programs count, because any program may name a group so.
+    """
+    ledgers = (name for name in topics if name.endswith(".ledger"))
+    others = {name.removesuffix(".ledger") for name in ledgers} - {prefix}
+    start = f"{prefix}." if prefix else ""
+    longer = tuple(f"{other}." for other in others if other.startswith(start))
+    ends = tuple(f".{name}" for name in topic_names())
+    own = {f"{group}.{name}" for group in GROUPS for name in topic_names()}
+    return tuple(
+        sorted(
+            group
+            for group in groups
+            if group.startswith(start)
+            and group.endswith(ends)
+            and not group.startswith(longer)
+            and (prefix or group in own)
+        )
+    )
+
+
+def log_contents(url: str) -> LogContents:
+    """What the run at this URL has in its log; empty if nothing is left. Raises `LeaseHeld` if a
+    consumer group has members.
+    """
+    if url.startswith("kafka://"):
+        return _kafka_contents(url)
+    folder = Path(url.partition(":")[2])
+    names = (*topic_names(), "groups")
+    files = [f for n in names for s in SQLITE_SUFFIXES if (f := folder / f"{n}{s}").exists()]
+    topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
+    groups = ("groups",) if any(f.stem == "groups" for f in files) else ()
+    return LogContents(str(folder), topics, groups, sum(f.stat().st_size for f in files))
+
+
+def remove_log(url: str, contents: LogContents) -> None:
+    """Remove the run's topics and groups; idempotent. `contents` is of the same URL."""
+    if url.startswith("kafka://"):
+        return _remove_from_kafka(url, contents)
+    folder = Path(contents.where)
+    for name in (*topic_names(), "groups"):
+        for suffix in SQLITE_SUFFIXES:
+            (folder / f"{name}{suffix}").unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    return None
+
+
+def living_rollouts(url: str, watch_s: float) -> bool:
+    """Whether a rollout or relay reports to the log: its status arrives within `watch_s`. A log
+    whose processes all left is not watched.
+    """
+    from rollstream.streams.reader import TopicReader, from_begin
+    from rollstream.streams.records import RelayStatus, RolloutStatus
+
+    contents = log_contents(url)
+    if not any(name.rpartition(".")[2] == "status" for name in contents.topics):
+        return False
+    bus = open_bus(url)
+    try:
+        reader, before = TopicReader(bus, "status", from_begin(bus, "status")), bus.end("status")
+        newest = {r.key: r.record for r in reader.read_to(before)}
+        present = (r for r in newest.values() if isinstance(r, RolloutStatus | RelayStatus))
+        if all(getattr(record, "health", "") == "leaving" for record in present):
+            return False
+        deadline = Deadline(watch_s)
+        while not deadline.passed():
+            if bus.end("status") != before:
+                return True
+            time.sleep(min(0.5, watch_s))
+        return False
+    finally:
+        bus.close()
+
+
+def _kafka_contents(url: str) -> LogContents:
+    from rollstream.streams.kafka.address import parse_kafka_url
+
+    prefix = parse_kafka_url(url).prefix
+    admin = _admin(url)
+    try:
+        present = admin.call("list topics", lambda a: a.topic_names())
+        named = admin.call("list consumer groups", lambda a: a.group_names())
+        topics, groups = own_topics(prefix, present), own_groups(prefix, present, named)
+        members = admin.call("look up members", lambda a: a.members(groups))
+        if busy := [name for name, count in members.items() if count]:
+            raise LeaseHeld(
+                f"consumer groups of the run have members ({', '.join(busy)}); stop those programs"
+            )
+        sizes = admin.call("look up sizes", lambda a: a.log_bytes(topics)) if topics else {}
+    finally:
+        admin.close()
+    return LogContents(str(parse_kafka_url(url)), topics, groups, sum(sizes.values()))
+
+
+def _remove_from_kafka(url: str, contents: LogContents) -> None:
+    admin = _admin(url)
+    try:
+        groups, topics = contents.groups, contents.topics
+        left = admin.call("delete consumer groups", lambda a: a.delete_groups(groups))
+        if left:
+            raise BusError(f"cannot delete consumer groups at {contents.where}: {left}")
+        admin.call("delete topics", lambda a: a.delete_topics(topics))
+        deadline = Deadline(GONE_S)
+        while set(topics) & set(admin.call("list topics", lambda a: a.topic_names())):
+            if deadline.passed():
+                raise BusError(
+                    f"{contents.where}: topics are still listed {GONE_S:.0f} s after their "
+                    "deletion; is delete.topic.enable set on the brokers?"
+                )
+            time.sleep(0.1)
+    finally:
+        admin.close()
+
+
+def _admin(url: str) -> "RetryingAdmin":
+    from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
+    from rollstream.streams.kafka.admin import ANSWER_S, RetryingAdmin
+    from rollstream.streams.kafka.client import Admin, base_settings
+
+    address = parse_kafka_url(url)
+    settings = base_settings(address, read_secrets(address, os.environ))
+    return RetryingAdmin(str(address), lambda: Admin(settings), ANSWER_S)

@@ -1,0 +1,212 @@
+"""Removing a run: everything of it and nothing of another one, refused while it lives, and repeated
+after an interruption at any point.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from rollstream.config.config import load
+from rollstream.config.identity import IDENTITY_KEY, check_exists, read_or_create_identity
+from rollstream.config.run_folder import bus_url, store_url
+from rollstream.errors import ConfigurationError, Fenced, LeaseHeld
+from rollstream.runs import removal
+from rollstream.runs.removal import (
+    RemovalPlan,
+    RunPlace,
+    check_not_living,
+    plan_objects,
+    plan_removal,
+    remove,
+)
+from rollstream.storage.leases import LeaseCandidate, LeaseRenewal, acquire_lease
+from rollstream.storage.stores.base import ListedObject
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.storage.weights.verify import verify_version
+from rollstream.streams.removal import own_groups, own_topics, topic_names
+from testbed.waiting import WAIT_S, wait_for
+from tests.support.kept_run import made
+from tests.support.tiny_run import tiny_run
+
+
+def place_of(folder: Path) -> RunPlace:
+    c = load(folder / "config.json")
+    return RunPlace(c.run, folder, bus_url(c, folder), store_url(c, folder))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made(tmp_path_factory.mktemp("finished"), archive=True)
+    read_or_create_identity(open_store(f"file:{folder}/store"), "tiny")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def removed(folder: Path, *keep: removal.Keep) -> RemovalPlan:
+    plan = plan_removal(place_of(folder), keep)
+    for _ in remove(plan, keep):
+        pass
+    return plan
+
+
+def test_a_run_is_removed_with_all_it_wrote_and_again_changes_nothing(run: Path) -> None:
+    place = place_of(run)
+    plan = removed(run)
+    assert plan.log is not None
+    assert {"ledger", "trajectories", "status"} <= set(plan.log.topics)
+    assert not run.exists() or [path.name for path in run.iterdir()] == ["trainer.jsonl"]
+    assert not plan_removal(place, ())
+
+
+def test_files_of_the_user_stay_in_the_folder(run: Path) -> None:
+    (run / "notes.txt").write_text("mine")
+    (run / "store" / "exported").mkdir()
+    (run / "store" / "exported" / "file").touch()
+    plan = removed(run)
+    assert run / "notes.txt" in plan.unknown
+    assert (run / "notes.txt").read_text() == "mine"
+    assert (run / "store" / "exported" / "file").exists()
+    assert not (run / "config.json").exists()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", range(0, 60, 7))
+def test_a_removal_is_interrupted_anywhere_and_the_same_command_continues(
+    run: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """No role can act on what is left in between, and nothing is left at the end."""
+    left = after
+
+    def interrupt() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Interrupted
+
+    delete, unlink = FileStore.delete, Path.unlink
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStore, "delete", lambda *a: (interrupt(), delete(*a)))
+        patched.setattr(Path, "unlink", lambda *a, **k: (interrupt(), unlink(*a, **k)))
+        with pytest.raises(Interrupted):
+            removed(run)
+    if (run / "store" / IDENTITY_KEY).exists() and after:
+        with pytest.raises(ConfigurationError, match="of it was interrupted"):
+            read_or_create_identity(open_store(f"file:{run}/store"), "tiny")
+    assert (run / "config.json").exists(), "the same command finds log and store"
+    removed(run)
+    assert {path.name for path in run.iterdir()} <= {"trainer.jsonl"} if run.exists() else True
+
+
+def test_the_last_version_and_checkpoint_are_kept_and_can_be_read(run: Path) -> None:
+    plan = removed(run, "final")
+    store = open_store(f"file:{run}/store")
+    pointer = believed_pointer(store)
+    assert pointer is not None
+    assert pointer.version is not None
+    assert verify_version(store, pointer.version)[1] == ""
+    assert {entry.key.split("/")[0] for entry in store.list()} == {
+        "weights", "checkpoints", "run.json"
+    }  # fmt: skip
+    assert not (run / "bus").exists()
+    with pytest.raises(ConfigurationError, match="was deleted"):
+        read_or_create_identity(store, "tiny")
+    assert plan.objects.kept
+    removed(run)
+    assert not (run / "store").exists()
+
+
+def test_the_archive_is_kept_and_nothing_else(run: Path) -> None:
+    removed(run, "archive")
+    store = open_store(f"file:{run}/store")
+    assert {entry.key.split("/")[0] for entry in store.list()} == {"archive", "run.json"}
+    assert (run / "config.json").exists()
+
+
+def test_a_run_with_a_living_lease_is_refused(run: Path) -> None:
+    store = open_store(f"file:{run}/store")
+    lease = acquire_lease(store, LeaseCandidate("trainer", "train", "n", 1.0), 0.0)
+    with LeaseRenewal(lease), pytest.raises(LeaseHeld, match="leases are held of trainer"):
+        check_not_living(place_of(run), 0.0)
+
+
+def test_a_holder_that_was_suspended_is_fenced(run: Path) -> None:
+    """It wakes up after the removal found its lease unchanged."""
+    store = open_store(f"file:{run}/store")
+    lease = acquire_lease(store, LeaseCandidate("trainer", "train", "n", 1.0), 0.0)
+    check_not_living(place_of(run), 0.0)
+    removed(run)
+    with pytest.raises(Fenced):
+        lease.renew()
+
+
+def test_a_role_that_read_the_identity_before_the_mark_ends_when_it_has_its_lease(
+    run: Path,
+) -> None:
+    store = open_store(f"file:{run}/store")
+    read_or_create_identity(store, "tiny")  # the role starts, and imports for seconds
+    removed(run)
+    acquire_lease(store, LeaseCandidate("trainer", "train", "n"), 0.0)
+    with pytest.raises(ConfigurationError, match="was deleted while this role started"):
+        check_exists(store, "tiny")
+
+
+def test_a_lease_taken_between_the_look_and_the_mark_stops_the_removal(run: Path) -> None:
+    store, place = open_store(f"file:{run}/store"), place_of(run)
+    plan = plan_removal(place, ())
+    lease = acquire_lease(store, LeaseCandidate("trainer", "train", "n", 0.3), 0.0)
+    with LeaseRenewal(lease), pytest.raises(LeaseHeld):
+        list(remove(plan, ()))
+    read_or_create_identity(store, "tiny")  # the mark was taken back
+    assert (run / "bus" / "ledger.db").exists()
+
+
+def test_objects_of_other_runs_are_not_this_runs() -> None:
+    keys = [
+        "run.json", "weights/latest.json", "roles/trainer.json", "exp/run.json",
+        "exp/weights/v1/x", "weights/inner/run.json", "weights/inner/blobs/b", "notes",
+        "archive/topic=ledger/run=a/date=2026-01-01/ledger-00000-00000000000000000000.parquet",
+        "archive/topic=ledger/run=a-1/date=2026-01-01/ledger-00000-00000000000000000000.parquet",
+    ]  # fmt: skip
+    plan = plan_objects([ListedObject(key, 1) for key in keys], "a", (), ())
+    assert [entry.key for entry in plan.delete] == [keys[1], keys[8], keys[2], "run.json"]
+    assert {entry.key for entry in plan.foreign} == {*keys[3:8], keys[9]}
+
+
+PREFIXES = ["", "a", "a-1", "a.b", "a.b.c", "ab", "b"]
+
+
+@given(st.sets(st.sampled_from(PREFIXES), min_size=1), st.data())
+def test_names_on_a_broker_belong_to_one_run(runs: set[str], data: st.DataObject) -> None:
+    """Also prefixes of each other, and groups that users named."""
+
+    def names(prefix: str, parts: list[str]) -> set[str]:
+        return {f"{prefix}.{part}" if prefix else part for part in parts}
+
+    topics = {run: names(run, list(topic_names())) for run in runs}
+    used = [f"{g}.{t}" for g in ("dispatch", "truncated") for t in ("ledger", "trajectories")]
+    groups = {run: names(run, used + ["my.reader.trajectories"] * bool(run)) for run in runs}
+    whole = set[str]().union(*topics.values()) | {"__consumer_offsets", "other"}
+    members = set[str]().union(*groups.values()) | {"others-group"}
+    run = data.draw(st.sampled_from(sorted(runs)))
+    assert set(own_topics(run, whole)) == topics[run]
+    assert set(own_groups(run, whole, members)) == groups[run]
+
+
+def test_a_living_rollout_is_refused(tmp_path: Path) -> None:
+    with tiny_run(tmp_path, trainer={"steps": 1000}) as run:
+        run.start_all()
+        run._thread(lambda: run.build_trainer(1).run(run.stop))
+        wait_for(lambda: run.records("status"))
+        with pytest.raises(LeaseHeld, match="rollouts or relays report to sqlite:"):
+            check_not_living(RunPlace("tiny", tmp_path, f"sqlite:{tmp_path}/bus", None), WAIT_S)
