@@ -49,6 +49,12 @@ class TrainerState:
     """Which term published which versions (`BelievedVersions.terms`): which tokens are masked must
     not depend on the checkpoint that a trainer resumes from.
     """
+    open_groups: tuple[int, ...] = ()
+    """Numbers of `groups`: a fork needs no log to know which prompts are left."""
+    next_group: int = 0
+    """The group after the last one whose admission was read; 0 in checkpoints of earlier
+    releases.
+    """
 
     def encode(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -93,6 +99,8 @@ def trainer_state(
         ahead=ahead,
         ended=tuple(sorted(intake.ended)),
         terms=terms,
+        open_groups=tuple(intake.open),
+        next_group=intake.next_group,
     )
 
 
@@ -103,3 +111,4 @@ def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
     for group in state.ended:
         intake.end(group)
     intake.counts.update(state.counts)
+    intake.next_group = max(intake.next_group, state.next_group)

@@ -104,6 +104,11 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "check a run's invariants; exit code 1 if violated, 2 if parts could not be checked",
         ),
         Command(
+            "rm",
+            "maintain.rm",
+            "delete a run: its topics, objects and folder, and nothing of another run",
+        ),
+        Command(
             "forward",
             "maintain.forward",
             "send a run's metrics files to TensorBoard or Weights & Biases; resumes where it "

@@ -315,13 +315,20 @@ def accept_change(
     return bool(found)
 
 
+def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, Any]:
+    """The essential settings of this hash, by their dotted keys. Raises `ObjectMissing` if they are
+    not stored.
+    """
+    key = configuration_key(configuration_hash)
+    return decode_json(store.get(key), dict[str, Any], key)
+
+
 def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[SettingChange]:
     """Changes of essential settings since the configuration of this hash. Raises `ObjectMissing` if
     it is not stored.
     """
-    key = configuration_key(before)
-    had = decode_json(store.get(key), dict[str, Any], key)
+    had = recorded_settings(store, before)
     now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))
     return setting_changes(had, now)

@@ -26,8 +26,12 @@ from rollstream.config.config import (
     fingerprint,
     load,
     setting_changes,
+    url_identity,
 )
-from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.identity import (
+    read_or_create_identity,
+    record_configuration,
+)
 from rollstream.config.run_folder import (
     RunFolder,
     bus_url,
@@ -38,7 +42,7 @@ from rollstream.config.run_folder import (
     write_configuration,
 )
 from rollstream.config.settings import Configuration
-from rollstream.consumers.dispatch.persistence import STATE_KEY as DISPATCH_KEY, PersistedState
+from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.learn.base import open_learner
@@ -49,7 +53,13 @@ from rollstream.producers.prompt_source import PromptOrder
 from rollstream.revision import code_revision
 from rollstream.roles.context import prompt_order, set_torch_threads
 from rollstream.roles.train import config_and_tokenizer_files, starting_model
-from rollstream.runs.parentage import Parentage, PromptsLeft, prompts_left, write_parentage
+from rollstream.runs.parentage import (
+    ForkParent,
+    Parentage,
+    PromptsLeft,
+    prompts_left,
+    write_parentage,
+)
 from rollstream.runs.replay_output import check_outside_run
 from rollstream.storage.checkpoints import (
     Checkpoint,
@@ -60,8 +70,10 @@ from rollstream.storage.checkpoints import (
 )
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.weights.pointer import read_pointer
+from rollstream.storage.weights.export import export_version
+from rollstream.storage.weights.pointer import believed_pointer, read_pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Configured, GroupClosed, Position, Take
@@ -79,7 +91,7 @@ OWN_SETTINGS = ("run", "bus", "store")
 class ForkPlan:
     """The parent, and the fork's folder and settings."""
 
-    parent: RunFolder
+    parent: ForkParent
     before: Configuration
     folder: RunFolder
     now: Configuration
@@ -90,26 +102,27 @@ class ForkPlan:
         return [change for change in found if change.key not in OWN_SETTINGS]
 
 
-def plan_fork(parent: RunFolder, out: Path, overrides: list[str], step: int) -> ForkPlan:
+def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
     """The plan. Raises `ConfigurationError` if the settings cannot work."""
     folder = RunFolder(out.absolute())
-    before = load(parent.configuration)
+    before = load(parent.settings)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    wanted = ForkPlan(parent, before, folder, load(parent.configuration, [*own, *overrides]))
+    wanted = ForkPlan(parent, before, folder, load(parent.settings, [*own, *overrides]))
     _check_settings(wanted, step)
     return wanted
 
 
-def check_folders(parent: RunFolder, out: Path) -> None:
+def check_folders(parent: RunFolder | None, out: Path) -> None:
     """Raise `ConfigurationError` if the parent cannot be forked or the fork's folder is not
     free.
     """
     folder = RunFolder(out.absolute())
-    if (parent.path / REPLAY_FILE).exists():
+    if parent is not None and (parent.path / REPLAY_FILE).exists():
         raise ConfigurationError(
             f"{parent.path} holds a replay, whose data are another run's: fork that run"
         )
-    check_outside_run(folder.path, parent.path)
+    if parent is not None:
+        check_outside_run(folder.path, parent.path)
     if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise ConfigurationError(
             f"{folder.path} is not empty; give a new folder with --out (without a config.json in "
@@ -132,9 +145,10 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
             f"trainer.steps must be > {step}, where the fork begins, got {now.trainer.steps}; "
             "set its last step with --set trainer.steps=N"
         )
+    parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
     for name, url_of in (("bus", bus_url), ("store", store_url)):
-        url = url_of(now, wanted.folder.path)
-        if url == url_of(before, wanted.parent.path):
+        url, other = url_of(now, wanted.folder.path), parents[name]
+        if other is not None and url_identity(url) == url_identity(other):
             raise ConfigurationError(
                 f"{name}: {url} is the parent's; give the fork one of its own with --set {name}=URL"
             )
@@ -161,11 +175,23 @@ def _join_ids(kept: list[CheckpointId]) -> str:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """The prompts that were neither trained nor closed up to the checkpoint's step, by admissions
-    and ledger; `log` must reach back to the checkpoint's positions.
+    """The prompts that were neither trained nor closed up to the checkpoint's step.
+
+    The checkpoint names the groups that were open. `log`, which may end before its positions, adds
+    what the ledger ended in later steps. For a checkpoint of an earlier release it must hold the
+    admissions up to there; `ConfigurationError` if it does not.
     """
+    if state.next_group:
+        later = _ended_later(log, state)
+        return prompts_left(had, state.next_group, state.open_groups, state.ended, later)
     admitted = _admitted_groups(log)
     upto = state.intake_positions()["admissions"]
+    if any(log.end("admissions")[p] < at.offset for p, at in upto.items()):
+        raise ConfigurationError(
+            f"the checkpoint of step {state.step} is of an earlier release, and the archive of "
+            "admissions ends before it, so that the prompts left are unknown; fork at an earlier "
+            "checkpoint"
+        )
     read = [group for at, group in admitted.items() if at.offset < upto[at.partition].offset]
     unread = [group for at, group in admitted.items() if at.offset >= upto[at.partition].offset]
     following = max(read) + 1 if read else min(unread, default=had.first())
@@ -187,6 +213,8 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
     the checkpoint (`TrainerState.ahead`).
     """
     found: set[int] = set()
+    if log.end("ledger")[0] <= state.ledger.offset:
+        return found
     for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
         match received.record:
             case Take() as take if take.step > state.step:
@@ -217,7 +245,7 @@ def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Pa
             _append_prompts(bus, prompt_order(c, folder.path), left, prompts)  # 4
         changes = {change.key: (change.before, change.now) for change in wanted.changes()}
         parentage = Parentage(
-            wanted.before.run, str(wanted.parent.path), str(checkpoint.id), step, state_hash,
+            wanted.before.run, wanted.parent.where, str(checkpoint.id), step, state_hash,
             left, changes,
         )  # fmt: skip
         write_parentage(store, parentage)  # 5
@@ -234,11 +262,19 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 
 def _copy_model(wanted: ForkPlan) -> None:
-    """Copy the configuration and tokenizer that roles read at their start; a model with a path of
-    its own stays where it is.
+    """Copy the configuration and tokenizer that roles read at their start, from the parent's folder
+    or from its believed version; a model with a path of its own stays where it is.
     """
-    if wanted.now.model.path is None:
-        shutil.copytree(wanted.parent.model, wanted.folder.model)
+    if wanted.now.model.path is not None:
+        return
+    if wanted.parent.folder is not None:
+        shutil.copytree(wanted.parent.folder.model, wanted.folder.model)
+        return
+    store = open_store(wanted.parent.store)
+    pointer = believed_pointer(store)
+    if pointer is None or pointer.version is None:
+        raise ConfigurationError(f"{wanted.parent.where} holds no version, so no model to start")
+    export_version(store, pointer.version, wanted.folder.model, wanted.now.weights.shard_bytes)
 
 
 @contextmanager
@@ -296,7 +332,7 @@ def _write_dispatch_state(
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
     kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())
-    store.create(DISPATCH_KEY, encode_json(kept))
+    store.create(STATE_KEY, encode_json(kept))
 
 
 def _append_prompts(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:

@@ -1,14 +1,25 @@
-"""The parent of a fork, stored in the fork's own store; the report, `checkpoints show` and forks of
-the fork read it (docs/reference/fork.md).
+"""The parent of a fork: where it is before the fork is made, and what the fork stores of it in its
+own store; the report, `checkpoints show` and forks of the fork read that (docs/reference/fork.md).
 """
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rollstream.errors import ObjectMissing
+from rollstream.config.config import load_for_viewing, recorded_settings
+from rollstream.config.identity import IDENTITY_KEY, read_identity
+from rollstream.config.run_folder import RunFolder, bus_url, store_url
+from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import StepDone
 
 PARENTAGE_KEY = "forked_from.json"
 
@@ -81,3 +92,85 @@ def prompts_left(
     unread |= set(range(max(following, had.on), on))
     left = ({*opened, *later} | unread) - done
     return PromptsLeft(tuple(sorted(g for g in left if g < on and g in had)), on)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkParent:
+    """The run that is forked. `folder` is None if only its store is left; `settings` is the file
+    of its configuration, `bus` the URL of its log if it is known.
+    """
+
+    where: str
+    run: str
+    settings: Path
+    folder: RunFolder | None
+    store: str
+    bus: str | None
+
+
+def parent_of_folder(folder: RunFolder) -> ForkParent:
+    """The parent of a run's folder."""
+    c = load_for_viewing(folder.configuration)
+    urls = store_url(c, folder.path), bus_url(c, folder.path)
+    return ForkParent(str(folder.path), c.run, folder.configuration, folder, *urls)
+
+
+def parent_of_store(url: str, settings: Path) -> ForkParent:
+    """The parent of a store alone: the settings that its trainer recorded there are written to the
+    file `settings`. Log and store of the fork are inside its folder unless they are set.
+
+    Raises `ConfigurationError` if the store holds no run that was trained.
+    """
+    store = open_store(url)
+    identity = read_identity(store)
+    if identity is None or not identity.configuration:
+        raise ConfigurationError(
+            f"{url} holds no run that was trained (no {IDENTITY_KEY} names it)"
+        )
+    values: dict[str, Any] = {}
+    for key, value in recorded_settings(store, identity.configuration).items():
+        *tables, name = key.split(".")
+        table = values
+        for one in tables:
+            table = table.setdefault(one, {})
+        table[name] = value
+    own = {"bus": "sqlite:bus", "store": "file:store"}
+    settings.write_text(json.dumps(values | own), encoding="utf-8")
+    return ForkParent(url, identity.run, settings, None, url, None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPoint:
+    """What a fork of a run whose log is lost begins with, and what is lost.
+
+    `reached` is the newest version that the run believed. `archived_step` is the last step whose
+    `StepDone` the archive holds; records that followed its last file are lost, of at most
+    `archive.roll_s` seconds.
+    """
+
+    step: int
+    reached: int
+    archived_step: int
+    archived_records: int
+    admitted_since: int
+    """Groups that dispatch had admitted, and that are asked again: at least so many."""
+
+
+def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -> RecoveryPoint:
+    """The recovery point of a store and its archive (`log`)."""
+    pointer, archived = believed_pointer(store), 0
+    for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(
+        log.end("ledger")
+    ):
+        if isinstance(received.record, StepDone):
+            archived = max(archived, received.record.step)
+    reached = pointer.version.number if pointer and pointer.version else step
+    records = sum(
+        sum(log.end(topic).values()) for topic in ("trajectories", "admissions", "ledger")
+    )
+    try:
+        dispatch = decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY).next_group
+    except ObjectMissing:
+        dispatch = left.on
+    since = max(0, dispatch - left.on) + len(left.again)
+    return RecoveryPoint(step, max(reached, archived), archived, records, since)

@@ -22,8 +22,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Literal
 
+from rollstream.analysis.locate import locate_run
+from rollstream.config.config import url_identity
 from rollstream.config.identity import IDENTITY_KEY, mark_deleted, read_identity
-from rollstream.errors import LeaseHeld
+from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.storage.archive.file_names import parse_archive_key
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.leases import LeaseCandidate, acquire_lease, living_leases
@@ -268,7 +270,27 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
         folder.rmdir()
 
 
-def identity_name(store_url: str) -> str | None:
-    """The name of the run that the store holds; None if it holds none."""
-    identity = read_identity(open_store(store_url)) if _exists(store_url) else None
-    return None if identity is None else identity.run
+def locate_removal(named: str, bus: str | None = None) -> RunPlace:
+    """Where the run is that a command names: a run's folder, its config.json, or the URL of a store
+    or a log. Raises `ConfigurationError` if no run is there.
+    """
+    scheme, separator, _ = named.partition(":")
+    if separator and scheme in ("kafka", "sqlite"):
+        if bus is not None:
+            raise ConfigurationError(f"--bus {bus}: {named} is a log already; name the store first")
+        return RunPlace(url_identity(named), None, named, None)
+    if separator and not Path(named).exists():
+        identity = read_identity(open_store(named)) if _exists(named) else None
+        if identity is None:
+            raise ConfigurationError(f"{named} holds no run (no {IDENTITY_KEY}); is the URL right?")
+        return RunPlace(identity.run, None, bus, named)
+    path = Path(named).absolute()
+    folder = path.parent if path.name == "config.json" else path
+    if bus is not None:
+        raise ConfigurationError(f"--bus {bus}: {folder}/config.json names the run's log already")
+    if not (folder / "config.json").is_file():
+        if folder.is_dir() and {p.name for p in folder.iterdir()} == {"run.lock"}:
+            return RunPlace(folder.name, folder, None, None)  # interrupted at its very end
+        raise ConfigurationError(f"{folder} holds no run (no config.json there); is it right?")
+    location = locate_run(str(folder))
+    return RunPlace(location.run or folder.name, folder, location.bus, location.store)

@@ -91,6 +91,7 @@ def _run(words: list[str], folder: Path, **more: str) -> subprocess.CompletedPro
         env=_environment(**more),
         capture_output=True,
         text=True,
+        stdin=subprocess.DEVNULL,
         timeout=WAIT_S,
     )
 
@@ -117,6 +118,16 @@ def test_the_commands_of_the_readme(here: Path):
         ]
         done = _run(own, here)
         assert done.returncode == 0, (own, done.stderr)
+
+
+def test_examples_of_rm(here: Path, tmp_path: Path):
+    """On a copy, one after the other; without an answer nothing is deleted."""
+    shutil.copytree(here / "runs" / "quickstart-0", tmp_path / "runs" / "quickstart-0")
+    assert _run(["rm", "quickstart-0"], tmp_path).returncode == 130
+    for words in examples("rm"):
+        done = _run(words, tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_examples_of_evaluation(here: Path):

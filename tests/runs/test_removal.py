@@ -206,7 +206,7 @@ def test_names_on_a_broker_belong_to_one_run(runs: set[str], data: st.DataObject
 def test_a_living_rollout_is_refused(tmp_path: Path) -> None:
     with tiny_run(tmp_path, trainer={"steps": 1000}) as run:
         run.start_all()
-        run._thread(lambda: run.build_trainer(1).run(run.stop))
+        run.start_thread(lambda: run.build_trainer(1).run(run.stop))
         wait_for(lambda: run.records("status"))
         with pytest.raises(LeaseHeld, match="rollouts or relays report to sqlite:"):
             check_not_living(RunPlace("tiny", tmp_path, f"sqlite:{tmp_path}/bus", None), WAIT_S)

@@ -98,6 +98,8 @@ class GroupIntake:
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, TrainerGroup] = {}
         self.counts: Counter[str] = Counter()
+        self.next_group = 0
+        """The group after the last one whose admission was read; 0 if none is known."""
         self.annotated_s = 0.0
         """Monotonic time at which the last annotation of an open group was read."""
 
@@ -163,6 +165,7 @@ class GroupIntake:
     def _admit_all(self, admissions: Iterable[Received]) -> None:
         for received in admissions:
             if isinstance(received.record, Admitted):
+                self.next_group = max(self.next_group, received.record.group + 1)
                 self._admit(received.record, received.address, self._monotonic())
 
     def _admit(self, record: Admitted, at: Address, now_s: float) -> None:

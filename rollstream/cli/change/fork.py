@@ -1,28 +1,32 @@
 """`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
-(docs/reference/fork.md). The parent is only read, and may be running.
+(docs/reference/fork.md). The parent is only read, and may be running. Where its log is lost the URL
+of its store suffices; the recovery point is printed.
 """
 
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.errors import ConfigurationError
-from rollstream.runs.parentage import Parentage, PromptsLeft, read_parentage
 from rollstream.storage.checkpoints import CheckpointId
 
 if TYPE_CHECKING:
     from rollstream.runs.fork import ForkPlan
+    from rollstream.runs.parentage import ForkParent, Parentage, RecoveryPoint
 
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(
-        "runs/quickstart-0 --at 30 --out runs/forked",
+        "runs/quickstart-0 --at 50 --out runs/forked --set trainer.steps=80",
         "runs/quickstart-0 --at latest --out runs/longer --set trainer.steps=120 --json",
     )
-    command.add_run("the parent run, which is only read; default: newest run")
+    command.add_run("the parent run, which is only read, or its store's URL; default: newest run")
     at = "use the newest checkpoint up to this step, or latest"
     command.add_argument("--at", metavar="STEP", required=True, help=at)
     command.add_argument("--out", metavar="DIR", required=True, help="a new or empty folder")
@@ -32,8 +36,20 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Create the fork and print its starting point; `rollstream run DIR` starts it."""
-    from rollstream.consumers.trainer.checkpoint import TrainerState
     from rollstream.report.reading import run_folder
+    from rollstream.runs.parentage import parent_of_folder, parent_of_store
+
+    named: str = arguments.run
+    if ":" not in named or Path(named).exists():
+        _fork(arguments, parent_of_folder(run_folder(named)))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        _fork(arguments, parent_of_store(named, Path(scratch) / "config.json"))
+    return 0
+
+
+def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
+    from rollstream.consumers.trainer.checkpoint import TrainerState
     from rollstream.runs.fork import (  # imports torch, which takes seconds
         check_folders,
         find_checkpoint,
@@ -41,25 +57,27 @@ def main(arguments: argparse.Namespace) -> int:
         plan_fork,
         prompts_left_at,
     )
+    from rollstream.runs.parentage import PromptsLeft, read_parentage, recovery_point
     from rollstream.runs.replay_output import open_replay_source
 
-    parent = run_folder(arguments.run)
-    check_folders(parent, Path(arguments.out))
-    with open_replay_source(str(parent.path)) as source:
+    out = Path(arguments.out)
+    check_folders(parent.folder, out)
+    with open_replay_source(parent.where, parent.run) as source:
         store = source.store
         if store is None:
             raise ConfigurationError(
                 f"{source.location.name} has no store, so it has no checkpoint to fork from"
             )
         checkpoint = find_checkpoint(store, arguments.at)
-        wanted = plan_fork(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
+        step = checkpoint.id.step
+        wanted = plan_fork(parent, out, arguments.overrides, step)
         before = read_parentage(store)
         had = PromptsLeft() if before is None else before.prompts
         left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), had)
+        lost = recovery_point(store, source.log, step, left) if parent.bus is None else None
     _warn_other_step(arguments.at, checkpoint.id)
     parentage = make_fork(wanted, checkpoint, left)
-    _print_fork(wanted, parentage, arguments.json)
-    return 0
+    _print_fork(wanted, parentage, lost, arguments.json)
 
 
 def _warn_other_step(asked: str, taken: CheckpointId) -> None:
@@ -68,7 +86,9 @@ def _warn_other_step(asked: str, taken: CheckpointId) -> None:
         print(f"rollstream: {note}", file=sys.stderr)
 
 
-def _print_fork(wanted: "ForkPlan", parentage: Parentage, as_json: bool) -> None:
+def _print_fork(
+    wanted: "ForkPlan", parentage: "Parentage", lost: "RecoveryPoint | None", as_json: bool
+) -> None:
     folder, left = wanted.folder.path, parentage.prompts
     if as_json:
         line = {
@@ -76,6 +96,7 @@ def _print_fork(wanted: "ForkPlan", parentage: Parentage, as_json: bool) -> None
             "checkpoint": parentage.checkpoint, "step": parentage.step,
             "state_hash": parentage.state_hash, "prompts_again": left.again,
             "prompts_from": left.on, "changes": parentage.changes,
+            "recovery": None if lost is None else asdict(lost),
         }  # fmt: skip
         print(json.dumps(line))
         return
@@ -83,6 +104,21 @@ def _print_fork(wanted: "ForkPlan", parentage: Parentage, as_json: bool) -> None
     print(f"{wanted.now.run} begins at step {parentage.step} of {parentage.run}")
     print(f"  from checkpoint {parentage.checkpoint}, state {parentage.state_hash}")
     print(f"  prompts: {again}from prompt {left.on} on")
+    if lost is not None:
+        print("\n".join(_recovery_lines(lost)))
     for change in wanted.changes():
         print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
     print(f"start it with: rollstream run {folder}")
+
+
+def _recovery_lines(lost: "RecoveryPoint") -> Iterator[str]:
+    yield (
+        f"  recovery point: step {lost.step} of {lost.reached} trained ones; "
+        f"{lost.reached - lost.step} steps are trained again, on new trajectories"
+    )
+    yield f"  {lost.admitted_since} admitted groups are asked again"
+    yield (
+        f"  archive: {lost.archived_records} records, up to step {lost.archived_step} of the "
+        "ledger; the log's last archive.roll_s seconds (default 300) are lost"
+    )
+    yield "  settings that do not affect what is learnt are defaults: the store does not hold them"

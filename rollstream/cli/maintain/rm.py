@@ -1,0 +1,133 @@
+"""`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
+(docs/how-to/delete-and-retain.md).
+
+Exit codes: 0 deleted, or nothing was left; 1 the run is alive, or a server failed; 2 the argument
+names no run; 130 not confirmed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import cast
+
+from rollstream.cli.arguments import CommandParser, run_path
+from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.errors import ConfigurationError
+from rollstream.runs.removal import (
+    KEEPS,
+    Keep,
+    RemovalPlan,
+    check_not_living,
+    locate_removal,
+    plan_removal,
+    remove,
+)
+from rollstream.storage.stores.base import ListedObject
+from rollstream.supervisor.supervisor import RunLock
+
+LOCK_WAIT_S = 0.5
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0 --keep archive,final --yes",
+        "runs/quickstart-0 --yes --json",
+    )
+    run = "a run's folder, its name in runs/, a store's URL, or a log's URL"
+    command.add_argument("run", metavar="RUN", help=run)
+    keep = "keep parts: archive, final (the last version and checkpoint), or both"
+    command.add_argument("--keep", metavar="PARTS", default="", help=keep)
+    command.add_argument("--bus", metavar="URL", help="with a store's URL: the run's log")
+    command.add_argument("--yes", action="store_true", help="delete without asking")
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Show the plan, ask, and delete."""
+    keep = _keeps(arguments.keep)
+    place = locate_removal(run_path(arguments.run), arguments.bus)
+    with ExitStack() as held:
+        if place.folder is not None:
+            held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
+        check_not_living(place)
+        plan = plan_removal(place, keep)
+        if not arguments.json:
+            print("\n".join(_lines(plan)))
+        if plan and not arguments.yes and not _confirmed(place.run):
+            print("rollstream: nothing was deleted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        for part in remove(plan, keep):
+            if not arguments.json:
+                print(f"deleted: {part}", flush=True)
+    if arguments.json:
+        print(json.dumps(_json(plan)))
+    return 0
+
+
+def _keeps(text: str) -> tuple[Keep, ...]:
+    parts = [part for part in text.split(",") if part]
+    for part in parts:
+        if part not in KEEPS:
+            raise ConfigurationError(f"--keep {part}: known are {', '.join(KEEPS)}")
+    return tuple(cast(Keep, part) for part in parts)
+
+
+def _confirmed(run: str) -> bool:
+    print(f"delete this of {run} for good? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _lines(plan: RemovalPlan) -> Iterator[str]:
+    place, objects = plan.place, plan.objects
+    yield f"run {place.run}"
+    if plan.log is not None:
+        log = plan.log
+        counts = f"{len(log.topics)} topics, {len(log.groups)} consumer groups"
+        yield f"  log     {log.where}: {counts}, {_size(log.bytes)}"
+    if place.store is not None:
+        yield f"  store   {place.store}: {_objects(objects.delete)}"
+    if place.folder is not None:
+        names = ", ".join(path.name for path in plan.files)
+        names = ", ".join(path.name for path in plan.files) or "nothing"
+        yield f"  folder  {place.folder}: {names}"
+    if objects.kept:
+        yield f"  kept    {_objects(objects.kept)}"
+    if objects.foreign:
+        yield f"  stay, of other runs or programs: {_objects(objects.foreign)}"
+    if plan.unknown:
+        yield f"  stay in the folder: {', '.join(path.name for path in plan.unknown)}"
+    if place.store is not None and place.bus is None:
+        yield "  its log stays: name it with --bus URL, or delete it with `rollstream rm URL`"
+    if not plan:
+        yield "nothing of it is left to delete"
+
+
+def _objects(entries: tuple[ListedObject, ...]) -> str:
+    return f"{len(entries):,} objects, {_size(sum(entry.bytes for entry in entries))}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _json(plan: RemovalPlan) -> dict[str, object]:
+    log, objects = plan.log, plan.objects
+    return {
+        "run": plan.place.run,
+        "folder": None if plan.place.folder is None else str(plan.place.folder),
+        "topics": 0 if log is None else len(log.topics),
+        "groups": 0 if log is None else len(log.groups),
+        "log_bytes": 0 if log is None else log.bytes,
+        "objects": len(objects.delete),
+        "bytes": sum(entry.bytes for entry in objects.delete),
+        "kept": len(objects.kept),
+        "foreign": len(objects.foreign),
+        "unknown": [str(Path(path)) for path in plan.unknown],
+    }

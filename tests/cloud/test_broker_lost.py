@@ -1,0 +1,97 @@
+"""A broker is killed with -9 and its disk is gone, the bucket is whole: a fork from the store's URL
+continues from checkpoint, versions and archive, and both the fork and what is left are clean.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from rollstream.analysis.locate import locate_run, open_run_view
+from rollstream.config.config import load
+from rollstream.runs.parentage import read_parentage
+from rollstream.storage.checkpoints import newest_checkpoint
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, GroupClosed, StepDone, Take
+from testbed.run_process import kill_all, read, running, started, steps_done
+from testbed.servers import kafka_broker, versity
+from testbed.servers.kafka_broker import KafkaBroker
+from testbed.waiting import WAIT_S, wait_for
+
+MORE = ["trainer.steps=400", "checkpoints.every=3", "archive.roll_s=1"]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "rollstream", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
+
+
+@pytest.mark.slow
+def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, model: Path) -> None:
+    folder, fork, store_url = tmp_path / "run", tmp_path / "fork", versity.new_url()
+    broker = KafkaBroker()
+    try:
+        broker.start()
+        broker.wait_ready()
+        urls = [f"bus=kafka://{broker.server}/{uuid.uuid4().hex[:8]}", f"store={store_url}"]
+        with started(folder, model, [*MORE, *urls]) as process:
+            wait_for(lambda: steps_done(folder) >= 7, process)
+            broker.kill()
+            kill_all(process)
+    finally:
+        broker.close()  # removes its log folder
+    shutil.rmtree(folder)  # the machine is gone, too
+
+    new = [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
+    settings = [*new, "trainer.steps=400", "evaluation.enabled=false", "archive.roll_s=1"]
+    words = [word for one in settings for word in ("--set", one)]
+    made = command("fork", store_url, "--at", "latest", "--out", str(fork), *words, "--json")
+    assert made.returncode == 0, made.stderr
+    said = json.loads(made.stdout)
+    checkpoint = newest_checkpoint(open_store(store_url)).checkpoint
+    assert checkpoint is not None
+    step = said["step"]
+    assert step == checkpoint.id.step >= 6
+    lost = said["recovery"]
+    assert step <= lost["archived_step"] <= lost["reached"]
+    assert lost["admitted_since"] >= 0
+    assert lost["archived_records"] > 0
+
+    with running(
+        [sys.executable, "-m", "rollstream", "run", str(fork)], tmp_path / "fork.txt"
+    ) as p:
+        wait_for(lambda: steps_done(fork) >= step + 4, p)
+        p.terminate()
+        p.wait(WAIT_S)
+    audit = command("audit", str(fork), "--json")
+    assert json.loads(audit.stdout)["violations"] == 0, audit.stdout
+    done = {record.step for record in read(fork, "ledger", StepDone)}
+    assert min(done) == step + 1
+    left = command("audit", store_url, "--json")
+    assert json.loads(left.stdout)["violations"] == 0, left.stdout
+    assert_prompts_continue(store_url, fork, step)
+
+
+def assert_prompts_continue(store_url: str, fork: Path, step: int) -> None:
+    """What had been trained or closed up to the checkpoint is not asked again; all else is."""
+    parentage = read_parentage(open_store(load(fork / "config.json").store))
+    assert parentage is not None
+    ended: set[int] = set()
+    with open_run_view(locate_run(store_url)) as log:
+        reader = TopicReader(log, "ledger", from_begin(log, "ledger"))
+        for record in (received.record for received in reader.read_to(log.end("ledger"))):
+            if isinstance(record, Take) and record.step <= step:
+                ended |= {group.group for group in record.groups}
+            if isinstance(record, GroupClosed) and record.step <= step:
+                ended.add(record.group)
+    admitted = [record.group for record in read(fork, "admissions", Admitted)]
+    assert admitted == sorted(set(admitted))
+    assert not ended & set(admitted)
+    assert ended | set(admitted) == set(range(max(admitted) + 1))
+    assert {g.group for t in read(fork, "ledger", Take) for g in t.groups} <= set(admitted)
+    assert {c.group for c in read(fork, "ledger", GroupClosed)} <= set(admitted)
