@@ -182,8 +182,7 @@ class TopicView:
             if self._view.bus is not None and at.offset < end:  # compacted, or lost by the log
                 self.positions[partition] = Position(end, at.fence)
                 if self._topic.cleanup != "compact":
-                    hole = Hole(self._topic.name, partition, at.offset, end, "truncated")
-                    yield self._state(hole)
+                    yield self._state(self._hole(partition, at.offset, end))
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
         """All messages up to `ends` as rows in the archive's columns; for archived topics."""
@@ -253,8 +252,10 @@ class TopicView:
     def _of_log(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message] | None:
         wanted = [m for m in messages if m.offset < ends.get(m.partition, OFFSET_MAX)]
         for message in wanted:
-            fence = self.positions[message.partition].fence
-            self.positions[message.partition] = Position(message.offset + 1, fence)
+            at = self.positions[message.partition]
+            self.positions[message.partition] = Position(message.offset + 1, at.fence)
+            if message.offset > at.offset and self._topic.cleanup != "compact":
+                self._state(self._hole(message.partition, at.offset, message.offset))
         return wanted or None
 
     def _open_parts(
@@ -338,6 +339,9 @@ class TopicView:
         if not partitions or is_in_key_partition(record.group, one.address.partition, partitions):
             return one
         return msgspec.structs.replace(one, misplaced=True)
+
+    def _hole(self, partition: int, start: int, end: int) -> Hole:
+        return Hole(self._topic.name, partition, start, end, "lost")
 
     def _state(self, hole: Hole) -> Hole:
         self.holes.append(hole)

@@ -21,7 +21,7 @@ from rollstream.consumers.audit.folds import (
 )
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.origins import OriginAudit
-from rollstream.consumers.audit.source import AuditSource, MissingRange, RowFold, TrajectoryRows
+from rollstream.consumers.audit.source import AuditSource, RowFold, TrajectoryRows
 from rollstream.consumers.audit.spans import (
     AuditPolicy,
     ForeignCompletions,
@@ -32,6 +32,7 @@ from rollstream.consumers.audit.spans import (
 from rollstream.consumers.audit.store import CheckpointAudit, StoreAudit
 from rollstream.consumers.audit.trainer_reads import TrainerReads
 from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
+from rollstream.storage.archive.segments import Hole
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Annotation, Trajectory
@@ -137,7 +138,7 @@ class Audit:
         count = gone = 0
         partitions = folds.reads.partitions.get(topic, 0)
         for one in source.messages(topic):
-            if isinstance(one, MissingRange):
+            if isinstance(one, Hole):
                 folds.fences.passed_over(topic, one)
                 gone += one.end - one.start
                 continue

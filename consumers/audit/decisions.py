@@ -194,21 +194,23 @@ class DecisionAudit:
     # ---- trajectories ----------------------------------------------------------------------------
 
     def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
-        uses, held, begun = self.ledger.uses, self._held, self.reads.begun
-        oldest = self._oldest
-        found = {row for row, group in enumerate(rows.groups) if group in held}
-        for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
-            use = uses.get(rows.names[row])
-            if use is not None and use.step:
-                numbers = rows.spans.number[rows.spans.row == row].tolist()
-                oldest[use.group] = min(oldest[use.group], *numbers)
+        uses, oldest = rows.uses(self.ledger), self._oldest
+        groups = set(rows.groups)
+        found: set[int] = set()
+        if not groups.isdisjoint(self._held):
+            found |= {row for row, group in enumerate(rows.groups) if group in self._held}
+        if not groups.isdisjoint(oldest):
+            for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
+                use = uses.found[row]
+                if use is not None and use.step:
+                    numbers = rows.spans.number[rows.spans.row == row].tolist()
+                    oldest[use.group] = min(oldest[use.group], *numbers)
         unscored = np.isnan(rows.rewards)
         if rule.names != (REWARD,) or rule.filter_equal_rewards:
             unscored[:] = True
         found.update(np.flatnonzero(unscored).tolist())
-        for row, (name, group) in enumerate(zip(rows.names, rows.groups, strict=True)):
-            if group in begun and name not in uses:
-                found.add(row)
+        unnamed = np.flatnonzero(~uses.is_named).tolist()
+        found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
         return sorted(found)
 
     def _arrive(self, record: Trajectory, seen: AuditMessage) -> None:

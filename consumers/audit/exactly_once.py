@@ -55,25 +55,17 @@ class ExactlyOnceAudit:
         """A new row that matches its take, or that no take names, is only added to the completed
         names; every other row is checked as a record.
         """
-        uses, partition = self.ledger.uses.get, rows.partition
-        columns = zip(rows.names, rows.groups, rows.hashes, rows.finishes, strict=True)
-        for row, (name, group, hash_, finish) in enumerate(columns):
-            use = uses(name)
-            is_plain = name not in self._firsts and (
-                use is None
-                or (
-                    use.hash == hash_
-                    and use.group == group
-                    and use.at.offset == rows.first + row
-                    and use.at.partition == partition
-                    and finish != "dead"
-                )
-            )
-            if is_plain:
-                self._firsts.add(name)
-            else:
-                self.apply(rows.seen(row))
-        self._ends[partition] = rows.first + len(rows)
+        uses, names = rows.uses(self.ledger), set(rows.names)
+        is_dead = np.array([finish == "dead" for finish in rows.finishes], np.bool_)
+        is_plain = ~uses.is_named | (uses.is_same & ~is_dead)
+        if len(names) < len(rows) or not self._firsts.isdisjoint(names) or not is_plain.all():
+            for row, name in enumerate(rows.names):
+                if is_plain[row] and name not in self._firsts:
+                    self._firsts.add(name)
+                else:
+                    self.apply(rows.seen(row))
+        self._firsts |= names
+        self._ends[rows.partition] = rows.first + len(rows)
 
     def finish(self, coverage: Coverage) -> None:
         counts, kept = self.tally.counts, coverage["trajectories"]
@@ -103,8 +95,8 @@ class ExactlyOnceAudit:
                 )
 
     def _take(self, take: Take, at: Address) -> None:
-        names = Counter(member.trajectory for member in take.members)
-        if len(names) < len(take.members):
+        if len({member.trajectory for member in take.members}) < len(take.members):
+            names = Counter(member.trajectory for member in take.members)
             for name in (name for name, count in names.items() if count > 1):
                 self.tally.add_violation(f"{name} appears twice in one take", "ledger", at)
         for member in take.members:

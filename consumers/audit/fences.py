@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantResult
-from rollstream.consumers.audit.source import MissingRange
 from rollstream.errors import BusError, DecodeError, SequenceGap
+from rollstream.storage.archive.segments import Hole
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import MAGIC, decode, envelope_of, record_hash
 from rollstream.streams.dead_letters import DeadLetterReader
@@ -132,7 +132,7 @@ class FenceAudit:
     )
     _fences: PartitionFences = field(default_factory=PartitionFences)
 
-    def passed_over(self, topic: str, hole: MissingRange) -> None:
+    def passed_over(self, topic: str, hole: Hole) -> None:
         """Records are missing; the next one is classified by the fence after them."""
         self._fences[topic, hole.partition] = hole.fence
 

@@ -11,17 +11,18 @@ missing record is no violation. Grows with the run: a tuple per version and roll
 prompt and assignment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantResult, LedgerIndex
 from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.resume_chains import ResumeChains
-from rollstream.consumers.audit.source import TrajectoryRows
+from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.streams.records import PROMPT, Applied, Assignment, Partial, Prompt, Trajectory
 from rollstream.streams.values import Address, Tokens, Version
 
@@ -101,29 +102,36 @@ class OriginAudit:
         """A row is correct if its rollout applied its versions, and if no prompt, assignment or
         chain of it is kept; every other row is checked as a record.
         """
-        uses, applied, spans = self.ledger.uses, self._applied, rows.spans
-        firsts = np.searchsorted(spans.row, np.arange(len(rows))).tolist()
-        counts, are_ordered = spans.count.tolist(), bool(self._ordered)
-        who = zip(rows.plain("rollout"), rows.plain("rollout_term"), strict=True)
-        places = zip(rows.plain("index"), rows.plain("wave"), strict=True)
-        numbers, terms = spans.number.tolist(), spans.term.tolist()
-        columns = zip(rows.names, rows.groups, who, places, firsts, strict=True)
-        for row, (name, group, by, place, at) in enumerate(columns):
-            use = uses.get(name)
-            if use is None or not use.step:
-                continue
-            spanned = range(at, at + counts[row])
-            is_served = all((*by, numbers[k], terms[k]) in applied for k in spanned)
-            if not is_served and self.coverage.get("applied") != "whole":
-                self._unkept, is_served = self._unkept + 1, True
-            is_plain = (
-                is_served
-                and self._is_in_place(name, group, place)
-                and not are_ordered
-                and group not in self._asked
-            )
-            if not is_plain:
-                self.apply(rows.seen(row))
+        is_trained = rows.uses(self.ledger).step > 0
+        is_served = rows.spans.sums(~self._are_applied(rows)) == 0
+        if self.coverage.get("applied") != "whole":
+            self._unkept += int(np.count_nonzero(is_trained & ~is_served))
+            is_served[:] = True
+        is_known = not self._ordered and self._asked.keys().isdisjoint(rows.groups)
+        places = zip(rows.names, rows.groups, rows.plain("index"), rows.plain("wave"), strict=True)
+        placed = [is_known and self._is_plainly_placed(*place) for place in places]
+        for row in np.flatnonzero(is_trained & ~(is_served & placed)).tolist():
+            self.apply(rows.seen(row))
+
+    def _are_applied(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
+        """For each span, whether the row's rollout and term applied its version."""
+        spans, rollouts = rows.spans, rows.plain("rollout")
+        names = sorted(set(rollouts))
+        numbers = {name: number for number, name in enumerate(names)}
+        who: Integers = np.array([numbers[name] for name in rollouts], np.int64)
+        term: Integers = np.array(rows.plain("rollout_term"), np.int64)
+        columns = (who[spans.row], term[spans.row], spans.number, spans.term)
+        served, index = _distinct(columns)
+        are = [(names[row[0]], *row[1:]) in self._applied for row in served]
+        return np.array(are, np.bool_)[index]
+
+    def _is_plainly_placed(self, name: str, group: int, index: int, wave: int) -> bool:
+        """Whether index and wave are surely those of the admission (see `_is_in_place`)."""
+        admission = self.admitted.get(group)
+        if admission is None:
+            return True
+        names = admission.names
+        return wave == admission.wave and 0 <= index < len(names) and names[index] == name
 
     def finish(self, coverage: Coverage) -> None:
         """A rollout fetches a version only after it has applied the previous one. So of several
@@ -243,3 +251,14 @@ def _rollout_name(who: RolloutTerm) -> str:
 
 def _token_hash(tokens: Tokens) -> int:
     return xxh3_64_intdigest(tokens.tobytes())
+
+
+def _distinct(columns: Sequence[Integers]) -> tuple[list[tuple[int, ...]], Integers]:
+    """The distinct rows of these columns, and the index of each row's in them."""
+    code: Integers = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, index = np.unique(column, return_inverse=True)
+        _, code = np.unique(code * len(values) + index, return_inverse=True)
+    _, firsts = np.unique(code, return_index=True)
+    found = [tuple(row) for row in np.stack([c[firsts] for c in columns], axis=1).tolist()]
+    return found, code

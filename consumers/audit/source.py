@@ -1,9 +1,7 @@
-"""Reads all messages of a topic once, in the order of each partition: archived rows below the log's
-first offset, then the log. Nothing is written.
+"""Reads all messages of a topic once through a `LogView`, in the order of each partition.
 
-A range that is neither archived nor in the log is returned as a `MissingRange`, with the fence
-after it. An archived row is returned as the bytes that it had in the log, verified against the hash
-stored beside it.
+A range that is neither archived nor in the log is returned as a `Hole`. An archived row is returned
+as the bytes that it had in the log, verified against the hash stored beside it.
 
 Archived trajectories are returned as columns of many rows. A fold checks all rows of a batch at
 once and counts those that are plainly correct. It converts every other row to a record and applies
@@ -12,26 +10,26 @@ the same check as to the log, so each violation is decided and worded in one pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.consumers.audit.folds import AuditMessage, InvariantResult
-from rollstream.errors import BusError, CorruptObject, PositionLost
-from rollstream.storage.archive.file_names import ArchiveFile
-from rollstream.storage.archive.reading import archived_files
+from rollstream.consumers.audit.folds import AuditMessage, InvariantResult, LedgerIndex
+from rollstream.errors import CorruptObject
+from rollstream.storage.archive.segments import ArchivedRows, Hole
+from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
-from rollstream.streams.records import GENERATED, Fence, Position, Trajectory
+from rollstream.streams.records import GENERATED, Trajectory
 from rollstream.streams.topics import is_in_key_partition
-from rollstream.streams.truncation import truncated_begin
-from rollstream.streams.values import Address
+from rollstream.streams.values import Address, Span
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +58,7 @@ class TrajectoryRows:
         self.groups: list[int] = self.plain("group")
         self.hashes: list[str] = self.plain("hash")
         self.finishes: list[str] = self.plain("finish")
+        self._uses: RowUses | None = None
 
     def __len__(self) -> int:
         return self._batch.num_rows
@@ -89,6 +88,12 @@ class TrajectoryRows:
     def spans(self) -> SpanColumns:
         return SpanColumns(self._batch.column("spans"))
 
+    def uses(self, index: LedgerIndex) -> RowUses:
+        """What the ledger's takes name of these rows; looked up once for all folds."""
+        if self._uses is None:
+            self._uses = RowUses(self, index)
+        return self._uses
+
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
         """The rows that are in their group's partition, as consecutive pieces; all rows if
         `partitions` is 0.
@@ -116,33 +121,78 @@ class TrajectoryRows:
         return AuditMessage("trajectories", at, found.record, found.envelope, "", False, data)
 
 
-def split_batch(
-    batch: pa.RecordBatch, originals: OriginalBytes, partition: int, low: int, high: int | None
-) -> Iterator[Message | TrajectoryRows]:
-    """The rows from offset `low` on and below `high`, in order: trajectories whose bytes match
-    their hashes as `TrajectoryRows`, all others as messages. Raises `CorruptObject` at a row that
-    differs.
+class RowUses:
+    """What the ledger's takes name of some rows. `found` has the entry of each row or None; in the
+    arrays `step` is 0 and `is_named` False for a row without one. `is_here` states whether the take
+    names this very completion, `is_same` that its group and hash are the row's too.
     """
-    from rollstream.storage.archive.originals import messages_in
 
-    offsets = batch.column("offset").to_numpy()
-    wanted = np.flatnonzero((offsets >= low) & (offsets < (1 << 62 if high is None else high)))
-    if not len(wanted):
-        return
-    batch = batch.take(wanted) if len(wanted) < batch.num_rows else batch
-    offsets = offsets[wanted]
-    plain = np.zeros(len(wanted), np.bool_)
-    if originals.topic == "trajectories":
-        voids = batch.column("void").to_numpy(zero_copy_only=False)
-        plain = originals.proven(batch, Trajectory) & ~voids
-    is_edge = (np.diff(plain) != 0) | (np.diff(offsets) != 1)
-    edges = [0, *(np.flatnonzero(is_edge) + 1).tolist(), len(plain)]
-    for start, end in pairwise(edges):
-        piece = batch.slice(start, end - start)
-        if plain[start]:
-            yield TrajectoryRows(piece, partition)
-        else:
-            yield from messages_in(piece, originals, partition)
+    def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
+        self.found = list(map(index.uses.get, rows.names))
+        found = self.found
+        self.is_named = np.array([use is not None for use in found], np.bool_)
+        self.step: Integers = np.array([0 if u is None else u.step for u in found], np.int64)
+        here = [
+            u is not None and u.at.offset == at and u.at.partition == rows.partition
+            for at, u in enumerate(found, rows.first)
+        ]
+        self.is_here = np.array(here, np.bool_)
+        same = [
+            u is not None and u.hash == hash_ and u.group == group
+            for u, hash_, group in zip(found, rows.hashes, rows.groups, strict=True)
+        ]
+        self.is_same = self.is_here & np.array(same, np.bool_)
+
+
+class CheckedHeader(msgspec.Struct, gc=False):
+    """The fields of a trajectory's header that folds read as columns."""
+
+    trajectory: str
+    group: int
+    index: int
+    rollout: str
+    rollout_term: int
+    spans: tuple[Span, ...]
+    finish: str
+    reward: float | None = None
+    wave: int = 0
+
+
+class _HeaderText(msgspec.Struct, gc=False):
+    record: CheckedHeader
+
+
+_HEADERS = msgspec.json.Decoder(list[_HeaderText])
+_COLUMNS = tuple(name for name in CheckedHeader.__struct_fields__ if name != "spans")
+
+
+def _agree(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Which rows have in their columns what their headers state; the hash covers the header. A row
+    with False is restored from its columns, and then its hash decides.
+    """
+    if not batch.num_rows:
+        return np.ones(0, np.bool_)
+    texts: list[bytes] = batch.column("header").to_pylist()
+    try:
+        found = [text.record for text in _HEADERS.decode(b"[%b]" % b",".join(texts))]
+    except msgspec.DecodeError:
+        return np.zeros(len(texts), np.bool_)
+    agree = np.ones(len(found), np.bool_)
+    for name in _COLUMNS:
+        stated, held = [getattr(one, name) for one in found], batch.column(name).to_pylist()
+        if stated != held:
+            agree &= np.array([a == b for a, b in zip(stated, held, strict=True)], np.bool_)
+    spans = SpanColumns(batch.column("spans"))
+    flat = [(s.start, s.end, s.version.number, s.version.term) for one in found for s in one.spans]
+    held = np.stack([spans.start, spans.end, spans.number, spans.term], axis=1)
+    if (
+        spans.count.tolist() != [len(one.spans) for one in found]
+        or (held != np.array(flat).reshape(-1, 4)).any()
+    ):
+        stated = [msgspec.to_builtins(one.spans) for one in found]
+        pairs = zip(stated, batch.column("spans").to_pylist(), strict=True)
+        agree &= np.array([list(one) == other for one, other in pairs], np.bool_)
+    return agree
 
 
 class SpanColumns:
@@ -163,18 +213,34 @@ class SpanColumns:
         return np.bincount(self.row, values, len(self.count)).astype(np.int64)
 
 
-READ_RECORDS_MAX = 1024  # of one read
-TRUNCATION_RETRIES_MAX = 100  # attempts on a topic that is truncated while it is read
+def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
+    """The rows in order: trajectories whose bytes match their hashes as `TrajectoryRows`, all
+    others as messages. Raises `CorruptObject` at a row that differs.
+    """
+    import pyarrow as pa
 
+    from rollstream.storage.archive.originals import messages_in
 
-@dataclass(frozen=True, slots=True)
-class MissingRange:
-    """Offsets `[start, end)` are missing; `fence` is the fence after them, empty if unknown."""
-
-    partition: int
-    start: int
-    end: int
-    fence: Fence
+    batch = rows.batch
+    is_whole = is_plain = np.zeros(len(rows), np.bool_)
+    if rows.topic == "trajectories":
+        voids = batch.column("void").to_numpy(zero_copy_only=False)
+        is_whole = originals.proven(batch, Trajectory) & ~voids
+        is_plain = is_whole.copy()
+        checked = batch.select(["header", "spans", *_COLUMNS])
+        is_all = bool(is_whole.all())
+        is_plain[is_whole] = _agree(checked if is_all else checked.filter(pa.array(is_whole)))
+    columns = [name for name in batch.schema.names if name != "header"]
+    kinds = is_whole.astype(np.int8) + is_plain
+    edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(rows)]
+    for start, end in pairwise(edges):
+        piece = batch.slice(start, end - start)
+        if is_plain[start]:
+            yield TrajectoryRows(piece, rows.partition)
+        elif is_whole[start]:
+            yield from messages_in(piece.select(columns), originals, rows.partition)
+        else:
+            yield from messages_in(piece, originals, rows.partition)
 
 
 @dataclass(slots=True)
@@ -185,139 +251,68 @@ class AuditSource:
     store: ObjectStore | None
     run: str
     tally: InvariantResult
-    _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
-    _at: dict[int, int] = field(default_factory=dict[int, int])
     is_archived: bool = False
     """Whether the message returned last is an archived row."""
+    view: LogView = field(init=False)
+    _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+
+    def __post_init__(self) -> None:
+        self.view = LogView(self.bus, self.store, self.run)
 
     def fix_end(self, topic: str) -> None:
         """Ignore all records that are appended to this topic from now on; no effect for a topic
         that the log does not have.
         """
-        if self.bus is None:
-            return
-        try:
-            self.bus.settings(topic)
-        except BusError as error:  # there is no error class for a missing topic
-            if "has no topic" not in str(error):
-                raise
-            return
-        self._ends[topic] = self.bus.end(topic)
+        if self.bus is not None and self.view.has(topic):
+            self._ends[topic] = self.view.end(topic)
 
     def has_log(self, topic: str) -> bool:
         return topic in self._ends
 
-    def messages(self, topic: str) -> Iterator[Message | TrajectoryRows | MissingRange]:
-        """The messages of the topic, with a `MissingRange` for each missing range; archived
-        trajectories come as rows.
+    def messages(self, topic: str) -> Iterator[Message | TrajectoryRows | Hole]:
+        """The messages of the topic up to its fixed end, with a `Hole` for each range that is
+        neither archived nor in the log; archived trajectories come as rows.
         """
-        self._at = {}
-        if topic not in self._ends:
-            yield from self._archived(topic, None)
-            return
-        ends = self._ends[topic]
-        self._at = dict.fromkeys(ends, 0)
-        for _ in range(TRUNCATION_RETRIES_MAX):
-            assert self.bus is not None
-            begin = truncated_begin(self.bus, topic)
-            yield from self._archived(topic, begin)
-            yield from self._passed_over(begin, ends)
-            try:
-                yield from self._live(topic, ends)
-            except PositionLost:  # truncated meanwhile: those records are archived, or missing
-                continue
-            return
-        self.tally.add_unchecked(f"{topic} was truncated faster than it could be read")
+        view = self.view if topic in self._ends else LogView(None, self.store, self.run)
+        reader = view.topic(topic, on_hole=self._judge, skip_damaged=True)
+        for segment in reader.segments(self._ends.get(topic)):
+            self.is_archived = isinstance(segment, ArchivedRows)
+            if isinstance(segment, ArchivedRows):
+                yield from self._rows(segment)
+            elif isinstance(segment, list):
+                self.tally.counts["from the log"] += len(segment)
+                yield from segment
+            elif segment.reason != "lost":
+                yield segment
 
-    def _passed_over(
-        self, begin: Mapping[int, Position], ends: Mapping[int, int]
-    ) -> Iterator[MissingRange]:
-        for partition, position in begin.items():
-            start, end = self._at[partition], min(position.offset, ends[partition])
-            if start < end:
-                self._at[partition] = position.offset
-                yield MissingRange(partition, start, end, position.fence)
+    def _originals(self, topic: str) -> OriginalBytes:
+        from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
 
-    def _live(self, topic: str, ends: Mapping[int, int]) -> Iterator[Message]:
-        assert self.bus is not None
-        is_compacted = self.bus.settings(topic).cleanup == "compact"
-        for partition, end in ends.items():
-            while self._at[partition] < end:
-                offset = self._at[partition]
-                read = self.bus.read(topic, {partition: offset}, records_max=READ_RECORDS_MAX)
-                wanted = [message for message in read if message.offset < end]
-                if not wanted:
-                    self._missing(topic, partition, offset, end, is_compacted)
-                    break
-                for message in wanted:
-                    self._missing(
-                        topic, partition, self._at[partition], message.offset, is_compacted
-                    )
-                    self._at[partition] = message.offset + 1
-                    self.tally.counts["from the log"] += 1
-                    self.is_archived = False
-                    yield message
+        return OriginalBytes(topic)
 
-    def _missing(
-        self, topic: str, partition: int, start: int, end: int, is_compacted: bool
-    ) -> None:
-        if start < end and not is_compacted:
-            at = Address(partition, start)
-            self.tally.add_violation(f"offsets {start} to {end - 1} are missing", topic, at)
-
-    def _archived(
-        self, topic: str, begin: Mapping[int, Position] | None
-    ) -> Iterator[Message | TrajectoryRows | MissingRange]:
-        """Archived rows from the present offset on, below the log's first offset (all of them
-        without a log).
-        """
-        if self.store is None:
-            return
-        # By partition, the offset after the last row of its last file. In a second pass, after the
-        # log was truncated meanwhile, files of the first pass are left out.
-        reached: dict[int, int] = {}
-        for file in archived_files(self.store, self.run, topic):
-            at = self._at.setdefault(file.partition, 0)
-            if file.first < reached.get(file.partition, 0):
-                where = f"{topic}/{file.partition}"
-                self.tally.add_violation(
-                    f"{where}: offset {file.first} is archived twice", key=file.key
-                )
-            high = None if begin is None else begin[file.partition].offset
-            if high is not None and (file.first >= high or at >= high):
-                continue
-            if file.first > at:
-                yield MissingRange(file.partition, at, file.first, Fence())
-                self._at[file.partition] = file.first
-            yield from self._rows(topic, file, high)
-            if file.first >= at:
-                reached[file.partition] = self._at[file.partition]
-
-    def _reach(self, topic: str, partition: int, piece: Message | TrajectoryRows) -> None:
-        """Advance the offset over a row or rows. An archived file holds every offset from its first
-        to its last.
-        """
-        is_one = isinstance(piece, Message)
-        first, count = (piece.offset, 1) if is_one else (piece.first, len(piece))
-        self._missing(topic, partition, self._at[partition], first, is_compacted=False)
-        self._at[partition] = first + count
-        self.tally.counts["from the archive"] += count
-
-    def _rows(
-        self, topic: str, file: ArchiveFile, high: int | None
-    ) -> Iterator[Message | TrajectoryRows]:
-        from rollstream.storage.archive.originals import (
-            OriginalBytes,
-            batches_of,
-        )  # imports pyarrow
-
-        assert self.store is not None
-        partition, originals = file.partition, OriginalBytes(topic)
+    def _rows(self, rows: ArchivedRows) -> Iterator[Message | TrajectoryRows | Hole]:
+        at = rows.first
         try:
-            for batch in batches_of(self.store, file):
-                for piece in split_batch(batch, originals, partition, self._at[partition], high):
-                    self._reach(topic, partition, piece)
-                    self.is_archived = True
-                    yield piece
+            for piece in _pieces(rows, self._originals(rows.topic)):
+                first, count = (
+                    (piece.offset, 1) if isinstance(piece, Message) else (piece.first, len(piece))
+                )
+                at = first + count
+                self.tally.counts["from the archive"] += count
+                yield piece
         except CorruptObject as error:
-            self.tally.add_violation(str(error), key=file.key)
+            end = rows.first + len(rows)
+            hole = Hole(
+                rows.topic, rows.partition, at, end, "damaged", detail=str(error), key=rows.key
+            )
+            self._judge(hole)
+            yield hole
+
+    def _judge(self, hole: Hole) -> None:
+        """Record a violation for what should be there; truncated ranges are only counted."""
+        if hole.reason == "lost":
+            at = Address(hole.partition, hole.start)
+            what = f"offsets {hole.start} to {hole.end - 1} are missing"
+            self.tally.add_violation(what, hole.topic, at)
+        elif hole.key:
+            self.tally.add_violation(str(hole), key=hole.key)

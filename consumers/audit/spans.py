@@ -76,7 +76,8 @@ class LagAudit:
                 self._add_lags(record, use.step, seen)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        steps = self._steps(rows)
+        uses = rows.uses(self.ledger)
+        steps: Integers = np.where(uses.is_here, uses.step, 0)
         if not steps.any():
             return
         spans = rows.spans
@@ -118,14 +119,6 @@ class LagAudit:
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
                 self.tally.add_unchecked(f"{topic} is missing")
-
-    def _steps(self, rows: TrajectoryRows) -> Integers:
-        """The step that trained each row, 0 for none."""
-        found: list[int] = []
-        for at, use in enumerate(map(self.ledger.uses.get, rows.names), rows.first):
-            is_used = use is not None and use.at.offset == at and use.at.partition == rows.partition
-            found.append(use.step if use is not None and is_used else 0)
-        return np.array(found, np.int64)
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether its version is believed (as `LedgerIndex.is_believed`)."""

@@ -126,7 +126,8 @@ class TrainerReads:
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
         for at in named:
-            found[at.partition] = max(found.get(at.partition, 0), at.offset + 1)
+            if at.offset >= found.get(at.partition, 0):
+                found[at.partition] = at.offset + 1
         known = self.furthest.setdefault(topic, {})
         for partition, offset in found.items():
             known[partition] = max(known.get(partition, 0), offset)

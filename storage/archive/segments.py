@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import numpy as np
 
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.archive.file_names import ArchiveFile
@@ -26,7 +28,7 @@ OFFSET_MAX = 1 << 62  # of a partition without a known end
 RELISTINGS_MAX = 20  # of one partition whose listed files are gone when they are opened
 NO_FENCE = Fence()  # unknown
 
-HoleReason = Literal["truncated", "not archived", "damaged", "archived twice", "numbering"]
+HoleReason = Literal["truncated", "not archived", "lost", "damaged", "archived twice", "numbering"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Hole:
 
     * truncated: the log was truncated there and no archived file holds them;
     * not archived: there is no log, and they are between two archived files;
+    * lost: the log, or an archived file, holds records before and after them;
     * damaged: they are in the archived file `key`, which cannot be read; `detail` has its error;
     * archived twice: an empty range; file `key` holds offset `start` again. It is returned once;
     * numbering: an empty range; a single-holder role's records before `start` are missing by their
@@ -52,10 +55,12 @@ class Hole:
     key: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.topic} {self.partition}"
+        where = f"{self.topic}/{self.partition}"
         match self.reason:
             case "damaged" | "numbering":
                 return f"{where}: {self.detail}"
+            case "lost":
+                return f"{where}: offsets {self.start} to {self.end - 1} are missing"
             case "archived twice":
                 return f"{where}: offset {self.start} is archived twice ({self.key})"
             case _:
@@ -107,11 +112,11 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 class ArchivedRows:
     """Rows of one partition at consecutive offsets, in the archive's columns (`archive/schema.py`).
 
-    `batch` has only the columns that the view was opened with.
+    `batch` has only the columns that the view was opened with; `key` is the file's.
     """
 
-    def __init__(self, topic: str, partition: int, batch: pa.RecordBatch) -> None:
-        self.topic, self.partition, self.batch = topic, partition, batch
+    def __init__(self, topic: str, partition: int, batch: pa.RecordBatch, key: str) -> None:
+        self.topic, self.partition, self.batch, self.key = topic, partition, batch, key
         self.first: int = batch.column("offset")[0].as_py()
 
     def __len__(self) -> int:
@@ -204,7 +209,7 @@ class ArchivedPart:
                 following = [f.first for f in files[index + 1 : index + 2]]
                 yield self._damaged(file, following, str(error))
 
-    def _rows(self, file: ArchiveFile) -> Iterator[ArchivedRows]:
+    def _rows(self, file: ArchiveFile) -> Iterator[ArchivedRows | Hole]:
         from rollstream.storage.archive.originals import batches_of
 
         assert self.log.store is not None
@@ -212,12 +217,19 @@ class ArchivedPart:
             offsets = batch.column("offset").to_numpy()
             low = int(offsets.searchsorted(self.position.offset))
             high = int(offsets.searchsorted(self.high.offset))
-            if low >= high:
-                continue
-            rows = ArchivedRows(self.topic.name, self.partition, batch.slice(low, high - low))
-            fence = (rows.fence if self.topic.writer else None) or self.position.fence
-            self.position = Position(rows.first + len(rows), fence)
-            yield rows
+            gaps = (np.flatnonzero(np.diff(offsets[low:high]) != 1) + low + 1).tolist()
+            for start, end in pairwise([low, *gaps, high]):
+                if start == end:
+                    continue
+                rows = ArchivedRows(
+                    file.topic, self.partition, batch.slice(start, end - start), file.key
+                )
+                at = self.position
+                fence = (rows.fence if self.topic.writer else None) or at.fence
+                self.position = Position(rows.first + len(rows), fence)
+                if rows.first > at.offset:
+                    yield self._hole(at.offset, rows.first, "lost")
+                yield rows
 
     @property
     def _absent(self) -> HoleReason:

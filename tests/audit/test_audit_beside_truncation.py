@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollstream.consumers.archive.topic import TopicArchive
-from rollstream.consumers.audit import source as messages
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.source import AuditSource
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage import log_view
 from rollstream.streams.truncation import position_before, truncate
 from rollstream.streams.values import Address
 from testbed.violations.healthy_run import RUN, open_run
@@ -25,7 +25,7 @@ def test_what_was_read_before_is_no_second_copy(
     for group in range(6):  # one file each, after the opening
         run.admit(group)
         archive.finish()
-    monkeypatch.setattr(messages, "READ_RECORDS_MAX", 1)
+    monkeypatch.setattr(log_view, "READ_RECORDS", 1)
     source = AuditSource(
         run.bus, run.store, RUN, InvariantResult(0, "the records that were read are complete")
     )
