@@ -41,7 +41,7 @@ sampling = { tokens_max = 64 }
 rollouts = { engine = "paced", count = 2, slots = 16, context_max = 128 }
 relay = { enabled = true }
 checkpoints = { every = 50 }
-archive = { roll_s = 20.0 }
+archive = { roll_s = 5.0 }
 evaluation = { enabled = false }
 [trainer]
 learner = "paced"

@@ -10,13 +10,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
 from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
 from rollstream.storage.terms import RELAYS, ROLLOUTS, newest_term, role_names
-from rollstream.streams.bus import Bus
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.partial_links import is_count, is_version, malformed_partial
 from rollstream.streams.reader import Received, TopicReader, from_begin
@@ -170,6 +171,33 @@ class SilenceClock:
         self.heard_s = at_s
 
 
+STATUS_KEY_S = 600.0
+"""Listening time without a record after which dispatch removes a key from `status`."""
+
+
+@dataclass(slots=True)
+class StatusKeys:
+    """When each key of `status` was last read, the longest silent first. One entry per key that the
+    compacted topic keeps.
+
+    Dispatch alone removes keys, and only those of rollouts and relays that were silent for
+    `STATUS_KEY_S`. A status that its writer appends between dispatch's last read and the tombstone
+    is removed with the key; the next one, a heartbeat later, brings the key back. So a writer that
+    lives on after so long a pause is missed for one heartbeat, by a reader that starts just then.
+    """
+
+    read_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def note(self, key: str, now_s: float) -> None:
+        """Record that the key's newest record was read now, in listening time."""
+        self.read_s.pop(key, None)
+        self.read_s[key] = now_s
+
+    def silent(self, before_s: float) -> list[str]:
+        """The keys without a record since `before_s`."""
+        return list(takewhile(lambda key: self.read_s[key] < before_s, self.read_s))
+
+
 class DispatchInbox:
     """Readers of every topic that dispatch follows, and the prompts read ahead."""
 
@@ -190,6 +218,8 @@ class DispatchInbox:
         """Records of many writers that dispatch did not act on, by topic."""
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
+        self._status_keys = StatusKeys()
+        self._status_key_s = max(STATUS_KEY_S, 10 * timeout_s)
         self.lengths = lengths or LengthHistory()
         self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
@@ -245,6 +275,19 @@ class DispatchInbox:
             for batch in self._readers[topic].batches_to(self._bus.end(topic)):
                 for received in batch:
                     self._apply(received, fresh=True)
+
+    def remove_silent_keys(self) -> None:
+        """Append a tombstone to `status` for each key that was silent for too long, so that the
+        topic does not grow with every rollout that ever ran.
+        """
+        keys, before_s = self._status_keys, self.listening_s - self._status_key_s
+        if not keys.silent(before_s):
+            return
+        self.read_to_end()  # what is unread is not silence
+        if silent := keys.silent(before_s):
+            self._bus.append("status", [AppendEntry(key.encode(), None) for key in silent])
+            for key in silent:
+                del keys.read_s[key]
 
     @property
     def listening_s(self) -> float:
@@ -324,7 +367,10 @@ class DispatchInbox:
             case Partial():
                 state.apply_partial(record, received.address)
             case RolloutStatus():
+                self._status_keys.note(f"{record.rollout}/{record.term}", self._listening.now_s)
                 state.apply_status(record, self._listening.now_s, fresh)
+            case RelayStatus():
+                self._status_keys.note(f"{record.relay}/{record.term}", self._listening.now_s)
             case WeightsAnnounced():
                 state.version = max(state.version, record.version)
             case Take():
@@ -339,7 +385,7 @@ class DispatchInbox:
             case Assignment():
                 state.apply_assignment(record, received.address)
             case _:
-                pass  # records of other roles in the ledger and relays' status
+                pass  # records of other roles in the ledger
 
     def _complete(self, record: Trajectory, partition: int) -> None:
         """Apply a completion, and record its length for predictions unless it is dead. A completion

@@ -110,6 +110,7 @@ class Dispatch:
             left = state.departed()  # the records published before they left are read below
             news, released = inbox.read()
             self._append_and_apply(state, assignments, releases=_release_records(released))
+            inbox.remove_silent_keys()
             gone = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
             self._count_lost(gone)
             if news or gone:  # a plan is a function of the state: without news it is the same

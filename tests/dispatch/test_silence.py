@@ -4,7 +4,7 @@ find.
 
 import pytest
 
-from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.inbox import STATUS_KEY_S, DispatchInbox
 from rollstream.consumers.dispatch.service import drop_silent_rollouts
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.bus import Bus
@@ -40,6 +40,20 @@ class Judge:
         left = self.state.departed()
         self.inbox.read()
         return drop_silent_rollouts(self.state, self.inbox, TIMEOUT_S, left)
+
+    def keys(self) -> set[str]:
+        """The keys that `status` keeps."""
+        kept: dict[bytes, bytes | None] = {}
+        for message in self.bus.read("status", self.bus.begin("status"), records_max=1 << 20):
+            kept[message.key] = message.value
+        return {key.decode() for key, value in kept.items() if value is not None}
+
+    def silence(self, seconds: float, *speaking: str) -> None:
+        """So many seconds of listening time, in steps of a quarter of the time-out."""
+        for _ in range(round(seconds / (TIMEOUT_S / 4)) + 1):
+            self.say(*map(status, speaking))
+            self.look(TIMEOUT_S / 4)
+            self.inbox.remove_silent_keys()
 
     def look_for(self, seconds: float, *speaking: str) -> list[str]:
         """Rounds of half a second, in each of which these rollouts send a status."""
@@ -100,3 +114,26 @@ def test_a_loop_that_is_busy_is_alive_and_one_that_is_stuck_is_not(judge: Judge)
     judge.say(status("a"))
     judge.look()
     assert "a" in judge.state.rollouts
+
+
+def test_keys_of_the_dead_are_removed_from_status_and_a_zombie_brings_its_key_back(judge: Judge):
+    judge.look_for(1, "a", "b", "c")
+    judge.silence(STATUS_KEY_S - 5, "a")
+    assert judge.keys() == {"a/1", "b/1", "c/1"}
+    judge.say(status("c"))  # unread when the others' time is over
+    judge.silence(10, "a")
+    assert judge.keys() == {"a/1", "c/1"}
+    judge.say(status("b"))  # a zombie that was stopped for all that time
+    judge.look()
+    assert judge.keys() == {"a/1", "b/1", "c/1"}
+    assert "b" in judge.state.rollouts
+    judge.silence(STATUS_KEY_S + 10, "a")
+    assert judge.keys() == {"a/1"}
+
+
+def test_the_next_dispatch_removes_keys_of_rollouts_that_died_before_it(judge: Judge):
+    judge.look_for(1, "a", "b")
+    judge.inbox = DispatchInbox(judge.bus, DispatchState(), judge.clock, timeout_s=TIMEOUT_S)
+    judge.inbox.rebuild({topic: {0: -1} for topic in ("admissions", "assignments")}, {})
+    judge.silence(STATUS_KEY_S + 10, "a")
+    assert judge.keys() == {"a/1"}

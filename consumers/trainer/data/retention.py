@@ -54,11 +54,10 @@ class HeldVersions:
             for received in batch:
                 if isinstance(received.record, RolloutStatus):
                     self._observe(received.record, now_s)
-        return {
-            status.version
-            for status, read_s in self._newest.values()
-            if now_s - read_s < LIVE_S and status.health != "leaving"
+        self._newest = {
+            name: seen for name, seen in self._newest.items() if now_s - seen[1] < LIVE_S
         }
+        return {s.version for s, _ in self._newest.values() if s.health != "leaving"}
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         self._newest[status.rollout] = status, now_s
@@ -123,9 +122,10 @@ class PinnedVersions(HeldVersions):
         """
         ends: Mapping[int, int] | None = None
         for (rollout, version), hold in self._holds.items():
-            status, read_s = self._newest[rollout]
-            is_held = status.version == version and status.health != "leaving"
-            if hold.ended_s is None and (not is_held or now_s - read_s >= LIVE_S):
+            seen = self._newest.get(rollout)
+            status = None if seen is None else seen[0]
+            is_held = status and status.version == version and status.health != "leaving"
+            if hold.ended_s is None and not is_held:
                 hold.ended_s = now_s
             if hold.ended_s is None or hold.partials is not None:
                 continue
