@@ -43,6 +43,7 @@ from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.retention import PinnedByReaders
 from rollstream.streams.admissible import believed_terms
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import from_begin
@@ -154,11 +155,12 @@ def _fence_store(
 ) -> VersionWriter:
     """Returns the writer of versions; no earlier term can publish a version after this."""
     announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
-    pins = (
+    held = (
         PinnedVersions(bus, store, monotonic)
         if plan.rule.keep_version
         else HeldVersions(bus, monotonic)
     )
+    by_readers = PinnedByReaders(store, monotonic)
     versions = VersionWriter(
         store,
         announcements,
@@ -166,7 +168,7 @@ def _fence_store(
         provenance.term,
         plan.weights,
         initial.model_files,
-        pins,
+        lambda: held() | by_readers(),
     )
     versions.open()
     return versions

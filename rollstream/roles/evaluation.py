@@ -2,14 +2,15 @@
 delaying it.
 
 A version is due if it is an `evaluation.every`-th, the first or the last. Its tensors are fetched
-in full and verified before its evaluation starts, so retention cannot remove it meanwhile. Each
-version gets one line, also when the role is killed and restarts.
+in full and verified before its evaluation starts, so retention cannot remove it meanwhile; the next
+due versions are pinned until then, within `weights.versions_max`. Each version gets one line, also
+when the role is killed and restarts.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 from rollstream.config.run_folder import RunFolder
@@ -27,7 +28,7 @@ from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.retention import stored_versions
+from rollstream.storage.weights.retention import PINNED_MAX, VersionPins, stored_versions
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.values import Version
@@ -50,7 +51,8 @@ def evaluate_announced(place: RoleContext) -> bool:
     reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
     place.watch.offer(evaluator.metric_values, lambda: [reader])
     announced: dict[int, Version] = {}
-    with MetricsFile(path) as metrics:
+    pins = VersionPins(place.store, place.name)
+    with MetricsFile(path) as metrics, closing(pins):
         while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
             for received in reader.follow():
                 if isinstance(received.record, WeightsAnnounced):
@@ -62,9 +64,11 @@ def evaluate_announced(place: RoleContext) -> bool:
             if not due:
                 place.stop.wait(POLL_S)
                 continue
+            pins.set(_present(place, due, announced))
             version = announced.get(due[0]) or stored_version(place, due[0])
             line = None if version is None else evaluator.line(version)
             evaluator.done.add(due[0])
+            pins.set(_present(place, due[1:], announced))
             if line is not None:
                 metrics.append(line)
                 evaluator.evaluated(line)
@@ -99,6 +103,15 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
     """Numbers of the versions up to `newest` that are to be evaluated."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
+
+
+def _present(
+    place: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
+) -> list[Version]:
+    """The versions of the next due numbers, as announced or, if that was missed, as stored."""
+    numbers = due[:PINNED_MAX]
+    found = (announced.get(number) or stored_version(place, number) for number in numbers)
+    return [version for version in found if version is not None]
 
 
 def stored_version(place: RoleContext, number: int) -> Version | None:

@@ -1,15 +1,21 @@
-"""Which weight versions to delete, and deleting them (invariant 11).
+"""Which weight versions to delete, deleting them, and the pins of readers that are behind
+(invariant 11).
 
 The plan is a pure function over values. Deletion takes the newest version first, so that no delta
 is left without its base, and the manifest of each version first, so that the rest of a partly
 deleted version is never taken for a complete one.
 """
 
-from collections.abc import Collection, Sequence
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from rollstream.errors import CorruptObject, Fenced, ObjectMissing
+from rollstream.errors import CorruptObject, Fenced, ObjectMissing, StoreError
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.weights.manifest import (
     manifest_key,
     parse_version,
@@ -18,6 +24,8 @@ from rollstream.storage.weights.manifest import (
 )
 from rollstream.storage.weights.pointer import Pointer, read_pointer
 from rollstream.streams.values import Version
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +158,92 @@ def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
         store.delete(manifest_key(version))
         for entry in store.list(f"{version_folder(version)}/"):
             store.delete(entry.key)
+
+
+PIN_PREFIX = "pins/"
+PIN_EVERY_S = 10.0
+PIN_LIVE_S = 60.0  # without a renewal, on the trainer's own clock
+PINNED_MAX = 4  # versions of one reader
+
+
+@dataclass(frozen=True, slots=True)
+class PinRecord:
+    """The versions that one reader will read next; `renewals` changes while the reader lives."""
+
+    name: str
+    versions: tuple[Version, ...]
+    renewals: int
+
+
+class VersionPins:
+    """One reader's pins, `pins/<name>.json`: retention keeps these versions, within
+    `versions_max`, while this object lives. A thread renews them; `close` ends it and removes them.
+    """
+
+    def __init__(self, store: ObjectStore, name: str, every_s: float = PIN_EVERY_S) -> None:
+        self._store, self._name, self._every_s = store, name, every_s
+        self._key = f"{PIN_PREFIX}{name}.json"
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._versions: tuple[Version, ...] = ()
+        self._renewals = secrets.randbits(48)  # another start of the name counts from elsewhere
+        self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
+        self._thread.start()
+
+    def set(self, versions: Sequence[Version]) -> None:
+        """Pin these versions, the first `PINNED_MAX` of them, in place of the earlier ones."""
+        with self._lock:
+            wanted = tuple(versions[:PINNED_MAX])
+            if wanted != self._versions:
+                self._versions = wanted
+                self._write()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.set(())
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            with self._lock:
+                try:
+                    self._write()
+                except StoreError as error:  # the next renewal may succeed
+                    log.warning("the pins of %s are not renewed: %s", self._name, error)
+
+    def _write(self) -> None:
+        self._renewals += 1
+        if self._versions:
+            record = PinRecord(self._name, self._versions, self._renewals)
+            self._store.put(self._key, encode_json(record))
+        else:
+            self._store.delete(self._key)
+
+
+class PinnedByReaders:
+    """Returns the versions that living readers have pinned. A pin counts until it was seen
+    unchanged for `PIN_LIVE_S`, so pins of a killed reader end by themselves.
+    """
+
+    def __init__(self, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._monotonic = store, monotonic
+        self._seen: dict[str, tuple[PinRecord, float]] = {}
+
+    def __call__(self) -> set[Version]:
+        now_s, found = self._monotonic(), dict[str, tuple[PinRecord, float]]()
+        for entry in self._store.list(PIN_PREFIX):
+            try:
+                record = decode_json(self._store.get(entry.key), PinRecord, entry.key)
+            except ObjectMissing:
+                continue
+            except CorruptObject as error:
+                log.warning("%s pins nothing: %s", entry.key, error)
+                continue
+            seen = self._seen.get(entry.key)
+            found[entry.key] = seen if seen and seen[0] == record else (record, now_s)
+        self._seen = found
+        return {
+            version
+            for record, since_s in found.values()
+            if now_s - since_s < PIN_LIVE_S
+            for version in record.versions[:PINNED_MAX]
+        }

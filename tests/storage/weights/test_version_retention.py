@@ -1,10 +1,23 @@
 """The retention plan as a pure function: invariant 11."""
 
+from contextlib import closing
+from pathlib import Path
+
 from hypothesis import given, strategies as st
 
+from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.pointer import Pointer
-from rollstream.storage.weights.retention import StoredVersion, plan_retention
+from rollstream.storage.weights.retention import (
+    PIN_LIVE_S,
+    PINNED_MAX,
+    PinnedByReaders,
+    StoredVersion,
+    VersionPins,
+    plan_retention,
+)
 from rollstream.streams.values import Version
+from testbed.waiting import wait_for
+from tests.support.hand_clock import HandClock
 
 
 def anchors(*numbers, term=1):
@@ -136,3 +149,38 @@ def test_given_up_pins_are_older_than_kept_ones(count, data):
     kept_pins = pinned - set(plan.delete)
     forced = {names[-1], names[-2]}
     assert all(gone < stays for gone in plan.unpinned for stays in kept_pins - forced)
+
+
+NEVER_S = 3600.0  # no renewal by the thread within a test
+
+
+def test_what_a_reader_that_is_behind_will_read_stays_until_it_has_read_it(tmp_path: Path):
+    store, clock = FileStore(tmp_path), HandClock()
+    pinned = PinnedByReaders(store, clock)
+    with closing(VersionPins(store, "eval", NEVER_S)) as pins:
+        pins.set([Version(2, 1), Version(4, 1)])
+        plan = plan_retention(anchors(*range(10)), at(9), pinned(), 0, 5)
+        assert numbers(left(anchors(*range(10)), plan)) == [2, 4, 7, 8, 9]
+        pins.set([Version(4, 1)])
+        assert pinned() == {Version(4, 1)}
+    assert pinned() == set()
+
+
+def test_pins_of_a_killed_reader_end_and_those_of_a_living_one_stay(tmp_path: Path):
+    store, clock = FileStore(tmp_path), HandClock()
+    pinned = PinnedByReaders(store, clock)
+    with closing(VersionPins(store, "killed", NEVER_S)) as killed:
+        killed.set(tuple(Version(n, 1) for n in range(9)))
+        with closing(VersionPins(store, "living", 0.01)) as living:
+            living.set([Version(5, 1)])
+            assert len(pinned()) == PINNED_MAX + 1
+            before = store.get("pins/living.json")
+            wait_for(lambda: store.get("pins/living.json") != before)
+            clock.now_s += PIN_LIVE_S
+            assert pinned() == {Version(5, 1)}
+
+
+def test_a_damaged_pin_pins_nothing_and_stops_no_retention(tmp_path: Path):
+    store = FileStore(tmp_path)
+    store.put("pins/eval.json", b"{")
+    assert PinnedByReaders(store, HandClock())() == set()
