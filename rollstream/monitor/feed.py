@@ -261,15 +261,19 @@ class RunFeed:
             newest_s = newest_time(log, topic)
             if newest_s is not None:
                 state.newest_s[topic] = newest_s
+        if self._view.bus is not None:
+            self._read_letters_and_backlog(state, self._view.bus)
+        if self._store is not None:
+            self._read_roles(state, self._store)
+
+    def _read_letters_and_backlog(self, state: RunState, bus: Bus) -> None:
         topics = (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS)
-        self._dead_letters = self._dead_letters or DeadLetterReader(log, topics)
+        self._dead_letters = self._dead_letters or DeadLetterReader(bus, topics)
         for dead in self._dead_letters.read():
             before = state.dead_letters.get(dead.source, DeadLetters(0, ""))
             state.dead_letters[dead.source] = DeadLetters(before.count + 1, dead.reason)
-        left = {topic: unarchived(log, topic) for topic in ARCHIVED_TOPICS}
+        left = {topic: unarchived(bus, topic) for topic in ARCHIVED_TOPICS}
         state.unarchived = {topic: one for topic, one in left.items() if one is not None}
-        if self._store is not None:
-            self._read_roles(state, self._store)
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
         """Read from the store what the log lacks: the archive's term, and whether the run is a

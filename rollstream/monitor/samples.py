@@ -2,7 +2,8 @@
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from typing import Literal
 
 from rollstream.monitor.groups import OWN_REWARD
@@ -27,15 +28,7 @@ class DraftTotals:
     lookup_s: float = 0.0
 
     def __add__(self, other: "DraftTotals") -> "DraftTotals":
-        return DraftTotals(
-            self.tokens + other.tokens,
-            self.steps + other.steps,
-            self.guessed + other.guessed,
-            self.right + other.right,
-            self.asked + other.asked,
-            self.found + other.found,
-            self.lookup_s + other.lookup_s,
-        )
+        return DraftTotals(*map(add, astuple(self), astuple(other)))
 
     @property
     def acceptance(self) -> float | None:

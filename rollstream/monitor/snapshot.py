@@ -273,7 +273,7 @@ def _queue(state: RunState, at_s: float) -> GroupQueue:
     groups = state.groups.open.values()
     unscored = (group.finished_s for group in groups if group.ready_s is None)
     return GroupQueue(
-        open_groups=len(groups),
+        open_groups=state.groups.outcomes()["open"],
         ready_groups=state.groups.ready(),
         unread_prompts=len(state.prompts),
         open_group_s=_age(oldest(group.admitted_s for group in groups), at_s),

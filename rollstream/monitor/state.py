@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rollstream.monitor.groups import GroupTracker
 from rollstream.monitor.samples import RecentSamples
 from rollstream.streams.records import (
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
 MOVES_FILE = "moves.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMove:
+class RequestMove(msgspec.Struct, frozen=True):
     """At `time_s` (seconds since the epoch) dispatch moved `requests` requests from `source` to
     `destination`; planning took `plan_s` seconds.
     """
@@ -52,13 +53,8 @@ class RequestMove:
 
 def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, Any]:
     """Returns the move as a line of `moves.jsonl`."""
-    return {
-        "time_s": time_s,
-        "source": move.source,
-        "destination": move.destination,
-        "requests": move.requests,
-        "plan_s": plan_s,
-    }
+    found = RequestMove(time_s, move.source, move.destination, move.requests, plan_s)
+    return msgspec.to_builtins(found)
 
 
 def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
@@ -68,18 +64,10 @@ def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
     """Returns None for a line that is not a move: a monitor must not fail on a foreign line."""
-    match line:
-        case {
-            "time_s": int() | float() as time_s,
-            "source": str() as source,
-            "destination": str() as destination,
-            "requests": int() as requests,
-        }:
-            plan_s = line.get("plan_s")
-            taken = float(plan_s) if isinstance(plan_s, int | float) else 0.0
-            return RequestMove(float(time_s), source, destination, requests, taken)
-        case _:
-            return None
+    try:
+        return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
+    except msgspec.ValidationError:
+        return None
 
 
 HEARTBEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
