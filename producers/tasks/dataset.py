@@ -9,6 +9,7 @@ run, because positions count its rows.
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -27,33 +28,39 @@ _NAMED_MAX = 5  # rows named in a message
 _WHERE = "task.options of dataset"
 
 
-class Dataset:
-    """The task. `verifier` is `module:function`, which returns a reward, or a reward and named
-    scores. `prompt`, `reference` and `answer` name columns (`answer`: the warm-up's responses).
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """`task.options` of the data set. `verifier` is `module:function`, which returns a reward, or a
+    reward and named scores. `prompt`, `reference` and `answer` name columns (`answer`: the
+    warm-up's responses).
     """
 
-    name = "dataset"
+    path: str
+    verifier: str
+    prompt: str = "prompt"
+    reference: str = "reference"
+    answer: str = ""
+    held_out: str = ""
+    held_out_share: float = 0.1
 
-    def __init__(
-        self,
-        text: TaskText,
-        path: str,
-        verifier: str,
-        prompt: str = "prompt",
-        reference: str = "reference",
-        answer: str = "",
-        held_out: str = "",
-        held_out_share: float = 0.1,
-    ) -> None:
-        if not 0 < held_out_share < 1:
+
+class Dataset:
+    """The task."""
+
+    name = "dataset"
+    Options = DatasetOptions
+
+    def __init__(self, text: TaskText, options: DatasetOptions) -> None:
+        self._text, self._path, self._share = text, Path(options.path), options.held_out_share
+        if not 0 < self._share < 1:
             raise ConfigurationError(
-                f"{_WHERE}: held_out_share = {held_out_share} must lie between 0 and 1"
+                f"{_WHERE}: held_out_share = {self._share} must lie between 0 and 1"
             )
-        self._text, self._path, self._share = text, Path(path), held_out_share
-        self._held_out_path = Path(held_out) if held_out else None
-        self._columns = DatasetColumns(prompt, reference, answer)
+        self._held_out_path = Path(options.held_out) if options.held_out else None
+        self._columns = DatasetColumns(options.prompt, options.reference, options.answer)
         self._verify = cast(
-            Callable[[str, object], object], find_callable(verifier, "task.options.verifier")
+            Callable[[str, object], object],
+            find_callable(options.verifier, "task.options.verifier"),
         )
 
     @property

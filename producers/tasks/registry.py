@@ -2,7 +2,8 @@
 working directory or PYTHONPATH.
 
 A builder gets the task's options as keyword arguments. If it has a parameter `text`, it gets the
-run's tokenizer and chat template (`text.py`) there. A mistake raises `ConfigurationError`, which
+run's tokenizer and chat template (`text.py`) there. A class with a class `Options` gets `text` and
+one value of that class instead. A mistake raises `ConfigurationError`, which
 names the setting and what was found instead; nothing is guessed.
 """
 
@@ -56,13 +57,15 @@ def _part(settings: PartDescription, text: TaskText, place: int) -> MixturePart:
 
 def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str) -> Task:
     build = _builder(name, where)
-    known = inspect.signature(build).parameters
+    options_type: object = getattr(build, "Options", None)
+    options_type = options_type if isinstance(options_type, type) else None
+    known = inspect.signature(options_type or build).parameters
     given: dict[str, object] = dict(options)
     _check_options(f"{where}.options of {name}", given, known)
     if "text" in known:
         given["text"] = text
     try:
-        task = build(**given)
+        task = build(text, options_type(**given)) if options_type else build(**given)
     except TypeError as error:
         raise ConfigurationError(f"{where}.options of {name}: {error}") from error
     missing = [part for part in _PARTS if not hasattr(task, part)]
