@@ -102,6 +102,10 @@ class CommandParser(argparse.ArgumentParser):
         help = f"name of this process (default {self.command})"
         self.add_argument("--name", default=self.command, help=help)
 
+    def add_log(self) -> None:
+        help = "format of the log on stderr: text, or json with one object a line (default text)"
+        self.add_argument("--log", choices=("text", "json"), default="text", help=help)
+
     def add_accept(self) -> None:
         help = "resume with a configuration that differs from the run's; the ledger records it"
         self.add_argument("--accept-config", action="store_true", help=help)

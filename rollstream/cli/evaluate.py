@@ -13,6 +13,7 @@ from rollstream.errors import ConfigurationError
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(EXAMPLE_RUN, f"{EXAMPLE_RUN} --versions 0,10,60 --samples 16 --json")
     command.add_process_name()
+    command.add_log()
     command.add_argument(
         "--versions", metavar="N,N…", help="evaluate these stored versions, then exit"
     )

@@ -30,17 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse(rest)
         parser.find_runs(arguments)
         return parser.main(arguments)
-    except (ConfigurationError, NewerRelease) as error:
-        print(f"rollstream: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except EngineUnavailable as error:
-        print(f"rollstream: {error}", file=sys.stderr)
-        return EXIT_UNSERVED
     except RollstreamError as error:
         print(f"rollstream: {error}", file=sys.stderr)
-        return 1
+        return exit_code_of(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def exit_code_of(error: RollstreamError) -> int:
+    """The exit code of a command that this error ends."""
+    if isinstance(error, ConfigurationError | NewerRelease):
+        return EXIT_REFUSED
+    return EXIT_UNSERVED if isinstance(error, EngineUnavailable) else 1
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

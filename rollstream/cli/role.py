@@ -6,19 +6,23 @@ with 0 in that case. A trainer of several processes is started and supervised he
 """
 
 import argparse
+import json
 import logging
 import math
 import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
+from rollstream.cli.main import exit_code_of
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES
 from rollstream.supervisor.plan import ACCEPT_CONFIG
@@ -27,14 +31,42 @@ from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
 from rollstream.supervisor.train_group import rank_environment, rank_name, run_rank_processes
 
 EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 GRACE_S = 20.0  # clouds give 25 s and more
 
 log = logging.getLogger(__name__)
 
 
+class JsonLogFormatter(logging.Formatter):
+    """Formats a log record as one line: a JSON object with time (ISO 8601, UTC), level, logger,
+    role, name, run, message and exception, which is null without one. `run` is empty before the
+    configuration is loaded.
+    """
+
+    def __init__(self, role: str, name: str) -> None:
+        super().__init__()
+        self.run = ""
+        self._role, self._name = role, name
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "role": self._role,
+            "name": self._name,
+            "run": self.run,
+            "message": record.getMessage(),
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps(line)
+
+
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(EXAMPLE_RUN)
     command.add_process_name()
+    command.add_log()
     command.add_configuration()
     if ROLES[command.command].records_configuration:
         command.add_accept()
@@ -58,16 +90,35 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run until the role is done or a signal stops it."""
+    """Run until the role is done or a signal stops it. With `--log json` an error that ends the
+    role is a line of the log too.
+    """
+    handler = logging.StreamHandler()
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    if arguments.log == "text":
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+        return _run(arguments, lambda run: None)
+    formatter = JsonLogFormatter(arguments.command, arguments.name)
+    handler.setFormatter(formatter)
+    try:
+        return _run(arguments, lambda run: setattr(formatter, "run", run))
+    except RollstreamError as error:
+        log.error("%s", error)
+        return exit_code_of(error)
+    except Exception:  # the traceback would be lines that are not JSON
+        log.critical("the role failed", exc_info=True)
+        return 1
+
+
+def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
+    """Run the role; `on_run` receives the run's name once it is known."""
     role, is_rank = ROLES[arguments.command], arguments.command == "train"
     end_with_parent(rank_environment() if is_rank else os.environ)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
     grace_s = _grace_s(arguments)
     configuration, folder = load_and_settle(arguments)
+    on_run(configuration.run)
     if is_rank and configuration.trainer.processes > 1 and not is_launched():
-        line = _line_of_rank(folder, arguments.name, arguments.accept_config)
+        line = _line_of_rank(folder, arguments)
         return run_rank_processes(line, configuration.trainer, listen_for_signals())
     name = rank_name(arguments.name) if is_rank else arguments.name
     # The role's module may import torch, which takes seconds: after the configuration was
@@ -112,10 +163,11 @@ def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
     threading.Thread(target=wait, name="grace", daemon=True).start()
 
 
-def _line_of_rank(folder: RunFolder, name: str, accept_config: bool) -> list[str]:
+def _line_of_rank(folder: RunFolder, arguments: argparse.Namespace) -> list[str]:
     """Returns a rank's command line. All ranks load the configuration in the run's folder."""
-    line = module_command("rollstream", "train", str(folder.configuration), "--name", name)
-    return [*line, ACCEPT_CONFIG] if accept_config else line
+    words = (str(folder.configuration), "--name", arguments.name, "--log", arguments.log)
+    line = module_command("rollstream", "train", *words)
+    return [*line, ACCEPT_CONFIG] if arguments.accept_config else line
 
 
 def _grace_s(arguments: argparse.Namespace) -> float | None:
