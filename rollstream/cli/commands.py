@@ -22,103 +22,44 @@ class Command:
     purpose: str
 
 
+def _commands(folder: str, **purposes: str) -> tuple[Command, ...]:
+    """Commands whose modules, in this folder, have their names."""
+    return tuple(Command(name, f"{folder}{name}", one) for name, one in purposes.items())
+
+
 GROUPS: Mapping[str, tuple[Command, ...]] = {
-    "start": (
-        Command(
-            "run",
-            "run",
-            "start all roles of CONFIG and show progress; Ctrl-C stops; the same command resumes",
-        ),
-        Command(
-            "warmup",
-            "warmup",
-            "create the run's initial model by supervised training on the task's documents",
-        ),
-        Command(
-            "profile",
-            "profile",
-            "measure and fit the engine's step times on this machine; rollouts derive B_max "
-            "from them",
-        ),
-        Command(
-            "simulate",
-            "simulate",
-            "simulate policies on a cluster in virtual time, with the same planners as the service",
-        ),
+    "start": _commands(
+        "",
+        run="start all roles of CONFIG with a live view; the same command resumes",
+        warmup="create the run's initial model by training on the task's documents",
+        profile="measure the engine's step times here; rollouts derive B_max from them",
+        simulate="simulate policies on a cluster, with the planners of the service",
     ),
     "roles": tuple(Command(role.name, role.command, role.purpose) for role in ROLES.values()),
-    "look": (
-        Command("ls", "look.ls", "list the runs of a folder: state, step, size, newest record"),
-        Command(
-            "top",
-            "look.top",
-            "watch a running or finished run: rates, lag, queues, versions, warnings; q quits",
-        ),
-        Command(
-            "report",
-            "look.report",
-            "write RUN/report.html and print a summary; several runs share one page",
-        ),
-        Command(
-            "query",
-            "look.query",
-            "query a run's log and archive in SQL; --tables lists the views",
-        ),
-        Command("tail", "look.tail", "print a topic's records, one readable line each"),
-        Command(
-            "inspect",
-            "look.inspect",
-            "show one trajectory: text by version, reward, rollouts, and the steps that trained it",
-        ),
-        Command(
-            "config",
-            "look.config",
-            "explain settings: value, where it is set, type, default, meaning",
-        ),
-        Command("diff", "look.diff", "compare two runs: settings, outcomes, curves, state hashes"),
-        Command(
-            "weights",
-            "look.weights",
-            "list, show, verify, compare and export the kept weight versions",
-        ),
-        Command("checkpoints", "look.checkpoints", "list and show the trainer's kept checkpoints"),
+    "look": _commands(
+        "look.",
+        ls="list the runs of a folder: state, step, size, newest record",
+        top="watch a run: rates, lag, queues, versions, warnings; q quits",
+        report="write RUN/report.html and print a summary; several runs share one page",
+        query="query a run's log and archive in SQL; --tables lists the views",
+        tail="print a topic's records, one readable line each",
+        inspect="show a trajectory: text by version, reward, the steps that trained it",
+        config="explain settings: value, where it is set, type, default, meaning",
+        diff="compare two runs: settings, outcomes, curves, state hashes",
+        weights="list, show, verify, compare and export the kept weight versions",
+        checkpoints="list and show the trainer's kept checkpoints",
     ),
-    "change": (
-        Command(
-            "fork",
-            "change.fork",
-            "create a new run from a kept checkpoint of another one; `rollstream run DIR` starts "
-            "it",
-        ),
-        Command(
-            "replay",
-            "change.replay",
-            "repeat recorded training steps, copy a run's records, or train offline on "
-            "trajectories",
-        ),
+    "change": _commands(
+        "change.",
+        fork="create a run from a checkpoint of another one; `run DIR` starts it",
+        replay="repeat training steps, copy records, or train offline on trajectories",
     ),
-    "maintain": (
-        Command(
-            "audit",
-            "maintain.audit",
-            "check a run's invariants; exit code 1 if violated, 2 if parts could not be checked",
-        ),
-        Command(
-            "rm",
-            "maintain.rm",
-            "delete a run: its topics, objects and folder, and nothing of another run",
-        ),
-        Command(
-            "forward",
-            "maintain.forward",
-            "send a run's metrics files to TensorBoard or Weights & Biases; resumes where it "
-            "stopped",
-        ),
-        Command(
-            "health",
-            "maintain.health",
-            "check a process on this machine; exit code 1 if it is stalled or does not answer",
-        ),
+    "maintain": _commands(
+        "maintain.",
+        audit="check a run's invariants; exit code 1: violated, 2: not all checked",
+        rm="delete a run: its topics, objects and folder, and nothing of another run",
+        forward="send a run's metrics to TensorBoard or Weights & Biases; resumes",
+        health="check a process on this machine; exit code 1: stalled or silent",
     ),
 }
 """All commands, in the order of the help."""
@@ -128,7 +69,7 @@ GROUP_TITLES = {
     "roles": "run one role of it",
     "look": "look at a run",
     "change": "make another run from it",
-    "maintain": "check a run, and feed other tools",
+    "maintain": "check, feed to other tools, delete",
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 MEANT = {
