@@ -211,6 +211,8 @@ def _timeline(history: RunHistory) -> str:
 def _outcomes(history: RunHistory) -> str:
     counts = history.outcomes()
     adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
+    if history.state.is_tail:
+        adds += "; without the run's first records, which were truncated and not archived"
     content = page.table(list(counts), [list(counts.values())])
     if history.reasons:
         rows = [(reason, number) for reason, number in history.reasons.most_common(20)]

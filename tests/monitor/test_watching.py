@@ -11,6 +11,9 @@ from rollstream.monitor.feed import (
     tail_positions,
 )
 from rollstream.monitor.groups import IntervalSet
+from rollstream.report.history import RunHistory
+from rollstream.report.summary import summarise
+from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
@@ -103,6 +106,8 @@ def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus, tmp_path):
     bus.truncate("ledger", {0: 11})
     feed.follow(state, 0.0)
     assert (state.groups.endings["dead"], state.is_tail, state.holes) == (10, True, [])
+    history = RunHistory(state=state)
+    assert "without the run&#x27;s first records" in report_page(history, summarise(history))
 
 
 def test_an_archive_that_commits_is_measured(bus, tmp_path):
