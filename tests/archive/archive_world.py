@@ -89,13 +89,13 @@ class World:
         append_of_term(self.bus, 2, 4 + self.grown, 3)
         self.grown += 3
 
-    def archiver(self, boundaries: Boundaries) -> TopicArchive:
+    def archiver(self, boundaries: Boundaries, given: ArchiveSettings = SETTINGS) -> TopicArchive:
         bus, store = boundaries.wrap(self.bus), boundaries.wrap(self.store)
-        return TopicArchive(bus, store, "tiny", TOPIC, SETTINGS, lambda: 0.0)
+        return TopicArchive(bus, store, "tiny", TOPIC, given, lambda: 0.0)
 
-    def run(self, boundaries: Boundaries) -> int:
+    def run(self, boundaries: Boundaries, given: ArchiveSettings = SETTINGS) -> int:
         """A life from start to clean stop, or to its death; returns its calls."""
-        archiver = self.archiver(boundaries)
+        archiver = self.archiver(boundaries, given)
         try:
             archiver.start()
             while archiver.advance():

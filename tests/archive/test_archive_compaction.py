@@ -7,7 +7,7 @@ boundary of one of them another one runs, or it is killed there.
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -256,6 +256,65 @@ class Merging(RuleBasedStateMachine):
 
 TestMerging = Merging.TestCase
 TestMerging.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+
+
+def life_of_compactor(world: World, boundaries: Boundaries) -> int:
+    """From start to the last deletion, or to its death; the calls that it made."""
+    now_s = [0.0]
+    given = COMPACTED.model_copy(update={"compact_grace_s": 0.0})
+    compactor = Compactor(boundaries.wrap(world.store), "tiny", given, lambda: now_s[0], 2)
+    try:
+        for _ in range(3):
+            compactor.advance(STOP)
+            now_s[0] += 61
+    except Killed:
+        pass
+    return boundaries.calls
+
+
+def alive() -> Boundaries:
+    return Boundaries(NEVER, False, die)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_archiver_suspended_while_its_files_are_merged_and_deleted(after: bool) -> None:
+    """At every boundary of it: then its next file, which is longer, has a name that is free."""
+    longer = ArchiveSettings(roll_bytes=900, roll_s=1000.0)
+    for fatal in range(World().run(alive(), longer)):
+        world = World()
+
+        def meanwhile(world: World = world) -> None:
+            for _ in range(4):
+                world.grow()
+                world.run(alive())
+            life_of_compactor(world, alive())
+
+        world.run(Boundaries(fatal, after, meanwhile), longer)
+        for _ in range(2):
+            world.run(alive())
+            world.assert_exactly_once()
+            life_of_compactor(world, alive())
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_two_compactors_at_every_pair_of_boundaries(after: bool) -> None:
+    """While the first stands at boundary m more is archived and the second lives, until its own
+    boundary n.
+    """
+    for m, n in product(range(0, 40, 3), [*range(0, 30, 4), NEVER]):
+        world = World()
+        world.run(alive())
+
+        def meanwhile(world: World = world, n: int = n) -> None:
+            for _ in range(3):
+                world.grow()
+                world.run(alive())
+            life_of_compactor(world, Boundaries(n, not after, die))
+
+        life_of_compactor(world, Boundaries(m, after, meanwhile))
+        world.assert_exactly_once()
+        life_of_compactor(world, alive())
+        world.assert_exactly_once()
 
 
 def archive_of(store: ObjectStore, files: int) -> MemoryBus:
