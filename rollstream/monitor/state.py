@@ -1,4 +1,4 @@
-"""The state of a run for everybody who looks: one pure fold over records and metrics lines.
+"""The state of a run for all who look at it: one pure fold over records and metrics lines.
 
 `rollstream top`, the report, the warnings and `rollstream ls` use it, so a count that two of them
 print is the same count. Its size is bounded however old and large the run is: it holds the last

@@ -236,7 +236,7 @@ def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
     """Write one page of all simulated runs."""
     body = [
         heading(
-            "Simulated cluster", "virtual time; docs/explanation/simulator.md says what is modelled"
+            "Simulated cluster", "virtual time; docs/explanation/simulator.md describes the model"
         )
     ]
     if runs:
