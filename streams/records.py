@@ -322,3 +322,36 @@ Record = (
 
 SCHEMAS: dict[str, type[Record]] = {cls.schema(): cls for cls in get_args(Record)}
 """Schema name with version (`trajectory/1`) → its class."""
+
+TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
+    "prompts": (Prompt, Opened),
+    "admissions": (Admitted, Opened),
+    "assignments": (Assignment, Opened),
+    "partials": (Partial,),
+    "status": (RolloutStatus, RelayStatus),
+    "trajectories": (Trajectory,),
+    "annotations": (Annotation,),
+    "weights": (WeightsAnnounced, Opened),
+    "applied": (Applied,),
+    "ledger": (
+        Configured,
+        Take,
+        TakeRetried,
+        TakeFailed,
+        Superseded,
+        StepDone,
+        GroupClosed,
+        Opened,
+    ),
+}
+"""The records that belong in each topic, `.dead` apart; the archive's columns are in this order."""
+
+SCHEMAS_BY_TOPIC: dict[str, frozenset[str]] = {
+    topic: frozenset(cls.schema() for cls in classes)
+    for topic, classes in TOPIC_RECORDS.items()
+    if Opened not in classes
+}
+"""Schemas of each topic of many writers. A record of another schema counts as unreadable there.
+Otherwise a reader that dispatches on the type would take a foreign `Admitted` in `partials` for
+dispatch's own (invariant 12).
+"""

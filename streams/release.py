@@ -11,8 +11,7 @@ a topic of many writers uses a feature only once every acting role knows it.
 from collections.abc import Collection, Mapping
 
 from rollstream.errors import NewerRelease
-from rollstream.streams.records import SCHEMAS, Opened
-from rollstream.streams.topics import SCHEMAS_BY_TOPIC
+from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC, Opened
 
 RELEASE = "0.2.0"
 

@@ -35,17 +35,8 @@ class Topic:
     """The single-holder role that writes it; "" for topics of many writers (invariant 7)."""
 
 
-SCHEMAS_BY_TOPIC: dict[str, frozenset[str]] = {
-    "partials": frozenset({"partial/1"}),
-    "status": frozenset({"rollout_status/1", "relay_status/1"}),
-    "trajectories": frozenset({"trajectory/1"}),
-    "annotations": frozenset({"annotation/1"}),
-    "applied": frozenset({"applied/1"}),
-}
-"""Schemas of each topic of many writers. A record of another schema counts as unreadable there.
-Otherwise a reader that dispatches on the type would take a foreign `Admitted` in `partials` for
-dispatch's own (invariant 12).
-"""
+ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
+"""Topics that the archive keeps; the views of `rollstream query` have these names."""
 
 
 def partition_of(key: bytes, partitions: int) -> int:

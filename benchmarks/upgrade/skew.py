@@ -39,8 +39,8 @@ from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Opened, Take, WeightsAnnounced
-from rollstream.streams.topics import DEAD, SCHEMAS_BY_TOPIC, catalogue
+from rollstream.streams.records import SCHEMAS_BY_TOPIC, Opened, Take, WeightsAnnounced
+from rollstream.streams.topics import DEAD, catalogue
 from testbed.recorded import RUN_OF_0_1_0 as RUN
 
 OF_ONE_ROLE = {

@@ -6,10 +6,9 @@ array is its length. A record without the field, or with null there, meets only 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, cast, get_args
 
@@ -19,51 +18,10 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from rollstream.errors import ConfigurationError
-from rollstream.streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    Assignment,
-    Configured,
-    Dead,
-    GroupClosed,
-    Opened,
-    Partial,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Trajectory,
-    WeightsAnnounced,
-)
+from rollstream.import_path import nearest
+from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
-TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
-    "prompts": (Prompt, Opened),
-    "admissions": (Admitted, Opened),
-    "assignments": (Assignment, Opened),
-    "partials": (Partial,),
-    "status": (RolloutStatus, RelayStatus),
-    "trajectories": (Trajectory,),
-    "annotations": (Annotation,),
-    "weights": (WeightsAnnounced, Opened),
-    "applied": (Applied,),
-    "ledger": (
-        Configured,
-        Take,
-        TakeRetried,
-        TakeFailed,
-        Superseded,
-        StepDone,
-        GroupClosed,
-        Opened,
-    ),
-}
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
 """Fields that every record has beside its own; `term` is its writer's."""
 DERIVED = {"lag_finish": "number"}
@@ -130,7 +88,7 @@ def check_topic(topic: str) -> None:
     """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
     if topic not in known_topics() and not is_dead_letter_topic(topic):
         raise ConfigurationError(
-            f"no topic {topic!r}; {_nearest(topic, known_topics())}"
+            f"no topic {topic!r}{nearest(topic, known_topics())}; "
             f"topics: {', '.join(known_topics())}"
         )
 
@@ -148,9 +106,9 @@ def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None
     kinds = _fields_of(topic) | dict(more or {})
     kind = _kind_at(kinds, name)
     if kind is None:
-        near = _nearest(name, kinds)
+        near = nearest(name, kinds)
         raise ConfigurationError(
-            f"--where {text!r}: {topic} has no field {name}; {near}fields: {', '.join(kinds)}"
+            f"--where {text!r}: {topic} has no field {name}{near}; fields: {', '.join(kinds)}"
         )
     if kind == "number" and operator != "~" and wanted != "null" and not _is_number(wanted):
         raise ConfigurationError(f"--where {text!r}: {name} is a number, but {wanted!r} is not")
@@ -233,8 +191,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"nearest known: {close[0]}; " if close else ""

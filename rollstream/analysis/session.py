@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 
 from rollstream.analysis.locate import RunLocation, open_run_view
-from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, uses_text, views_named_in
+from rollstream.analysis.views import VIEWS, dependency_order, uses_text, views_named_in
 from rollstream.errors import ConfigurationError
+from rollstream.streams.topics import ARCHIVED_TOPICS
 
 if TYPE_CHECKING:
     from rollstream.analysis.archive_files import ArchivedFiles
@@ -225,7 +226,7 @@ class QuerySession:
         return run(sql)
 
     def _topics(self) -> list[str]:
-        return [topic for topic in TOPICS if topic in self._defined]
+        return [topic for topic in ARCHIVED_TOPICS if topic in self._defined]
 
     def _define_once(self, name: str, make: Callable[[], None]) -> None:
         if name not in self._defined:
@@ -243,7 +244,7 @@ class QuerySession:
             return
         from rollstream.analysis import base_views
 
-        if name in TOPICS:
+        if name in ARCHIVED_TOPICS:
             self._topic_views.define(name)
         elif name == "evaluations":
             base_views.define_evaluations(self.connection, self.location)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
 METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
     "gradient_norm", "learning_rate", "length_median", "length_p99", "lag_finish_mean",

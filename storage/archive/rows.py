@@ -22,39 +22,11 @@ from rollstream.streams.codec import (
     record_hash,
 )
 from rollstream.streams.reader import REASON_MAX, classify_message
-from rollstream.streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    Configured,
-    Fence,
-    GroupClosed,
-    Opened,
-    Record,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Trajectory,
-)
-from rollstream.streams.topics import catalogue
+from rollstream.streams.records import TOPIC_RECORDS, Fence, Record
+from rollstream.streams.topics import ARCHIVED_TOPICS, catalogue
 
 ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
-    "trajectories": (Trajectory,),
-    "annotations": (Annotation,),
-    "ledger": (
-        Configured,
-        Take,
-        TakeRetried,
-        TakeFailed,
-        Superseded,
-        StepDone,
-        GroupClosed,
-        Opened,
-    ),
-    "admissions": (Admitted, Opened),
-    "applied": (Applied,),
+    topic: TOPIC_RECORDS[topic] for topic in ARCHIVED_TOPICS
 }
 """Archived topics, and the records that belong in each."""
 

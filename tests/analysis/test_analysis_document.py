@@ -8,8 +8,9 @@ import pytest
 
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
-from rollstream.analysis.views import TOPICS, VIEWS
+from rollstream.analysis.views import VIEWS
 from rollstream.storage.archive.schema import arrow_schema
+from rollstream.streams.topics import ARCHIVED_TOPICS
 from tests.analysis.document import DOCUMENT, ROOT, blocks, run
 
 BLOCKS = list(blocks(DOCUMENT.read_text()))
@@ -45,7 +46,7 @@ def test_every_view_is_in_the_table_with_its_columns():
     with QuerySession(locate_run(str(ROOT / "examples" / "archive")), print) as session:
         for view in VIEWS:
             columns = list(session.columns(view))
-            if view in TOPICS:
+            if view in ARCHIVED_TOPICS:
                 assert columns[-3:] == ["date", "run", "topic"]
                 assert set(columns[:-3]) <= set(arrow_schema(view).names)
             elif view != "completions":

@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from rollstream.analysis.describe import describe
-from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
+from rollstream.analysis.fields import parse_condition
 from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.streams.codec import decode
+from rollstream.streams.records import TOPIC_RECORDS
 from rollstream.streams.topics import DEAD
 from rollstream.streams.writer import publish
 from testbed.repository import ROOT
@@ -92,9 +93,9 @@ def test_json_has_every_field_with_its_place(folders, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trajectorie"], "no topic 'trajectorie'; nearest known: trajectories"),
-        (["ledger", "--where", "stepp=1"], "ledger has no field stepp; nearest known: step"),
-        (["ledger", "--where", "version.nr=1"], "nearest known: version.number"),
+        (["trajectorie"], "no topic 'trajectorie'; did you mean 'trajectories'?"),
+        (["ledger", "--where", "stepp=1"], "ledger has no field stepp; did you mean 'step'?"),
+        (["ledger", "--where", "version.nr=1"], "did you mean 'version.number'?"),
         (["ledger", "--where", "step=one"], "step is a number, but 'one' is not"),
         (["ledger", "--where", "step"], "write FIELD=VALUE"),
         (["ledger", "--from", "middle"], "write begin, end or an offset"),

@@ -11,13 +11,13 @@ from rollstream.analysis.describe import describe
 from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
 from rollstream.analysis.locate import RunLocation, locate_asked_run, open_run_view
 from rollstream.analysis.tail import matching, messages_by_time, new_messages, tail_json
-from rollstream.analysis.views import TOPICS
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.segments import Hole, LogRecord
 from rollstream.storage.log_view import LogView
+from rollstream.streams.topics import ARCHIVED_TOPICS
 
 LAST_RECORDS = 10  # records printed without --from and --last
 
@@ -100,10 +100,10 @@ def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Names
     topic = arguments.topic
     if view.bus is None and arguments.follow:
         raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
-    if view.bus is None and topic not in TOPICS:
+    if view.bus is None and topic not in ARCHIVED_TOPICS:
         raise ConfigurationError(
             f"{location.name} has no log, only an archive, and {topic} is not archived; "
-            f"archived are {', '.join(TOPICS)}"
+            f"archived are {', '.join(ARCHIVED_TOPICS)}"
         )
     if view.bus is not None and not view.has(topic):
         raise ConfigurationError(f"{location.name} has no topic {topic} yet")

@@ -1,0 +1,78 @@
+"""Every count that two commands print is the same count: on a run with void, undecodable and dead
+records, archived in part, and truncated.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollstream.cli.main import main
+from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.storage.log_view import LogView
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.values import Address
+from tests.analysis.asked_run import RUN, archive, make_run, open_log
+
+TOPICS = ("trajectories", "annotations", "ledger", "admissions")
+
+
+def asked(folder: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]:
+    capsys.readouterr()
+    assert main(["query", sql, "--run", str(folder), "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, int]]:
+    """The counts of tail, query, audit and `LogView`, after checking that they agree."""
+    bus, store = open_log(folder), open_store(f"file:{folder / 'store'}")
+    try:
+        view = LogView(bus, store, RUN)
+        found: dict[str, dict[str, int]] = {}
+        for topic in TOPICS:
+            reader = view.topic(topic)
+            records = list(reader.records())
+            valid = "reason IS NULL AND NOT void AND schema <> 'opened/1'"
+            (row,) = asked(folder, f"SELECT count(*) AS n FROM {topic} WHERE {valid}", capsys)
+            assert row["n"] == len(records) == reader.counts["records"], topic
+            (row,) = asked(folder, f"SELECT count(*) AS n FROM {topic}", capsys)
+            assert main(["tail", topic, str(folder), "--from", "begin", "--json"]) == 0
+            assert len(capsys.readouterr().out.splitlines()) == row["n"], topic
+            assert row["n"] == reader.counts.total(), topic
+            assert not reader.holes, topic
+            found[topic] = dict(reader.counts)
+        results = {r.number: r for r in Audit(bus, store, RUN, AuditPolicy(known=False)).check()}
+    finally:
+        bus.close()
+    endings = asked(
+        folder, "SELECT ended AS ending, count(*) AS n FROM groups GROUP BY ALL", capsys
+    )
+    groups = {str(row["ending"]): row["n"] for row in endings}
+    audited = {name: results[1].counts[name] for name in groups}
+    assert audited == groups
+    assert results[1].counts["admitted"] == sum(groups.values())
+    (row,) = asked(folder, "SELECT count(*) AS n FROM completions", capsys)
+    assert row["n"] == results[2].counts["completed"]
+    (row,) = asked(folder, "SELECT count(*) AS n FROM trained", capsys)
+    assert row["n"] == results[2].counts["trained"]
+    return found | {"groups": groups}
+
+
+def test_the_counts_agree_before_and_after_archive_and_truncation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    bus = make_run(folder) and open_log(folder)
+    at_first = counted(folder, capsys)
+    archive(folder)
+    assert counted(folder, capsys) == at_first
+    ledger = bus.end("ledger")[0]
+    truncate(bus, "ledger", {0: position_before(bus, "ledger", Address(0, ledger - 2))})
+    for partition, end in bus.end("trajectories").items():
+        if end > 1:
+            before = position_before(bus, "trajectories", Address(partition, end - 1))
+            truncate(bus, "trajectories", {partition: before})
+    bus.close()
+    assert counted(folder, capsys) == at_first
