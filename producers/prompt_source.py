@@ -24,7 +24,7 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
+POLL_S = 0.25  # a poll costs a broker a request; `ahead` prompts are there meanwhile
 REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
 
 

@@ -14,7 +14,7 @@ from rollstream.simulator.policies import IN_FLIGHT, OURS, PARTIAL
 from rollstream.simulator.simulation import simulate
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload, Workload
 
-ROUND_S = 0.05  # the service's dispatch interval
+ROUND_S = 0.1  # the service's dispatch interval
 POLICIES = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
 
 

@@ -36,6 +36,7 @@ from rollstream.storage.weights.retention import (
     StoredVersion,
     delete_versions,
     plan_retention,
+    stored_version,
     stored_versions,
 )
 from rollstream.storage.weights.tensors import DistributedTensors, Tensors, tensor_hashes
@@ -43,6 +44,8 @@ from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
+
+LIST_EVERY = 16
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class VersionWriter:
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
+    """As last listed, with the versions published and without those deleted since."""
+    _retained: int = 0
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
     _chain: AnchorChain | None = None
@@ -102,6 +107,7 @@ class VersionWriter:
         manifest = publish_version(self.store, new, self._manifest, self._tensors, due)
         self.pointer = advance_pointer(self.store, manifest)
         self._continue_from(manifest, tensors)
+        self._stored = [*self._stored, stored_version(manifest)]
         self._announce(manifest)
         return version
 
@@ -165,9 +171,14 @@ class VersionWriter:
     def retain(self) -> None:
         """Delete versions that nothing needs any more; a warning is logged where `versions_max`
         removes one that is still needed.
+
+        The store is listed at the first call and at every `LIST_EVERY`-th: only a killed or fenced
+        trainer leaves versions that this one did not publish.
         """
         assert self.pointer is not None, "retention comes after a version was published"
-        self._stored = stored_versions(self.store, self._stored)
+        if self._retained % LIST_EVERY == 0:
+            self._stored = stored_versions(self.store, self._stored)
+        self._retained += 1
         plan = plan_retention(
             self._stored,
             self.pointer,
@@ -182,6 +193,7 @@ class VersionWriter:
                 self.settings.versions_max,
             )
         delete_versions(self.store, plan, self.term)
+        self._stored = [stored for stored in self._stored if stored.version not in plan.delete]
 
     def _announce(self, manifest: Manifest) -> None:
         self.writer.append([(self.run, announcement(manifest, self.clock()))])

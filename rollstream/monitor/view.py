@@ -182,7 +182,7 @@ def _subtitle(at: RunSnapshot) -> Text:
 
 
 REFRESH_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
-LINE_S, LINE_REFRESH_S = 10.0, 5.0  # between two lines and two refreshes without a terminal
+LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka costs 30 requests
 
 
 class LiveView:
@@ -191,7 +191,6 @@ class LiveView:
     def __init__(self, onlooker: RunObserver, console: Console, as_json: bool) -> None:
         self._onlooker, self._console, self._as_json = onlooker, console, as_json
         self._refreshed_s = 0.0
-        self._printed_s = 0.0
         self._printed_step = -1
         self._live: Live | None = None
 
@@ -213,23 +212,17 @@ class LiveView:
     def show(self, roles: Sequence[RoleState]) -> None:
         """Refresh and draw, if the refresh interval has passed."""
         now = time.monotonic()
-        if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_REFRESH_S):
+        if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_S):
             return
         self._refreshed_s = now
         shown = self._onlooker.observe(roles)
         if self._live:
             size = TerminalSize(self._console.width, self._console.height)
             self._live.update(render_frame(shown, size, detailed=False), refresh=True)
-        elif self._is_due(shown, now):
-            self._printed_s, self._printed_step = now, shown.step
+        elif not self._as_json or shown.step != self._printed_step:  # JSON: one line per step
+            self._printed_step = shown.step
             line = msgspec.json.encode(shown).decode() if self._as_json else plain_line(shown)
             print(line, flush=True)
-
-    def _is_due(self, shown: RunSnapshot, now: float) -> bool:
-        """JSON output has one line per step, plain output one line per `LINE_S`."""
-        if self._as_json:
-            return shown.step != self._printed_step
-        return now - self._printed_s >= LINE_S
 
 
 QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes

@@ -17,6 +17,7 @@ from rollstream.errors import CorruptObject, Fenced, ObjectMissing, StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.weights.manifest import (
+    Manifest,
     manifest_key,
     parse_version,
     read_manifest,
@@ -124,6 +125,11 @@ def listed_versions(store: ObjectStore) -> list[Version]:
     return [version for name in folders if (version := parse_version(name)) is not None]
 
 
+def stored_version(manifest: Manifest) -> StoredVersion:
+    """The version of a manifest that is stored."""
+    return StoredVersion(manifest.version, manifest.parent if manifest.kind == "delta" else None)
+
+
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
@@ -142,7 +148,7 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
         return StoredVersion(version, whole=False)
     except CorruptObject:
         return StoredVersion(version)  # retained like a complete one: damage needs no early delete
-    return StoredVersion(version, manifest.parent if manifest.kind == "delta" else None)
+    return stored_version(manifest)
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
