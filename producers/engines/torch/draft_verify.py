@@ -27,7 +27,7 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens
 
-LOOKBACK_SHARE = 0.005  # of all time may be spent on look-ups for plain steps
+LOOKBACK_SHARE = 0.002  # of all time may be spent on look-ups for plain steps
 LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
 
 

@@ -326,7 +326,7 @@ def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
 
 
 def test_a_shut_gate_spends_little_time_on_history_and_decides_seldom() -> None:
-    """A look-up takes 1 ms and answers are collected every 2 ms: of 5 s at most .5 % are look-ups.
+    """A look-up takes 1 ms and answers are collected every 2 ms: of 5 s at most .2 % are look-ups.
     Steps over rows that enter and leave are decided once in 16.
     """
     now_s, looked_up, decided = 0.0, 0, 0
@@ -350,7 +350,7 @@ def test_a_shut_gate_spends_little_time_on_history_and_decides_seldom() -> None:
     while now_s < 5.0:
         now_s += 0.002
         speculation.compare_with_history(sequence, sequence.tokens[5:13])
-    assert 20 < looked_up <= 26
+    assert 8 < looked_up <= 11
     assert not speculation.states
 
     model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)), 48)
