@@ -157,7 +157,7 @@ def test_retention_lists_the_store_seldom_and_finds_what_others_left(bus, store)
     listed = []
 
     class CountingStore(MemoryStore):
-        def list(self, prefix):
+        def list(self, prefix=""):
             if prefix == "weights/":
                 listed.append(prefix)
             return super().list(prefix)
