@@ -12,8 +12,7 @@ import torch
 
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.torch.weight_views import WeightView
-from rollstream.producers.engines.torch.weights import ServedWeights
+from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore

@@ -2,8 +2,7 @@
 
 `catalogue` declares each role once. `context` opens what a role needs: log, store, task. Roles that
 need more than a few lines have a module: `rollout`, `train`, `evaluation`, `relay_and_scorer`;
-dispatch, archive and prompt source are built in `roles`. `profiling` measures an engine,
-`engine_errors` decides whether a refused engine is worth another start.
+dispatch, archive and prompt source are built in `roles`. `profiling` measures an engine.
 """
 
 from typing import TYPE_CHECKING

@@ -17,7 +17,7 @@ from typing import Any
 from rollstream.config.run_folder import model_folder, open_run_log_for_writing, store_url
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, EngineRefused, RollstreamError
 from rollstream.metric_values import ProvidesMetrics
 from rollstream.metrics.process import ProcessMetrics
 from rollstream.producers.prompt_source import PromptOrder
@@ -166,3 +166,39 @@ def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
     return TrainingBounds(known, c.rollouts.context_max, keep_version)
+
+
+class EngineUnavailable(RollstreamError, ValueError):
+    """An engine or server could not be opened; another start may succeed."""
+
+
+@contextmanager
+def classify_engine_errors(
+    engine: str,
+    *,
+    is_server: bool = False,
+    is_first: bool = True,
+    instead: str = "another engine (rollouts.engine)",
+) -> Generator[None]:
+    """An engine, or an external server, is opened in the block, with the run's first version or a
+    later one. Its refusal is raised as `ConfigurationError` if it is final and as
+    `EngineUnavailable` if not; `instead` names the alternative to another model.
+
+    An error is final if one of our checks refuses the model or a setting by name. It is not final
+    if a library or the machine failed, if a later version was refused (the next one may be
+    accepted), or if an external server is misconfigured: then the role is started once more.
+    """
+    try:
+        yield
+    except EngineRefused as error:
+        if is_server:
+            raise
+        kind = ConfigurationError if is_first and error.__cause__ is None else EngineUnavailable
+        raise kind(
+            f"engine {engine!r} cannot serve this run's model: {error}; choose another model "
+            f"(model.path) or {instead}"
+        ) from error
+    except ConfigurationError as error:
+        if not is_server:
+            raise
+        raise EngineUnavailable(str(error)) from error

@@ -22,8 +22,13 @@ from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.tasks.base import Task
-from rollstream.roles.context import RoleContext, load_run_task, set_torch_threads, task_settings
-from rollstream.roles.engine_errors import classify_engine_errors
+from rollstream.roles.context import (
+    RoleContext,
+    classify_engine_errors,
+    load_run_task,
+    set_torch_threads,
+    task_settings,
+)
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version
 from rollstream.storage.weights.fetch import fetch_tensors

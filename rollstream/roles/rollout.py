@@ -29,12 +29,12 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.tasks.base import Environment
 from rollstream.roles.context import (
     RoleContext,
+    classify_engine_errors,
     load_run_task,
     set_torch_threads,
     task_settings,
     training_bounds,
 )
-from rollstream.roles.engine_errors import classify_engine_errors
 from rollstream.roles.profiling import run_profile
 from rollstream.roles.relay_and_scorer import with_relay_reads
 from rollstream.storage.models import config_from_version

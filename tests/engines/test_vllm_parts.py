@@ -15,8 +15,8 @@ from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.engines.vllm import environment
+from rollstream.producers.engines.vllm.engine import VllmSequence
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
-from rollstream.producers.engines.vllm.sequence import VllmSequence
 from rollstream.producers.engines.vllm.staging import (
     read_staged_patches,
     stage_patches,

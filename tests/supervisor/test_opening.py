@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError, EngineRefused
-from rollstream.roles.engine_errors import EngineUnavailable, classify_engine_errors
+from rollstream.roles.context import EngineUnavailable, classify_engine_errors
 from rollstream.supervisor.process import (
     EXIT_REFUSED,
     EXIT_UNSERVED,

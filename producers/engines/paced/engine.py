@@ -28,8 +28,7 @@ from rollstream.producers.engines.paced.batch import PacedBatch, PacedSequence
 from rollstream.producers.engines.paced.lengths import LengthSampler
 from rollstream.producers.engines.queue import QueuedEngine
 from rollstream.producers.engines.roofline import Roofline, batch_max
-from rollstream.producers.engines.torch.weight_views import WeightView
-from rollstream.producers.engines.torch.weights import ServedWeights
+from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Floats, Tokens, Version
 

@@ -4,15 +4,147 @@ or of a verification pass with several.
 On a CPU plain matrix products take about half the time of `scaled_dot_product_attention` at one
 query per row (measured at 64 rows × 64 columns: 80 µs against 175); on other devices that function
 is used.
+
+The KV cache is aligned at the right: the newest tokens of all rows are in one column. A step writes
+one column of all of them, a row is described by the column of its first token, and its mask does
+not change while it runs. When the columns run out, those in use are shifted to the left; nothing is
+recomputed, because keys contain their own positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from rollstream.producers.engines.torch.kv_cache import KVCache
 from rollstream.producers.engines.torch.rows import RowSegment
+
+SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as much as two steps
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The KV of one token: `layers` × (key, value) × `heads` × `width` numbers."""
+
+    layers: int
+    heads: int
+    width: int
+
+
+class KVCache:
+    """`data` is (2 · layers, slots + 1, heads, columns, width); layer l has its keys at 2l and its
+    values at 2l + 1.
+
+    `column` is the column of every row's next token. The last row is a spare for swaps.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        slots: int,
+        context_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.columns = context_max + SPARE_COLUMNS
+        self.column = 0
+        # Zeros, not empty memory: masked columns are still multiplied by 0, and 0 · NaN is NaN.
+        self.data = torch.zeros(
+            2 * shape.layers,
+            slots + 1,
+            shape.heads,
+            self.columns,
+            shape.width,
+            dtype=dtype,
+            device=device,
+        )
+        self.keys = list(self.data[0::2].unbind(0))
+        self.values = list(self.data[1::2].unbind(0))
+        self.mask = torch.zeros(slots + 1, self.columns, dtype=dtype, device=device)
+        """Added to attention scores: -inf before a row's first column, 0 from there on."""
+        self._ramp = torch.zeros(2 * self.columns, dtype=dtype, device=device)
+        self._ramp[: self.columns] = -torch.inf
+
+    def write(self, row: int, tokens: torch.Tensor | None) -> int:
+        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row. Returns
+        its first column.
+        """
+        length = 0 if tokens is None else tokens.shape[2]
+        start = self.column - length
+        assert start >= 0, "align the cache before a longer sequence enters"
+        if tokens is not None:
+            self.data[:, row, :, start : self.column] = tokens
+        self._mask_from(row, start)
+        return start
+
+    def read(self, row: int, start: int) -> torch.Tensor:
+        """A copy of a row's KV: (2 · layers, heads, length, width)."""
+        return self.data[:, row, :, start : self.column].clone()
+
+    def move(self, source: int, target: int, start: int) -> None:
+        """Copy the sequence in row `source`, from column `start` on, to row `target`."""
+        window = slice(start, self.column)
+        self.data[:, target, :, window] = self.data[:, source, :, window]
+        self.mask[target] = self.mask[source]
+
+    def newest(self, layer: int, rows: int) -> torch.Tensor:
+        """(rows, heads, 2, width): a view of the next token's key and value."""
+        half, row, head, column, unit = self.data.stride()
+        size = (rows, self.data.shape[2], 2, self.data.shape[4])
+        offset = 2 * layer * half + self.column * column
+        return self.data.as_strided(size, (row, head, half, unit), offset)
+
+    def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
+        """(rows, count, heads, 2, width): a view of the next tokens' keys and values."""
+        half, row, head, column, unit = self.data.stride()
+        size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
+        offset = 2 * layer * half + self.column * column
+        return self.data.as_strided(size, (row, column, head, half, unit), offset)
+
+    def hide(self, rows: int, kept: torch.Tensor, columns: int) -> None:
+        """Mask the next `columns` columns of each row except its first `kept` (rows,): no query
+        attends to them.
+        """
+        ahead = torch.arange(columns, device=self.data.device)
+        window = self.mask[:rows, self.column : self.column + columns]
+        window.masked_fill_(ahead >= kept[:, None], -torch.inf)
+
+    def seen(self, row: int, start: int) -> torch.Tensor:
+        """A copy of a row's KV without its hidden columns."""
+        window = slice(start, self.column)
+        shown = (self.mask[row, window] == 0).nonzero()[:, 0]
+        return self.data[:, row, :, window].index_select(2, shown)
+
+    def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
+        """Keys (`part` 0) or values (1) of a segment, the next `ahead` columns included: (rows ·
+        heads, columns, width).
+        """
+        half, row, head, column, unit = self.data.stride()
+        heads = self.data.shape[2]
+        size = (
+            (segment.end - segment.begin) * heads,
+            self.column + ahead - segment.column,
+            self.data.shape[4],
+        )
+        offset = (2 * layer + part) * half + segment.begin * row + segment.column * column
+        return self.data.as_strided(size, (head, column, unit), offset)
+
+    def align(self, column: int, used: tuple[RowSegment, ...], starts: list[int]) -> int:
+        """Shift the columns in use so that the next column is `column`. Returns the shift."""
+        shift = column - self.column
+        for segment in used:
+            rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)
+            new = slice(old.start + shift, column)
+            assert new.start >= 0, "the longest row does not fit before the new column"
+            for layer in self.data:
+                layer[rows, :, new] = layer[rows, :, old].clone()  # the two may overlap
+        self.column = column
+        for row, start in enumerate(starts):
+            self._mask_from(row, start + shift)
+        return shift
+
+    def _mask_from(self, row: int, start: int) -> None:
+        self.mask[row] = self._ramp[self.columns - start : 2 * self.columns - start]
 
 
 def attend(

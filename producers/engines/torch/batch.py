@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.torch.attention import KVCache
 from rollstream.producers.engines.torch.decoder import Decoder
-from rollstream.producers.engines.torch.kv_cache import KVCache
 from rollstream.producers.engines.torch.rows import (
     RowLayout,
     RowMove,

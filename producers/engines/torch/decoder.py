@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
+from rollstream.producers.engines.torch.attention import KVCache, KVShape
 from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.producers.engines.torch.weights import ServedWeights
 

@@ -27,13 +27,11 @@ from transformers.cache_utils import (
 )
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.torch.attention import masks_ahead
+from rollstream.producers.engines.torch.attention import KVCache, KVShape, masks_ahead
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
-from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
 from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
 from rollstream.producers.engines.torch.rows import RowSegment
-from rollstream.producers.engines.torch.weight_views import WeightView
-from rollstream.producers.engines.torch.weights import ServedWeights
+from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Tokens
 

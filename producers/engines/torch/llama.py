@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
 from rollstream.producers.engines.torch.attention import (
+    KVCache,
+    KVShape,
     attend,
     attend_ahead,
     masks_ahead,
     segment_masks,
 )
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
-from rollstream.producers.engines.torch.kv_cache import KVCache, KVShape
 from rollstream.producers.engines.torch.llama_weights import (
     FusedLayer,
     FusedShape,

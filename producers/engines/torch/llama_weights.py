@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from rollstream.producers.engines.torch.weight_views import WeightView
+from rollstream.producers.engines.torch.weights import WeightView
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3")  # their frequencies depend on the configuration alone
