@@ -8,7 +8,7 @@ they exist, so that a history which gets these tokens meanwhile does not appear 
 them.
 
 The statistics are in shared memory (`DraftCounters`), in total and for each stay (one request to
-vLLM, see `sequence.py`). vLLM's worker adds to them and the rollout reads them, in the same or in
+vLLM, see `engine.py`). vLLM's worker adds to them and the rollout reads them, in the same or in
 another process; a call to the worker would wait for the end of a step. A stay has a place of its
 own in this memory, where its numbers only grow, so a reader that takes differences counts nothing
 twice and loses nothing. The counts of a step are written before the rollout gets its tokens.
