@@ -3,11 +3,15 @@ runs.
 
 Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
 ignore it. There is no NaN: a number that is not finite becomes null.
+
+A file stays below `FILE_BYTES_MAX`: at this size at most half of the lines of its older half stay,
+evenly spaced in time, beside the whole newer half. So a run of months keeps its newest lines, and
+older ones ever more sparsely, from its begin on. The thinned file replaces the old one at once.
 """
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,18 +21,24 @@ import msgspec
 from rollstream.errors import CorruptObject
 from rollstream.storage.stores.file import translate_os_errors
 
+FILE_BYTES_MAX = 8 << 20
 TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many last bytes
 
 
 class MetricsFile:
-    """`RUN/metrics/<role>.jsonl`, opened for appending by its only writer."""
+    """`RUN/metrics/<role>.jsonl`, opened for appending by its only writer; `bytes_max` None: never
+    thinned.
+    """
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, bytes_max: int | None = FILE_BYTES_MAX) -> None:
+        self._path, self._bytes_max = Path(path), bytes_max
         with translate_os_errors("open", self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = self._open()
             _remove_torn_line(self._file)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line completely, or not at all and raise `StoreError`."""
@@ -39,6 +49,16 @@ class MetricsFile:
             if written < len(data):
                 os.ftruncate(self._file, size)
                 raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes fit")
+            if self._bytes_max is not None and size + written > self._bytes_max:
+                self._thin()
+
+    def _thin(self) -> None:
+        """Replace the file by its thinned lines. A kill before the replacement changes nothing."""
+        partial = self._path.with_suffix(".partial")
+        partial.write_bytes(b"".join(thinned(self._path.read_bytes().splitlines(keepends=True))))
+        os.replace(partial, self._path)
+        os.close(self._file)
+        self._file = self._open()
 
     def close(self) -> None:
         os.close(self._file)
@@ -53,6 +73,35 @@ class MetricsFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def thinned(lines: Sequence[bytes]) -> list[bytes]:
+    """The first line in each of equal intervals of time over the older half of the bytes, at most
+    half of its lines, and all later lines. Where a line has no `time_s`: every second line.
+    """
+    older, left = 0, sum(map(len, lines)) // 2
+    while older < len(lines) and left > 0:
+        left -= len(lines[older])
+        older += 1
+    times = [_time_s(line) for line in lines[:older]]
+    known = [time_s for time_s in times if time_s is not None]
+    kept = lines[:older:2]
+    if len(known) == older > 1 and max(known) > min(known):
+        wide_s = (max(known) - min(known)) / (older // 2 - 0.5)
+        at = [int((time_s - min(known)) / wide_s) for time_s in known]
+        kept = [line for n, line in enumerate(lines[:older]) if n == 0 or at[n] != at[n - 1]]
+    return [*kept[: older // 2], *lines[older:]]
+
+
+class _Timed(msgspec.Struct):
+    time_s: float | None = None
+
+
+def _time_s(line: bytes) -> float | None:
+    try:
+        return msgspec.json.decode(line, type=_Timed).time_s
+    except msgspec.DecodeError:
+        return None
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

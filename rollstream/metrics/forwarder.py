@@ -53,7 +53,8 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
         with path.open("rb") as file:
             file.seek(place.offset - place.before)
             if place.offset and _hash(file.read(place.before)) != place.hash:
-                raise _replaced(path)
+                place = _in_thinned(path, place)
+                file.seek(place.offset)
             data = file.read(READ_BYTES_MAX)
     except FileNotFoundError:
         if place.offset:
@@ -68,9 +69,20 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
         place = after
 
 
+def _in_thinned(path: Path, place: FilePosition) -> FilePosition:
+    """The position behind the last forwarded line, after the file's older lines were thinned."""
+    offset = 0
+    for raw in path.read_bytes().splitlines(keepends=True):
+        offset += len(raw)
+        if len(raw) == place.before and _hash(raw) == place.hash:
+            return msgspec.structs.replace(place, offset=offset)
+    raise _replaced(path)
+
+
 def _replaced(path: Path) -> CorruptObject:
     return CorruptObject(
-        f"{path} is not the file that was forwarded before: the folder holds another run"
+        f"{path} is not the file that was forwarded before: the folder holds another run, or its "
+        "older lines were thinned while nothing was forwarded"
     )
 
 

@@ -79,29 +79,33 @@ TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier on
 class JsonLinesTail:
     """Reads a growing file of JSON lines, starting from a bounded tail.
 
-    `path` may not exist yet and may be replaced by a shorter file. An incomplete last line (in
-    progress, or truncated by a kill) is read once its newline arrives. A line that is not a JSON
-    object is counted and skipped: a monitor must not fail on a foreign file.
+    `path` may not exist yet. It may be replaced by a thinned file: reading continues behind the
+    last line that was read. An incomplete last line (in progress, or truncated by a kill) is read
+    once its newline arrives. A line that is not a JSON object is counted and skipped: a monitor
+    must not fail on a foreign file.
     """
 
     path: Path
     at: int = -1
     broken: int = 0
+    _inode: int = 0
+    _last: bytes = b""
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the complete lines since the previous call, oldest first."""
         try:
-            size = self.path.stat().st_size
-            if size == self.at:
+            found = self.path.stat()
+            if (found.st_size, found.st_ino) == (self.at, self._inode):
                 return []
+            is_replaced = self._inode not in (0, found.st_ino) or found.st_size < self.at
+            self.at, self._inode = -1 if is_replaced else self.at, found.st_ino
             with self.path.open("rb") as file:
-                return self._lines(file.read(TAIL_BYTES) if self._seek(file, size) else b"")
+                data = file.read(TAIL_BYTES) if self._seek(file, found.st_size) else b""
+            return self._lines(data, is_replaced)
         except OSError:  # missing or not readable: nothing to show
             return []
 
     def _seek(self, file: Any, size: int) -> bool:
-        if size < self.at:
-            self.at = -1
         start = self.at
         if start < 0 or size - start > TAIL_BYTES:
             start = max(0, size - TAIL_BYTES)
@@ -112,11 +116,15 @@ class JsonLinesTail:
         file.seek(self.at)
         return size > self.at
 
-    def _lines(self, data: bytes) -> list[dict[str, Any]]:
+    def _lines(self, data: bytes, is_replaced: bool) -> list[dict[str, Any]]:
         whole = data[: data.rfind(b"\n") + 1]
         self.at += len(whole)
         found: list[dict[str, Any]] = []
-        for line in whole.splitlines():
+        lines = whole.splitlines()
+        if is_replaced and self._last in lines:
+            del lines[: lines.index(self._last) + 1]
+        self._last = lines[-1] if lines else self._last
+        for line in lines:
             try:
                 found.append(msgspec.json.decode(line, type=dict[str, Any]))
             except msgspec.DecodeError:

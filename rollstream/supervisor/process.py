@@ -10,6 +10,7 @@ hand (no `ROLLSTREAM_PARENT`) is not affected.
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,8 @@ ERROR_PREFIX = "rollstream: "  # prefix of the error message with which `main` e
 LINE_BYTES_MAX = 400  # of a log line quoted in a message
 MESSAGE_BYTES_MAX = 4000  # of a role's own error message
 _TAIL_BYTES = 1 << 14
+LOG_BYTES_MAX = 16 << 20
+"""Size at which a role's log is moved to `<name>.log.1`, in place of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,18 @@ class ChildProcess:
         )
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
+    def rotate_log(self, bytes_max: int = LOG_BYTES_MAX) -> None:
+        """Keep the log below twice `bytes_max`, in two files. The role appends to the same open
+        file, so the log is copied and emptied; a line that it writes between the two is lost.
+        """
+        try:
+            if self.log.stat().st_size > bytes_max:
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                os.truncate(self.log, 0)
+                self._began = 0
+        except OSError as error:  # the disk is full, or the folder is gone: no reason to stop
+            print(f"{self.log} is not rotated: {error}", file=sys.stderr)
+
     def terminate(self) -> None:
         """Send SIGTERM: the role finishes its current work and exits."""
         self._signal(signal.SIGTERM)
@@ -129,8 +144,9 @@ class ChildProcess:
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """The end of a log, as text; empty without a log."""
-    lines = deque(_log_tail(log, 0).splitlines(), maxlen=count)
+    """The end of a log, as text, also across its rotation; empty without a log."""
+    both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
+    lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
 
 

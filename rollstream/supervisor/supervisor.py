@@ -202,6 +202,7 @@ class Supervisor:
             if now >= post.due_s:
                 self._start(post)
             return None
+        post.child.rotate_log()
         code = post.child.reap()
         if code is None:
             return None

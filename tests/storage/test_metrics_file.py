@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
 from rollstream.errors import CorruptObject
+from rollstream.metrics.forwarder import FilePosition, read_lines
+from rollstream.monitor.feed import JsonLinesTail
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 
 
@@ -70,3 +73,30 @@ metrics.append({"step": 2})
     run = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
     assert run.stdout.startswith("StoreError cannot write"), run.stderr
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_file_stays_bounded_and_keeps_its_begin_and_its_newest_lines(tmp_path):
+    path = tmp_path / "trainer.jsonl"
+    with MetricsFile(path, bytes_max=4000) as metrics:
+        for step in range(3000):
+            metrics.append({"step": step, "time_s": step / 7})
+            assert path.stat().st_size <= 4000
+    steps = [line["step"] for line in read_metrics(path)]
+    assert steps[0] == 0
+    assert steps == sorted(set(steps))
+    assert set(range(2960, 3000)) <= set(steps)
+    assert max(later - step for step, later in pairwise(steps)) < 300, "sparse, with no gap"
+    assert [one.name for one in tmp_path.iterdir()] == ["trainer.jsonl"]
+
+
+def test_readers_continue_behind_their_last_line_in_a_thinned_file(tmp_path):
+    path = tmp_path / "trainer.jsonl"
+    tail, place, tailed, forwarded = JsonLinesTail(path), FilePosition(), [], []
+    with MetricsFile(path, bytes_max=1000) as metrics:
+        for step in range(500):
+            metrics.append({"step": step})
+            tailed += [line["step"] for line in tail.read()]
+            for line in read_lines(path, place):
+                forwarded.append(line.values["step"])
+                place = line.after
+    assert tailed == forwarded == list(range(500))

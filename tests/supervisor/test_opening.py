@@ -17,6 +17,7 @@ from rollstream.supervisor.process import (
     ProcessSpec,
     RestartPolicy,
     is_final_exit,
+    last_lines,
 )
 from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 
@@ -106,4 +107,26 @@ def test_words_are_those_of_the_last_start(tmp_path):
     )
     while child.reap() is None:
         pass
+    assert child.error_message() == ""
+
+
+def test_a_log_is_rotated_and_the_newest_words_are_read_across(tmp_path: Path) -> None:
+    log = tmp_path / "role.log"
+    script = (
+        "import sys\n"
+        "for n in range(100): print('line', n, flush=True)\n"
+        "sys.stdin.read()\n"
+        "print('rollstream: the end', flush=True)"
+    )
+    child = ChildProcess(ProcessSpec("role", [sys.executable, "-c", script]), log, {}, None)
+    while child.reap() is None:
+        pass
+    child.rotate_log(bytes_max=1 << 20)
+    assert not log.with_suffix(".log.1").exists()
+    child.rotate_log(bytes_max=100)
+    assert log.stat().st_size == 0
+    assert last_lines(log, 2) == ["line 99", "rollstream: the end"]
+    with log.open("a") as more:
+        more.write("later\n")
+    assert last_lines(log, 2) == ["rollstream: the end", "later"]
     assert child.error_message() == ""
