@@ -215,6 +215,7 @@ def test_the_example_of_health(here: Path):
 
 def test_every_command_has_examples_that_some_test_runs():
     known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"} | {
+        "rm",
         "audit",
         "simulate",
     }
