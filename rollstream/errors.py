@@ -87,3 +87,7 @@ class LeaseHeld(RollstreamError, BlockingIOError):
 
 class EngineRefused(RollstreamError, ValueError):
     """The engine cannot serve this model or request; the message names the unsupported part."""
+
+
+class EngineUnavailable(RollstreamError, ValueError):
+    """An engine or server could not be opened; another start may succeed."""

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rollstream.cli.commands import HELP_WORDS, choose_parser, help_lines
-from rollstream.errors import ConfigurationError, NewerRelease, RollstreamError
-from rollstream.roles.context import EngineUnavailable
+from rollstream.errors import ConfigurationError, EngineUnavailable, NewerRelease, RollstreamError
 from rollstream.supervisor.process import EXIT_REFUSED, EXIT_UNSERVED
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -17,7 +17,7 @@ from typing import Any
 from rollstream.config.run_folder import model_folder, open_run_log_for_writing, store_url
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
-from rollstream.errors import ConfigurationError, EngineRefused, RollstreamError
+from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from rollstream.metric_values import ProvidesMetrics
 from rollstream.metrics.process import ProcessMetrics
 from rollstream.producers.prompt_source import PromptOrder
@@ -166,10 +166,6 @@ def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
     return TrainingBounds(known, c.rollouts.context_max, keep_version)
-
-
-class EngineUnavailable(RollstreamError, ValueError):
-    """An engine or server could not be opened; another start may succeed."""
 
 
 @contextmanager

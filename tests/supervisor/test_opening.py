@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.errors import ConfigurationError, EngineRefused
-from rollstream.roles.context import EngineUnavailable, classify_engine_errors
+from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
+from rollstream.roles.context import classify_engine_errors
 from rollstream.supervisor.process import (
     EXIT_REFUSED,
     EXIT_UNSERVED,
