@@ -166,7 +166,8 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     kept = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
     raise ObjectMissing(
-        f"no checkpoint up to step {text} is kept; kept are: {_join_ids(kept)}{why}"
+        f"no checkpoint up to step {text} is kept; kept are: {_join_ids(kept)}{why}; fork at "
+        "one of their steps or at latest, and keep more of a later run with checkpoints.keep"
     )
 
 
