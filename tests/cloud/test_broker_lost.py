@@ -58,7 +58,7 @@ def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, mo
     step = said["step"]
     assert step == checkpoint.id.step >= 6
     lost = said["recovery"]
-    assert step <= lost["archived_step"] <= lost["reached"]
+    assert max(step, lost["archived_step"]) <= lost["reached"]
     assert lost["admitted_since"] >= 0
     assert lost["archived_records"] > 0
 
@@ -74,11 +74,13 @@ def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, mo
     assert min(done) == step + 1
     left = command("audit", store_url, "--json")
     assert json.loads(left.stdout)["violations"] == 0, left.stdout
-    assert_prompts_continue(store_url, fork, step)
+    assert_prompts_continue(store_url, fork, step, is_archived=lost["archived_step"] >= step)
 
 
-def assert_prompts_continue(store_url: str, fork: Path, step: int) -> None:
-    """What had been trained or closed up to the checkpoint is not asked again; all else is."""
+def assert_prompts_continue(store_url: str, fork: Path, step: int, is_archived: bool) -> None:
+    """What had been trained or closed up to the checkpoint is not asked again; all else is, as far
+    as the archive shows: its last seconds are lost with the broker.
+    """
     parentage = read_parentage(open_store(load(fork / "config.json").store))
     assert parentage is not None
     ended: set[int] = set()
@@ -92,6 +94,7 @@ def assert_prompts_continue(store_url: str, fork: Path, step: int) -> None:
     admitted = [record.group for record in read(fork, "admissions", Admitted)]
     assert admitted == sorted(set(admitted))
     assert not ended & set(admitted)
-    assert ended | set(admitted) == set(range(max(admitted) + 1))
+    if is_archived:
+        assert ended | set(admitted) == set(range(max(admitted) + 1))
     assert {g.group for t in read(fork, "ledger", Take) for g in t.groups} <= set(admitted)
     assert {c.group for c in read(fork, "ledger", GroupClosed)} <= set(admitted)
