@@ -8,15 +8,16 @@ A role's term only grows, by compare-and-swap. Single-holder roles keep theirs i
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
 SWAPS_MAX = 100
+LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
 """Pause after a lost swap. A rollout competes only with its own restarts. All relays of a cluster
 count under one name, since the term is their place in the chain. Of N rivals that swap at once one
@@ -108,3 +109,45 @@ def role_names(store: ObjectStore, role: str) -> list[str]:
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
+
+
+@dataclass(slots=True)
+class RoleTerms:
+    """Terms that names have taken in the roles of many holders, read from the store. A rollout or
+    relay takes its term before its first record, so an unknown name or a higher term is refused.
+    The store is read for the same name at most every `LOOKUP_S`.
+
+    Otherwise a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1 a
+    zombie, and the next assignment would end its process.
+    """
+
+    store: ObjectStore
+    monotonic: Callable[[], float]
+    _highest: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    _looked_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    _listed_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def has_taken(self, role: str, name: str, term: int) -> bool:
+        """Whether this name has ever held this term."""
+        if term <= self._highest.get((role, name), 0):
+            return term > 0
+        if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
+            return False
+        self._look(role, name)
+        return 0 < term <= self._highest.get((role, name), 0)
+
+    def _look(self, role: str, name: str) -> None:
+        """Refresh the highest term of a name. One listing shows all names, however many unknown
+        ones are asked for.
+        """
+        now_s, key = self.monotonic(), (role, name)
+        if key not in self._highest:
+            if now_s - self._listed_s.get(role, float("-inf")) < LOOKUP_S:
+                return
+            self._listed_s[role] = now_s
+            for found in role_names(self.store, role):
+                self._highest.setdefault((role, found), 0)
+        is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOKUP_S
+        if key in self._highest and is_due:
+            self._looked_s[key] = now_s
+            self._highest[key] = newest_term(self.store, role, name)

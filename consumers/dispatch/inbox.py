@@ -15,8 +15,7 @@ from itertools import takewhile
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
-from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
-from rollstream.storage.terms import RELAYS, ROLLOUTS, newest_term, role_names
+from rollstream.storage.terms import RELAYS, ROLLOUTS
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.partial_links import is_count, is_version, malformed_partial
@@ -62,7 +61,6 @@ CHECKED_TOPICS = ("partials", "status", "applied")
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
-LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
 
 
 def refused_status(status: RolloutStatus) -> str:
@@ -93,48 +91,6 @@ def refused_partial(partial: Partial, assignment: CurrentAssignment | None) -> s
     if partial.attempt == assignment.attempt and (partial.rollout, partial.rollout_term) != holder:
         return f"attempt {partial.attempt} was not assigned to {partial.rollout}"
     return malformed_partial(partial)
-
-
-@dataclass(slots=True)
-class RoleTerms:
-    """Terms that names have taken in the roles of many holders, read from the store. A rollout or
-    relay takes its term before its first record, so an unknown name or a higher term is refused.
-    The store is read for the same name at most every `LOOKUP_S`.
-
-    Otherwise a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1 a
-    zombie, and the next assignment would end its process.
-    """
-
-    store: ObjectStore
-    monotonic: Callable[[], float]
-    _highest: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    _looked_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-    _listed_s: dict[str, float] = field(default_factory=dict[str, float])
-
-    def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Whether this name has ever held this term."""
-        if term <= self._highest.get((role, name), 0):
-            return term > 0
-        if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
-            return False
-        self._look(role, name)
-        return 0 < term <= self._highest.get((role, name), 0)
-
-    def _look(self, role: str, name: str) -> None:
-        """Refresh the highest term of a name. One listing shows all names, however many unknown
-        ones are asked for.
-        """
-        now_s, key = self.monotonic(), (role, name)
-        if key not in self._highest:
-            if now_s - self._listed_s.get(role, float("-inf")) < LOOKUP_S:
-                return
-            self._listed_s[role] = now_s
-            for found in role_names(self.store, role):
-                self._highest.setdefault((role, found), 0)
-        is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOKUP_S
-        if key in self._highest and is_due:
-            self._looked_s[key] = now_s
-            self._highest[key] = newest_term(self.store, role, name)
 
 
 def accept_any_term(role: str, name: str, term: int) -> bool:

@@ -21,7 +21,7 @@ from rollstream.consumers.dispatch.assignments import (
     release_record,
     unassigned_trajectories,
 )
-from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox, RoleTerms
+from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
 from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
@@ -31,6 +31,7 @@ from rollstream.consumers.settings import DispatchSettings
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import RoleTerms
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader

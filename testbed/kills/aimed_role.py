@@ -87,17 +87,21 @@ def aim_at_supervisor(gate: AimedGate) -> None:
     from rollstream.supervisor import plan
     from rollstream.supervisor.supervisor import RunLock
 
-    role_spec, keep = plan._role_spec, RunLock.keep_nonces  # pyright: ignore[reportPrivateUsage]
+    process_specs, keep = plan.process_specs, RunLock.keep_nonces
 
-    def aimed_role_spec(*words: Any, **named: Any) -> ProcessSpec:
-        made = role_spec(*words, **named)
-        command = [MODULE if word == "rollstream" else word for word in made.command]
-        return replace(made, command=command)
+    def aimed_specs(*given: Any, **named: Any) -> list[ProcessSpec]:
+        return [
+            replace(
+                spec,
+                command=[MODULE if word == "rollstream" else word for word in spec.command],
+            )
+            for spec in process_specs(*given, **named)
+        ]
 
     def keep_nonces(self: RunLock, nonces: Mapping[str, str]) -> None:
         gate.write("nonces", lambda: keep(self, nonces))
 
-    plan._role_spec = aimed_role_spec  # pyright: ignore[reportPrivateUsage]
+    plan.process_specs = aimed_specs
     RunLock.keep_nonces = keep_nonces
 
 

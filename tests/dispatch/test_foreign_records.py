@@ -9,14 +9,14 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import WaveLayouts
-from rollstream.consumers.dispatch.inbox import LOOKUP_S, DispatchInbox, RoleTerms
+from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.storage.stores.memory import MemoryStore
-from rollstream.storage.terms import next_term
+from rollstream.storage.terms import LOOKUP_S, RoleTerms, next_term
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import (
     Admitted,

@@ -97,6 +97,7 @@ def test_readers_continue_behind_their_last_line_in_a_thinned_file(tmp_path):
             metrics.append({"step": step})
             tailed += [line["step"] for line in tail.read()]
             for line in read_lines(path, place):
+                assert line.values is not None
                 forwarded.append(line.values["step"])
                 place = line.after
     assert tailed == forwarded == list(range(500))
