@@ -170,8 +170,6 @@ def _agree(batch: pa.RecordBatch) -> NDArray[np.bool_]:
     """Which rows have in their columns what their headers state; the hash covers the header. A row
     with False is restored from its columns, and then its hash decides.
     """
-    if not batch.num_rows:
-        return np.ones(0, np.bool_)
     texts: list[bytes] = batch.column("header").to_pylist()
     try:
         found = [text.record for text in _HEADERS.decode(b"[%b]" % b",".join(texts))]
@@ -227,9 +225,10 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
         voids = batch.column("void").to_numpy(zero_copy_only=False)
         is_whole = originals.proven(batch, Trajectory) & ~voids
         is_plain = is_whole.copy()
-        checked = batch.select(["header", "spans", *_COLUMNS])
-        is_all = bool(is_whole.all())
-        is_plain[is_whole] = _agree(checked if is_all else checked.filter(pa.array(is_whole)))
+        if is_whole.any():  # never in files of 0.1.0, which have no headers
+            checked = batch.select(["header", "spans", *_COLUMNS])
+            is_all = bool(is_whole.all())
+            is_plain[is_whole] = _agree(checked if is_all else checked.filter(pa.array(is_whole)))
     columns = [name for name in batch.schema.names if name != "header"]
     kinds = is_whole.astype(np.int8) + is_plain
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(rows)]
