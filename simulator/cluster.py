@@ -41,9 +41,9 @@ class Cluster:
     speeds: tuple[float, ...] = (1.0,)
     """Relative speeds of the rollouts; the list repeats."""
     failures_per_hour: float = 0.0
-    """Of one rollout. A failure loses the tokens since the last partial."""
+    """Failures of each rollout. A failure loses the tokens since its last partial."""
     preemptions_per_hour: float = 0.0
-    """Of one rollout. A preemption comes with notice and loses nothing."""
+    """Preemptions of each rollout. A preemption comes with notice and loses nothing."""
     repair_s: float = 252.0
     partial_every: int = 256
     """Tokens of a trajectory between two of its partials."""
@@ -179,7 +179,7 @@ class SimulatedRollout:
     wanted: int = 0
     """The version that it is to take, or is taking."""
     draining: bool = False
-    """Its quota is drawn and a newer version is visible; used by the timeline only."""
+    """The rollout's quota is drawn and a newer version is visible; only the timeline uses it."""
     moving: dict[str, str] | None = None
     """Trajectories that it is about to give up → target rollout, or empty for a restart."""
     expecting: int = 0

@@ -65,9 +65,9 @@ class FaultSettings(Settings):
     """Rollouts that die and return."""
 
     failures_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Of one rollout, without notice."""
+    """Failures of each rollout, without notice."""
     preemptions_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Of one rollout, with time to publish its partials."""
+    """Preemptions of each rollout, with time to publish its partials."""
     speeds: tuple[float, ...] = Field(default=(1.0,), min_length=1, max_length=1024)
     """Relative speeds of the rollouts; the list repeats. 1 is the speed of the constants."""
 

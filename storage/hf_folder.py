@@ -33,7 +33,9 @@ def find_hf_folder(path: str) -> Path:
 
 
 def how_to_download(path: str) -> str:
-    """What follows a refusal of `path`: the command that fetches it, if it may be a Hub name."""
+    """The advice after a refusal of `path`: the command that downloads it, if it may be a Hub
+    name.
+    """
     if _HUB_NAME.fullmatch(path) and "/" in path and not path.startswith("."):
         return f"; nothing is downloaded: first run `hf download {path}`"
     return "; nothing is downloaded"

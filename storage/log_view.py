@@ -1,4 +1,4 @@
-"""One reader for everybody who looks at a run: tail, query, audit, report, `top`, replay.
+"""The one reader of all commands that look at a run: tail, query, audit, report, `top`, replay.
 
 `LogView` is a run's log with its archive in front of it, as a read-only bus: a truncated record is
 read from the archive, at the same offset and byte for byte. `LogView.topic` opens a `TopicView`,
@@ -160,7 +160,7 @@ class TopicView:
                     yield one
 
     def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
-        """As `records`, with the messages that do not count too."""
+        """Like `records`, including messages that do not count."""
         for segment in self.segments(ends):
             if not isinstance(segment, Hole):
                 yield from self._classified(segment)

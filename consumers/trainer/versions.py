@@ -64,7 +64,7 @@ class VersionWriter:
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
-    """As last listed, with the versions published and without those deleted since."""
+    """The versions as last listed, with those published and without those deleted since."""
     _retained: int = 0
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory

@@ -81,8 +81,8 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOdds:
-    """Of a draft of length d: `whole[d - 1]` is the probability that all of it is accepted, negated
-    so that the sequence ascends, and `gains[d]` the expected number of accepted tokens.
+    """For a draft of length d, `whole[d - 1]` is the probability that all of it is accepted,
+    negated so that the sequence ascends, and `gains[d]` the expected number of accepted tokens.
     """
 
     whole: tuple[float, ...]

@@ -106,7 +106,7 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class TaskRewards:
-    """Of the last complete groups: their number, and how many had all rewards equal."""
+    """The number of the last complete groups, and how many of them had all rewards equal."""
 
     groups: int
     equal: int

@@ -50,9 +50,11 @@ FOLDER_PARTS = (
     "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json", "model",
     "backup.json", "config.json",
 )  # fmt: skip
-"""What programs write into a run's folder beside log and store, in the order of deletion."""
+"""Files and folders that programs write into a run's folder beside log and store, in the order of
+deletion.
+"""
 SETTINGS_KEPT = ("model", "config.json", "backup.json")
-"""What stays in the folder while a part of the store is kept: readers need it."""
+"""Files that stay in the folder while a part of the store is kept, because readers need them."""
 HEARTBEATS_S = 10.0
 PASSES_MAX = 5
 """A rollout that is just ending may write an object behind the listing."""
@@ -89,7 +91,7 @@ class RemovalPlan:
     files: tuple[Path, ...]
     """Files and folders of the run's folder, in the order of deletion."""
     unknown: tuple[Path, ...]
-    """What the folder holds beside them; it stays."""
+    """Other entries of the folder; they stay."""
 
     def __bool__(self) -> bool:
         return bool(self.log or self.objects.delete or self.files)
@@ -158,8 +160,8 @@ def final_folders(store: ObjectStore) -> tuple[str, ...]:
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """What is there and what goes; deletes nothing. Raises `LeaseHeld` if a consumer group has
-    members.
+    """The plan of a removal: what exists and what is deleted. Deletes nothing. Raises `LeaseHeld`
+    if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
     objects = ObjectsPlan((), (), ())

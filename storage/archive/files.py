@@ -90,7 +90,7 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 @cache
 def write_options(topic: str) -> dict[str, Any]:
-    """How each column is written; statistics of tokens and headers would be of no use."""
+    """The encoding of each column; statistics of tokens and headers would be of no use."""
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
     plain = {"header", *(f"{c.name}.list.element" for c in topic_columns(topic) if c.is_array)}
     others = [leaf for leaf in leaves if leaf not in plain]

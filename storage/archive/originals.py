@@ -34,7 +34,7 @@ _NOTHING = pa.scalar(b"", pa.large_binary())
 _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
 Slice = Sequence[tuple[int, memoryview, str]]
-"""Of each row: length of its header, all its bytes after the prefix, its hash."""
+"""For each row: the length of its header, its bytes after the prefix, its hash."""
 
 
 class OriginalBytes:

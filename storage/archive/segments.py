@@ -1,4 +1,4 @@
-"""What lookers read: records, archived rows, and holes.
+"""The values that `LogView` returns: records, archived rows, and holes.
 
 `ArchivedPart` reads one partition's archived rows. Importing this module does not import pyarrow.
 """

@@ -125,7 +125,7 @@ RESERVE_BYTES = 8 << 20  # reserved at a time: a whole object would delay its fi
 
 
 class ObjectBusy(RollstreamError, RuntimeError):
-    """Another writer holds this object."""
+    """Raised when another writer holds this object."""
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
@@ -151,7 +151,7 @@ class CachedObject:
         self._dropped = False
         self.received = 0
         self.restarts = 0
-        """How often it was received wrong and restarted."""
+        """The number of times that it was received wrong and restarted."""
         self.verified = False
 
     @property

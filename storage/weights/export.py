@@ -22,7 +22,7 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class ExportedVersion:
-    """What was written, and where."""
+    """The files that were written, and their folder."""
 
     version: Version
     folder: Path

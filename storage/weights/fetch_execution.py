@@ -23,7 +23,7 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class FetchOutcome:
-    """What was done to the tensors, by name."""
+    """The changes made to the tensors, by name."""
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
     """Replaced elements, one item per step; no key for a tensor that was replaced completely."""

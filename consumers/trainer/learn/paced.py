@@ -73,7 +73,7 @@ class PacedLearner:
         self._spend(self._model.token_s * sum(len(sample.tokens) for sample in samples))
 
     def settle(self) -> None:
-        """Nothing to wait for: nothing is computed."""
+        """Returns at once: nothing is computed."""
 
     def finish_update(self) -> dict[str, float]:
         self._spend(self._model.step_s / self._settings.updates_per_step)
@@ -113,7 +113,7 @@ class PacedLearner:
         return state_hash(self._state())
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
     def _spend(self, seconds: float) -> None:
         """Add modelled arithmetic behind that submitted before; real work of this process overlaps

@@ -90,7 +90,7 @@ class ShardedLearner:
             self._round()
 
     def settle(self) -> None:
-        """Nothing to wait for: `submit` trains full rounds itself, and the rest waits for
+        """Returns at once: `submit` trains full rounds itself, and the rest waits for
         `finish_update`.
         """
 
