@@ -117,8 +117,8 @@ def test_the_list_of_views_has_their_columns(folders, capsys):
     assert "ended VARCHAR" in " ".join(said.split())
 
 
-def test_nothing_asked_is_refused(capsys):
-    assert main(["query"]) == 2
+def test_nothing_asked_is_refused(folders, capsys):
+    assert main(["query", str(folders["half"])]) == 2
     assert "--tables" in capsys.readouterr().err
 
 

@@ -36,7 +36,7 @@ def add_arguments(command: CommandParser) -> None:
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the rows of one query, or with `--tables` the views and their columns."""
-    if not arguments.sql and not arguments.tables:
+    if arguments.sql is None and not arguments.tables:
         raise ConfigurationError(
             'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '
             "--tables lists the views"
