@@ -63,6 +63,8 @@ class OriginAudit:
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
     """Versions newer than those, with the first completion that names one."""
+    _uncompared: set[Version] = field(default_factory=set[Version])
+    """Versions of resumed tokens that no rollout applied."""
     _elsewhere: list[tuple[str, Address, Address]] = field(
         default_factory=list[tuple[str, Address, Address]]
     )
@@ -144,6 +146,8 @@ class OriginAudit:
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
             self.tally.notes.append(few)
+        if self._uncompared:
+            self.tally.counts["versions taken and not compared"] += len(self._uncompared)
         last: dict[RolloutTerm, Version] = {}
         for who, version in self._unconfirmed:
             last[who] = max(last.get(who, version), version)
@@ -200,6 +204,9 @@ class OriginAudit:
             if self.coverage.get("applied") != "whole":
                 self._unkept += 1
                 return ""
+            if record.attempt > 1 and version not in self._served:
+                self._uncompared.add(version)  # its rollout ended between a partial and `applied`
+                continue
             if who not in self._newest or version < self._newest[who]:
                 return f"has tokens of {version}, which {_rollout_name(who)} never applied"
             self._unconfirmed.setdefault((who, version), (record.trajectory, at))

@@ -7,8 +7,8 @@ from pathlib import Path
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, GroupClosed, Opened, StepDone
-from rollstream.streams.values import Version
-from testbed.violations.healthy_run import KEEP, audited, completion, open_run
+from rollstream.streams.values import Span, Version
+from testbed.violations.healthy_run import KEEP, TOKENS, audited, completion, open_run, order
 from testbed.violations.planted import append_raw
 
 CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
@@ -98,3 +98,22 @@ def admissions(folder: Path) -> list[Admitted]:
     records = [one.record for one in read.read_to(run.bus.end("admissions"))]
     run.bus.close()
     return [record for record in records if isinstance(record, Admitted)]
+
+
+def test_resumed_tokens_of_a_version_that_was_never_compared_are_counted(folder: Path) -> None:
+    """A rollout publishes a partial under a version and ends before its `applied`. Another attempt
+    completes the trajectory, and the log cannot show which rollout served the version.
+    """
+    run = open_run(folder, 2)
+    for group in (5, 6):
+        for index in (0, 1):
+            run.order(order(group, index, attempt=2))
+    run.train(3, {})
+    spans = (Span(0, TOKENS // 2, Version(2, 1)), Span(TOKENS // 2, TOKENS, Version(3, 2)))
+    members = [run.complete(completion(6, index, 2, attempt=2, spans=spans)) for index in (0, 1)]
+    run.train(4, {6: members})
+    run.publish_version(4, None)  # which rollout-0 applied
+    run.bus.close()
+    found = audited(folder)[3]
+    assert found.counts["versions taken and not compared"] == 1, places(found)
+    assert found.violations == 0, places(found)
