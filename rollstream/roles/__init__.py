@@ -4,31 +4,3 @@
 need more than a few lines have a module: `rollout`, `train`, `evaluation`, `relay_and_scorer`;
 dispatch, archive and prompt source are built in `roles`. `profiling` measures an engine.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.roles.context import (
-        RoleContext as RoleContext,
-        RoleLaunch as RoleLaunch,
-    )
-    from rollstream.roles.roles import (
-        evaluate_versions as evaluate_versions,
-        run_role as run_role,
-    )
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "context": (
-            "RoleContext",
-            "RoleLaunch",
-        ),
-        "roles": (
-            "evaluate_versions",
-            "run_role",
-        ),
-    },
-)
