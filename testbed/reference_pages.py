@@ -15,7 +15,7 @@ import msgspec
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
-from rollstream.config.catalogue import plain_text, setting_tables, type_text
+from rollstream.cli.look.config import plain_text, setting_tables, type_text
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC

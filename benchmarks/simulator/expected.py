@@ -13,7 +13,7 @@ from benchmarks.simulator.observed import Overheads, Real
 from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.roles.profiling import measure_profile
+from rollstream.roles.rollout import measure_profile
 from rollstream.simulator.predict import Prediction, RealRunSettings, predict
 from rollstream.simulator.replica import scaled_roofline
 

@@ -35,7 +35,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         profile="measure the engine's step times here; rollouts derive B_max from them",
         simulate="simulate policies on a cluster, with the planners of the service",
     ),
-    "roles": tuple(Command(role.name, role.command, role.purpose) for role in ROLES.values()),
+    "roles": tuple(Command(role.name, "role", role.purpose) for role in ROLES.values()),
     "look": _commands(
         "look.",
         ls="list the runs of a folder: state, step, size, newest record",

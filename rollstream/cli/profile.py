@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Write the profile; no other file of the run changes."""
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile
-    from rollstream.roles.profiling import measure_profile  # imports torch: after validation
+    from rollstream.roles.rollout import measure_profile  # imports torch: after validation
 
     measured: list[StepTiming] = []
     progress = Console(stderr=True)

@@ -2,7 +2,8 @@
 
 Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
 clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits
-with 0 in that case. A trainer of several processes is started and supervised here.
+with 0 in that case. A trainer of several processes is started and supervised here. `eval` evaluates
+new versions as a role, or stored ones with `--versions`.
 """
 
 import argparse
@@ -15,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
-from rollstream.cli.configuration import load_and_settle
+from rollstream.cli.configuration import load_and_settle, load_configuration
 from rollstream.cli.main import exit_code_of
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
@@ -67,7 +69,15 @@ def add_arguments(command: CommandParser) -> None:
     command.add_examples(EXAMPLE_RUN)
     command.add_process_name()
     command.add_log()
+    if command.command == "eval":
+        command.add_examples(f"{EXAMPLE_RUN} --versions 0,10,60 --samples 16 --json")
+        command.add_argument(
+            "--versions", metavar="N,N…", help="evaluate these stored versions, then exit"
+        )
+        command.add_argument("--samples", metavar="N", type=int, help="samples per prompt")
     command.add_configuration()
+    if command.command == "eval":
+        command.add_json()
     if ROLES[command.command].records_configuration:
         command.add_accept()
     if command.command == "rollout":
@@ -93,6 +103,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Run until the role is done or a signal stops it. With `--log json` an error that ends the
     role is a line of the log too.
     """
+    if getattr(arguments, "versions", None) is not None:
+        return _evaluate_stored(arguments)
     handler = logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if arguments.log == "text":
@@ -180,3 +192,35 @@ def _grace_s(arguments: argparse.Namespace) -> float | None:
     if grace is not None and not (math.isfinite(grace) and grace > 0):
         raise ConfigurationError(f"--grace must be > 0 seconds, got {grace:g}")
     return GRACE_S if grace is None else grace
+
+
+def _evaluate_stored(arguments: argparse.Namespace) -> int:
+    """Print one line per stored version."""
+    versions = parse_versions(arguments.versions)
+    if arguments.samples is not None:
+        arguments.overrides.append(f"evaluation.samples={arguments.samples}")
+    configuration, folder = load_configuration(arguments)
+    from rollstream.roles.roles import (
+        evaluate_versions,  # imports torch, which takes seconds: after validation
+    )
+
+    for line in evaluate_versions(configuration, folder.path, versions):
+        print(json.dumps(line) if arguments.json else in_words(line), flush=True)
+    return 0
+
+
+def parse_versions(text: str) -> list[int]:
+    """Parses `0,10,60`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(f"--versions {text!r}: write numbers, e.g. 0,10,60") from None
+
+
+def in_words(line: dict[str, Any]) -> str:
+    """Returns one evaluation as a readable line."""
+    return (
+        f"version {line['step']}: sampled accuracy {line['accuracy_sampled']:.3f}, "
+        f"greedy {line['accuracy_greedy']:.3f}, "
+        f"length median {line['length_median']:g}, p99 {line['length_p99']:g}"
+    )

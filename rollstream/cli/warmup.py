@@ -31,9 +31,9 @@ def main(arguments: argparse.Namespace) -> int:
 
         make_paced_folder(task, model)
         return 0
-    from rollstream.warmup.sft import SftSchedule
-    from rollstream.warmup.warmup import (
-        warm_up,  # imports torch, which takes seconds: after validation
+    from rollstream.warmup.warmup import (  # imports torch, which takes seconds: after validation
+        SftSchedule,
+        warm_up,
     )
 
     settings = configuration.warmup

@@ -33,8 +33,6 @@ class Role:
     """It never writes to the store, whose conditional writes are then not probed."""
     records_configuration: bool = False
     """It records the run's configuration, and takes `--accept-config`."""
-    command: str = "role"
-    """The command's module below `rollstream.cli`."""
 
     def load(self) -> Callable[["RoleContext"], bool]:
         """The function that runs the role. Its module may import torch, which takes seconds."""
@@ -74,7 +72,7 @@ _ALL = (
     Role(
         name="relay",
         purpose="cache versions in this node's memory for its rollouts and for other nodes",
-        runs="relay_and_scorer:run_relay",
+        runs="roles:run_relay",
         processes=lambda c: ["relay"][: c.relay.enabled],
     ),
     Role(
@@ -87,7 +85,7 @@ _ALL = (
     Role(
         name="score",
         purpose="write annotations (late rewards) about finished trajectories",
-        runs="relay_and_scorer:run_scorer",
+        runs="roles:run_scorer",
         processes=lambda c: _numbered("scorer", c.scoring.count),
     ),
     Role(
@@ -98,7 +96,6 @@ _ALL = (
         threads=lambda c: c.evaluation.threads,
         ends="itself",
         reads_only=True,
-        command="evaluate",
     ),
     Role(
         name="archive",

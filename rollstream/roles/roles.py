@@ -3,9 +3,12 @@
 A single-holder role runs inside its lease: it renews the lease in the background, and a higher term
 (`Fenced`) or a failed renewal ends the process with an error, so that two holders never act for
 long (invariant 7 voids the records that the earlier one still appends).
+
+Rollouts read through their node's relay, the trainer pushes to the relay chain. Without `[relay]
+enabled` the store is unchanged. A scorer is the task's reward or the configured function in a pool
+of processes.
 """
 
-import logging
 import os
 import resource
 import threading
@@ -13,6 +16,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rollstream.config.config import truncates_log
@@ -26,13 +30,26 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import serve_metrics
 from rollstream.metrics.process import ProcessMetrics
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.scoring.functions import load_function
+from rollstream.producers.scoring.scorer import BATCH_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
-from rollstream.roles.context import RoleContext, RoleLaunch, open_role_context
+from rollstream.roles.context import (
+    RoleContext,
+    RoleLaunch,
+    load_run_task,
+    open_role_context,
+    task_settings,
+)
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.relay.client import BandwidthLimiter
+from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.relay import Relay
+from rollstream.storage.relay.settings import folder_for
+from rollstream.storage.relay.store import RelayStore
+from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.stores.connect import check_conditional_writes
-
-log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
 ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share while others use the core
@@ -167,3 +184,73 @@ def run_archive(place: RoleContext) -> bool:
         place.watch.offer(archive.metric_values)
         archive.run(place.stop)
     return False
+
+
+def run_relay(place: RoleContext) -> bool:
+    """Serve versions until the role is stopped."""
+    relay = build_relay(place)
+    place.watch.offer(relay.metric_values, relay.readers)
+    relay.run(place.stop)
+    return False
+
+
+def run_scorer(place: RoleContext) -> bool:
+    """Annotate trajectories until the role is stopped."""
+    scorer = build_scorer(place)
+    place.watch.offer(scorer.metric_values)
+    scorer.run(place.stop)
+    return False
+
+
+def build_relay(place: RoleContext) -> Relay:
+    """This node's relay, under its next term."""
+    settings = place.configuration.relay
+    return Relay(place.bus, place.store, settings, place.name, _relay_folder(place))
+
+
+def with_relay_reads(place: RoleContext) -> RoleContext:
+    """The context with the node's relay in front of its store."""
+    settings = place.configuration.relay
+    if not settings.enabled:
+        return place
+    store = RelayStore(place.store, _relay_folder(place), settings.url)
+    place.watch.offer(lambda: {"rollout_relay_bytes_total": store.relay_bytes})
+    return replace(place, store=store)
+
+
+def with_relay_push(place: RoleContext) -> RoleContext:
+    """The context with a store that also pushes new versions to the relay chain."""
+    settings = place.configuration.relay
+    if not settings.enabled or not settings.push_bytes_max:
+        return place
+    directory, pace = (
+        RelayDirectory(place.bus, settings.timeout_s),
+        BandwidthLimiter(settings.send_bytes_per_s),
+    )
+    store = PushingStore(place.store, directory, settings.push_bytes_max, pace)
+    place.watch.offer(store.metric_values)
+    return replace(place, store=store)
+
+
+def _relay_folder(place: RoleContext) -> Path:
+    return folder_for(place.configuration.relay, place.folder)
+
+
+def build_scorer(place: RoleContext) -> Scorer:
+    """The scorer, which resumes at its group's committed positions."""
+    c = place.configuration
+    load_run_task(c, place.folder)  # errors raise here, not at the first trajectory
+    if c.scoring.function:
+        load_function(c.scoring.function)
+    limits = {
+        "reward_timeout_s": c.scoring.timeout_s,
+        "reward_processes": c.scoring.processes,
+    }
+    return Scorer(
+        place.bus,
+        RewardPool(
+            task_settings(c, place.folder).model_copy(update=limits), function=c.scoring.function
+        ),
+        AnnotationPlan(c.scoring.names, not c.scoring.function, place.name),
+        BATCH_PER_PROCESS * c.scoring.processes,
+    )

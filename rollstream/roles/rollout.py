@@ -1,11 +1,22 @@
-"""A rollout as a role: waits for the first announced version, then builds engine and worker."""
+"""A rollout as a role: waits for the first announced version, then builds engine and worker. Also
+the profile of its engine: its location, and how it is measured.
+
+A profile belongs to a machine, an engine and a shape of model, not to weights: an untrained model
+gives the same profile.
+"""
 
 import json
-import logging
 import os
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rollstream.config.run_folder import model_folder
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
 from rollstream.producers.drafts import AnswerHistory, DraftSource
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
@@ -13,6 +24,17 @@ from rollstream.producers.drafts.node import CombinedSource, NodeHistory, runnin
 from rollstream.producers.drafts.shared_memory import segment_folder
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine, open_paced
+from rollstream.producers.engines.profile import (
+    CONTEXT_MIN,
+    EngineProfile,
+    StepTiming,
+    TimedEngine,
+    fit_profile,
+    measure_points,
+    model_key,
+    profile_path,
+    read_profile,
+)
 from rollstream.producers.engines.roofline import batch_max
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
@@ -27,25 +49,95 @@ from rollstream.producers.rollout.weights import (
 )
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
     load_run_task,
+    prompt_tokens_max,
     set_torch_threads,
     task_settings,
     training_bounds,
 )
-from rollstream.roles.profiling import run_profile
-from rollstream.roles.relay_and_scorer import with_relay_reads
-from rollstream.storage.models import config_from_version
+from rollstream.roles.roles import with_relay_reads
+from rollstream.storage.models import config_from_version, load_model
 from rollstream.storage.terms import ROLLOUTS, next_term
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
+from rollstream.streams.values import Version
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 POLL_S = 0.02
+
+
+def run_profile(
+    configuration: Configuration, folder: Path, model: "PreTrainedConfig"
+) -> EngineProfile | None:
+    """The configured profile, else the run's own; None if there is none.
+
+    Raises `ConfigurationError` if the configured one is of another engine or model.
+    """
+    engine, key = configuration.rollouts.engine, model_key(model)
+    named = configuration.rollouts.profile
+    path = profile_path(folder, engine, key) if named is None else Path(named)
+    if named is None and not path.exists():
+        return None
+    profile = read_profile(path)
+    if (profile.engine, profile.model) != (engine, key):
+        raise ConfigurationError(
+            f"{path} is a profile of engine {profile.engine} and model {profile.model}, the run "
+            f"has {engine} and {key}; make its own with `rollstream profile CONFIG`"
+        )
+    return profile
+
+
+def measure_profile(
+    configuration: Configuration, folder: Path, tell: Callable[[StepTiming], None]
+) -> EngineProfile:
+    """Measure the run's engine on its model; `tell` is called with each measured step time."""
+    c = configuration
+    if c.rollouts.engine == "paced":
+        raise ConfigurationError(
+            "rollouts.engine: 'paced' has nothing to measure, its step times are computed "
+            "(paced.roofline); profile a configuration with a real engine"
+        )
+    if c.rollouts.context_max < CONTEXT_MIN:
+        raise ConfigurationError(
+            f"rollouts.context_max must be ≥ {CONTEXT_MIN} to be profiled, "
+            f"got {c.rollouts.context_max}"
+        )
+    set_torch_threads(c.rollouts.threads)
+    model = _load_or_build_model(c, folder)
+    slots, context = c.rollouts.slots, c.rollouts.context_max
+    weights = model.state_dict()
+    engine = open_engine(
+        c.rollouts.engine,
+        model.config,
+        weights,
+        Version(0, 0),
+        EngineOptions(slots=slots, context_max=context),
+    )
+    timing = TimedEngine(engine, slots, context, int(model.config.vocab_size))
+    points: list[StepTiming] = []
+    for point in measure_points(timing):
+        points.append(point)
+        tell(point)
+    profile = fit_profile(c.rollouts.engine, model_key(model.config), slots, context, points)
+    return replace(profile, device="cpu")
+
+
+def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
+    """The run's own model, or an untrained one of its shape before the warm-up."""
+    from rollstream.warmup.warmup import untrained_model
+
+    path = model_folder(configuration, folder)
+    if path.exists():
+        return load_model(str(path))
+    task = load_task(configuration.task, prompt_tokens_max(configuration))
+    return untrained_model(configuration.model, task, configuration.seed)
 
 
 def run_rollout(place: RoleContext) -> bool:

@@ -34,8 +34,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
-from rollstream.roles.relay_and_scorer import with_relay_push
-from rollstream.roles.roles import hold_role_lease
+from rollstream.roles.roles import hold_role_lease, with_relay_push
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import load_model
 from rollstream.supervisor.train_group import threads_per_rank

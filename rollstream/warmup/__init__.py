@@ -1,5 +1,5 @@
 """The warm-up: supervised training of a new model on the documents of its task.
 
-`warmup` writes the model's folder, `sft` is the training loop, `process` runs the warm-up as a
-process of `rollstream run` with a progress bar.
+`warmup` trains the model and writes its folder, `process` runs that as a process of
+`rollstream run` with a progress bar.
 """

@@ -19,8 +19,14 @@ from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import ModelSettings
-from rollstream.warmup.sft import SftSchedule, batches, learning_rate_share, train_sft
-from rollstream.warmup.warmup import is_warmed_up, warm_up
+from rollstream.warmup.warmup import (
+    SftSchedule,
+    batches,
+    is_warmed_up,
+    learning_rate_share,
+    train_sft,
+    warm_up,
+)
 
 TINY = ModelSettings(
     config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -73,7 +79,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from rollstream.producers.tasks.remainder import Remainder
-from rollstream.warmup.sft import SftSchedule
+from rollstream.warmup.warmup import SftSchedule
 from rollstream.warmup.warmup import warm_up
 from rollstream.storage.settings import ModelSettings
 model, course = ModelSettings.model_validate_json(sys.argv[2]), SftSchedule(200, 100_000)

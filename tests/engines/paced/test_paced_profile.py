@@ -20,7 +20,7 @@ from rollstream.producers.engines.profile import (
     read_profile,
     write_profile,
 )
-from rollstream.roles.profiling import run_profile
+from rollstream.roles.rollout import run_profile
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
