@@ -5,7 +5,7 @@ run for notebooks.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollstream.analysis.run import Run
+    from rollstream.analysis.trajectory import Run
 
     __version__: str
 
@@ -26,6 +26,6 @@ def open_run(url: str | None = None, name: str | None = None, skip_corrupt: bool
     folder or a store's URL). None opens the newest run in `runs/`. `name` selects the run in an
     archive that holds several.
     """
-    from rollstream.analysis.run import Run  # imports DuckDB and pyarrow
+    from rollstream.analysis.trajectory import Run  # imports DuckDB and pyarrow
 
     return Run(url, name, skip_corrupt)

@@ -1,11 +1,10 @@
 """A cluster in virtual time, which runs the service's own planners
 (`docs/explanation/simulator.md`).
 
-`experiment` turns settings into runs, `predict` estimates a real run. `simulation` is the loop over
-the events of a `world`: rollouts (`cluster`, with the engine in `replica`), `dispatch` with
-`placement` and `repack`, the `trainer`, and `faults`. `policies` are the compared schedules,
-`workload` the lengths of the answers, `constants` every assumed number with its source, `results`
-the measurements.
+`experiment` turns settings into runs and estimates real ones. `simulation` is the loop over the
+events of a `world`, with its failures: rollouts (`cluster`, with the engine in `replica`),
+`dispatch`, `repack`. `policies` are the compared schedules, `workload` the lengths of the answers,
+`constants` every assumed number with its source, `results` the trainer and the measurements.
 """
 
 if __name__ == "simulator":  # found beside the package, in a checkout

@@ -1,7 +1,7 @@
 """State and event queue of one simulated run, shared by its parts.
 
 An event is a time, a kind and a subject. Events at equal times happen in the order in which they
-were planned. `simulation.py` has the loop; `repack.py` and `faults.py` change the state through
+were planned. `simulation.py` has the loop; `repack.py` changes the state through
 the methods below and never import the loop.
 """
 
@@ -10,12 +10,10 @@ from typing import Literal
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
-from rollstream.simulator.dispatch import SimulatedDispatch
-from rollstream.simulator.placement import LengthForecast, WavePlacement
+from rollstream.simulator.dispatch import LengthForecast, SimulatedDispatch, WavePlacement
 from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import Replica, scaled_roofline
-from rollstream.simulator.results import SimulationRecorder
-from rollstream.simulator.trainer import SimulatedTrainer
+from rollstream.simulator.results import SimulatedTrainer, SimulationRecorder
 from rollstream.simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from rollstream.report.charts import HEIGHT, WIDTH, Chart, draw_chart
 from rollstream.report.drafts import draft_charts
-from rollstream.report.reading import open_history, run_folder
+from rollstream.report.page import HEIGHT, WIDTH, Chart, draw_chart
+from rollstream.report.summary import open_history, run_folder
 
 HEAD = 42  # above each plot, for its title
 STYLE = """

@@ -14,7 +14,7 @@ from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.roles.rollout import measure_profile
-from rollstream.simulator.predict import Prediction, RealRunSettings, predict
+from rollstream.simulator.experiment import Prediction, RealRunSettings, predict
 from rollstream.simulator.replica import scaled_roofline
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from benchmarks.runs.watched import Watched
 from rollstream.config.settings import Configuration
-from rollstream.simulator.predict import Prediction
+from rollstream.simulator.experiment import Prediction
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import (

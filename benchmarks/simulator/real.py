@@ -22,7 +22,7 @@ from benchmarks.simulator.expected import expected_of, machine_of
 from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.simulator.predict import Prediction
+from rollstream.simulator.experiment import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
 STEPS = {"paced": 8, "torch": 50}  # in the window, so that its drains have different phases

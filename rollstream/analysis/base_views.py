@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from rollstream.analysis.archive_files import ArchivedFiles, sql_literal
-from rollstream.analysis.coverage import OffsetGap, ReadableFile, gaps_in_words, offset_gaps
+from rollstream.analysis.archive_files import (
+    ArchivedFiles,
+    OffsetGap,
+    ReadableFile,
+    gaps_in_words,
+    offset_gaps,
+    sql_literal,
+)
 from rollstream.analysis.locate import RunLocation
 
 if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text as Styled
 
 from rollstream.analysis.output import cell_text
-from rollstream.analysis.text import TokenText
+from rollstream.analysis.session import TokenText
 from rollstream.analysis.trajectory import TrajectoryDetails, ViewRow
 from rollstream.monitor.samples import DraftTotals, draft_totals_of
 from rollstream.streams.draft_runs import accepted_mask

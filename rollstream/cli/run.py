@@ -28,14 +28,13 @@ from rollstream.config.run_folder import (
     store_url,
 )
 from rollstream.config.settings import Configuration
+from rollstream.metrics.collector import ProcessMetrics
 from rollstream.metrics.endpoint import metrics_port, serve_metrics
-from rollstream.metrics.process import ProcessMetrics
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.monitor.view import LiveView
 from rollstream.report.history import drop_bias_warnings
-from rollstream.report.reading import open_history
-from rollstream.report.summary import summarise
+from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile

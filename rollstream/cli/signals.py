@@ -1,4 +1,5 @@
-"""What commands share as processes: messages on stderr, stop signals as events, closed pipes.
+"""What commands share as processes: messages and progress on stderr, stop signals as events, closed
+pipes.
 
 It imports no configuration, so the light commands (query, tail, inspect) start fast.
 """
@@ -8,10 +9,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollstream.streams.records import StepDone
 
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE, the shell convention
 
@@ -68,3 +74,28 @@ def listen_for_signals() -> StopSignals:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep that
             signal.signal(number, lambda number, _: received.put(number))
     return signals
+
+
+def count_steps(steps: "Iterable[StepDone]", last: int) -> int:
+    """Consume all steps, counting them on one terminal line; returns their number."""
+    shown, done = sys.stderr.isatty(), 0
+    for one in steps:
+        done += 1
+        if shown:
+            end = "\n" if one.step == last else ""
+            print(f"\r\x1b[Kstep {one.step} of {last}", end=end, file=sys.stderr, flush=True)
+    return done
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
+    """Yields a function that advances a progress bar; without a terminal it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda more: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda more: progress.advance(task, more)

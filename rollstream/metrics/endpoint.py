@@ -21,7 +21,7 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
 from rollstream.http_server import BoundedServer, HttpResponder
-from rollstream.metrics.process import ProcessMetrics
+from rollstream.metrics.collector import ProcessMetrics
 
 log = logging.getLogger(__name__)
 

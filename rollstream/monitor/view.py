@@ -13,7 +13,6 @@ import time
 import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -200,12 +199,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -244,12 +238,7 @@ class TerminalKeys:
             tty.setcbreak(self._file)  # Ctrl-C stays a signal
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._before is not None:
             termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from rollstream.report import page
-from rollstream.report.charts import Chart, Points, Series
 from rollstream.report.history import RunHistory
+from rollstream.report.page import Chart, Points, Series
 from rollstream.report.summary import RunSummary
 
 IDENTITY_SETTINGS = ("run", "folder")  # differ between any two runs, so they are not compared

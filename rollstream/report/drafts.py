@@ -10,7 +10,7 @@ import numpy as np
 
 from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.report import page
-from rollstream.report.charts import Chart, Series
+from rollstream.report.page import Chart, Series
 from rollstream.streams.codec import record_hash
 from rollstream.streams.records import PROMPT, Trajectory
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from rollstream.monitor.format import clock
 from rollstream.monitor.state import RequestMove
-from rollstream.report.charts import text, ticks
 from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory, ServedVersion
-from rollstream.report.page import heading, page, table, tiles, wide
+from rollstream.report.page import heading, page, table, text, ticks, tiles, wide
 
 if TYPE_CHECKING:
     from rollstream.simulator.experiment import PolicyRun

@@ -7,10 +7,10 @@ from typing import Any
 
 from rollstream.monitor.format import clock
 from rollstream.report import page
-from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
 from rollstream.report.drafts import draft_charts, draft_table
 from rollstream.report.history import RunHistory
+from rollstream.report.page import Chart, Series
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.catalogue import BENCHMARKS
-from rollstream.analysis.run import Run
+from rollstream.analysis.trajectory import Run
 from rollstream.api import open_run
 from rollstream.cli.commands import COMMANDS
 from rollstream.cli.main import parse

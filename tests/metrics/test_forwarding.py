@@ -17,8 +17,13 @@ from rollstream.cli.main import parse
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.errors import CorruptObject
-from rollstream.metrics.forwarder import READ_BYTES_MAX, FilePosition, Forwarder, read_lines
-from rollstream.metrics.sinks import TensorBoardSink
+from rollstream.metrics.forwarder import (
+    READ_BYTES_MAX,
+    FilePosition,
+    Forwarder,
+    TensorBoardSink,
+    read_lines,
+)
 from rollstream.storage.metrics_file import MetricsFile
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for

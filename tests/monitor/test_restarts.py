@@ -5,8 +5,7 @@ import pytest
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
-from rollstream.report.reading import open_history
-from rollstream.report.summary import summarise
+from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
 from rollstream.streams.connect import open_bus

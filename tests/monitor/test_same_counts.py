@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.report.reading import open_history
+from rollstream.report.summary import open_history
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Record, Superseded
 from rollstream.streams.writer import FencedWriter

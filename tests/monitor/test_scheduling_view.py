@@ -10,7 +10,7 @@ import pytest
 
 from rollstream.monitor.state import MOVES_FILE, MOVES_KEPT, RequestMove, parse_move, parse_moves
 from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
-from rollstream.report.reading import open_history
+from rollstream.report.summary import open_history
 from rollstream.report.timeline import draw_timeline
 from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted

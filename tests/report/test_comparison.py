@@ -8,7 +8,7 @@ import pytest
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder
 from rollstream.report.comparison import compare_runs
-from rollstream.report.reading import open_history
+from rollstream.report.summary import open_history
 from tests.report.test_report import drawings
 from tests.support.synthetic_run import publish_run
 

@@ -12,10 +12,9 @@ from hypothesis import given, strategies as st
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.report.charts import Chart, Series, draw_chart, ticks
 from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory
-from rollstream.report.reading import open_history
-from rollstream.report.summary import summarise
+from rollstream.report.page import Chart, Series, draw_chart, ticks
+from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
 from rollstream.report.write import report_page
 from rollstream.streams.records import GroupClosed, Superseded

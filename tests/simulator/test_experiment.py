@@ -14,8 +14,8 @@ from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.cluster import cluster_of, constant_values
 from rollstream.simulator.constants import CONSTANTS, MODELS
+from rollstream.simulator.experiment import RealRunSettings, predict
 from rollstream.simulator.policies import SYNCHRONOUS, policy_of
-from rollstream.simulator.predict import RealRunSettings, predict
 from rollstream.simulator.workload import read_lengths
 from testbed.repository import EXAMPLES
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import rollstream.consumers.dispatch.lengths as service
-import rollstream.simulator.placement as simulated
+import rollstream.simulator.dispatch as simulated
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.simulator.placement import LengthForecast
+from rollstream.simulator.dispatch import LengthForecast
 from rollstream.simulator.replica import Replica
 from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.streams.records import Prompt

@@ -1,6 +1,6 @@
 """`rollstream fork` and the three kinds of `rollstream replay` (docs/reference/fork.md,
 docs/reference/replay.md).
 
-`replay` selects the kind: `steps` repeats training steps, `publish` copies records to another bus,
-`offline` trains on recorded trajectories. `progress` prints what they are doing.
+`replay` selects the kind: `steps` repeats training steps or copies records to another bus,
+`offline` trains on recorded trajectories.
 """

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.analysis.fields import FieldCondition
-from rollstream.cli.change.progress import count_steps, progress_bar
-from rollstream.cli.signals import warn
+from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
 from rollstream.config.settings import Configuration
@@ -25,11 +24,11 @@ from rollstream.consumers.replay.offline_log import (
     check_tokens,
 )
 from rollstream.errors import ConfigurationError
-from rollstream.report.reading import open_history
-from rollstream.report.summary import summarise
+from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
 from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_conditions
 from rollstream.runs.replay_output import (
+    OfflineTraining,
     ReplaySource,
     check_outside_run,
     lock_replay_folder,
@@ -103,10 +102,6 @@ def _trained(
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
-        from rollstream.runs.replay_offline import (
-            OfflineTraining,  # imports torch, which takes seconds
-        )
-
         training = OfflineTraining(folder, configuration)
         if sources:
             _check(sources, training.vocabulary)

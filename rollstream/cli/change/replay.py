@@ -67,9 +67,9 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the selected kind of replay."""
     form = _form(arguments)
     if form == "to":
-        from rollstream.cli.change.publish import main as publish_again
+        from rollstream.cli.change.steps import publish
 
-        return publish_again(arguments)
+        return publish(arguments)
     if form == "offline":
         from rollstream.cli.change.offline import main as train_offline
 

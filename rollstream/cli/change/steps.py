@@ -1,21 +1,42 @@
-"""`rollstream replay RUN --from-step N --out DIR`: repeats training steps on the recorded data."""
+"""`rollstream replay RUN`: `--from-step N --out DIR` repeats training steps on the recorded data,
+`--to BUS` copies the run's records to another bus.
+"""
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rollstream.cli.change.progress import count_steps
-from rollstream.cli.signals import warn
+from rollstream.analysis.fields import check_topic
+from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, write_configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
+from rollstream.consumers.replay.topic_copy import (
+    HISTORY,
+    CopiedTopic,
+    CopyRequest,
+    copy_topic,
+    count_records,
+    prepare_target,
+)
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import OverlaidRun, write_overlay
-from rollstream.report.reading import open_history, read_history, run_folder
-from rollstream.report.summary import summarise
+from rollstream.report.summary import open_history, read_history, run_folder, summarise
 from rollstream.report.write import write_report
-from rollstream.runs.replay import ReplayRequest, replay_request
+from rollstream.runs.replay import (
+    ReplayRequest,
+    differing_steps,
+    find_replay_start,
+    message_filter,
+    needs_steps,
+    parse_conditions,
+    replay_request,
+    run_replay,
+)
 from rollstream.runs.replay_output import (
     ReplaySource,
     check_outside_run,
@@ -28,6 +49,9 @@ from rollstream.runs.replay_output import (
 )
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.bus import Message
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import is_dead_letter_topic
 
 OVERLAY_FILE = "beside.html"
 
@@ -79,12 +103,6 @@ def _trained(
     folder: RunFolder,
 ) -> dict[str, Any]:
     """Repeats the steps; returns the counts and the differing steps."""
-    from rollstream.runs.replay import (  # imports torch, which takes seconds
-        differing_steps,
-        find_replay_start,
-        run_replay,
-    )
-
     model = model_folder(asked.before, asked.folder.path).absolute()
     own = folder, replay_configuration(asked.now, folder.path, model)
     start, learner = find_replay_start(store, asked, before, own)
@@ -148,3 +166,75 @@ def _print_result(asked: ReplayRequest, result: dict[str, Any], pages: list[Path
         print(f"experiment, steps {asked.first + 1} to {asked.last}: {asked.words()}")
     for page in pages:
         print(f"report: {page}")
+
+
+def publish(arguments: argparse.Namespace) -> int:
+    """Copy the topics, verify them, and print what was copied."""
+    topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
+    for topic in topics:
+        check_topic(topic)
+        if is_dead_letter_topic(topic):
+            raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
+    if arguments.to.startswith("memory:"):
+        raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")
+    with open_replay_source(arguments.runs[0], arguments.name) as source:
+        here = _present(source, topics, bool(arguments.topic))
+        wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
+        with closing(open_bus(arguments.to)) as target:
+            prepare_target(source.log, target, wanted)
+            with progress_bar("records", count_records(source.log, here)) as advance:
+                done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
+    if arguments.json:
+        found = [dataclasses.asdict(one) for one in done]
+        print(json.dumps({"to": arguments.to, "topics": found}))
+    else:
+        _print_copied(done, arguments.to)
+    return 0
+
+
+def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
+    """Returns the topics with records in the source; raises if a named topic has none."""
+    here: list[str] = []
+    for topic in dict.fromkeys(topics):
+        if any(source.log.end(topic).values()):
+            here.append(topic)
+        elif named:
+            raise ConfigurationError(
+                f"{source.location.name} holds no records in {topic}"
+                + ("" if source.location.bus else f"; it is an archive, which keeps {_history()}")
+            )
+        else:
+            warn(f"{topic} holds no records")
+    if not here:
+        raise ConfigurationError(f"{source.location.name} holds no records to copy")
+    return here
+
+
+def _keep(
+    source: ReplaySource, where: Sequence[str], topics: Sequence[str]
+) -> Callable[[Message], bool] | None:
+    if not where:
+        return None
+    conditions = {topic: parse_conditions(where, topic) for topic in topics}
+    asked = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
+    return message_filter(conditions, source.recorded().step_of() if asked else {})
+
+
+def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
+    for one in done:
+        more = [
+            f"{number} {what}"
+            for number, what in (
+                (one.left_out, "left out"),
+                (one.already, "were there before"),
+                (one.forgotten, "truncated in the source"),
+            )
+            if number
+        ]
+        beside = f" ({', '.join(more)})" if more else ""
+        print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
+    print(f"{to} holds the same bytes, partitions and order as the source")
+
+
+def _history() -> str:
+    return ", ".join(HISTORY)

@@ -11,7 +11,7 @@ from rich.text import Text
 from rollstream.cli.arguments import CommandParser
 from rollstream.monitor.format import sparkline
 from rollstream.report.comparison import CurveComparison, RunComparison, compare_runs
-from rollstream.report.reading import distinct_names, open_history, run_folder
+from rollstream.report.summary import distinct_names, open_history, run_folder
 
 
 def add_arguments(command: CommandParser) -> None:

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.render import render_trajectory
-from rollstream.analysis.session import QuerySession
-from rollstream.analysis.text import TokenText
+from rollstream.analysis.session import QuerySession, TokenText
 from rollstream.analysis.trajectory import details_json, trajectory_details, trajectory_names
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn

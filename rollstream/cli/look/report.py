@@ -11,8 +11,7 @@ from rich.console import Console
 from rollstream.cli.arguments import RUN_HELP, CommandParser
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import RUNS_MAX, OverlaidRun, write_overlay
-from rollstream.report.reading import distinct_names, open_history, run_folder
-from rollstream.report.summary import summarise
+from rollstream.report.summary import distinct_names, open_history, run_folder, summarise
 from rollstream.report.write import write_report
 
 

@@ -23,7 +23,7 @@ from rollstream.monitor.observer import RunObserver, opener_of_run
 from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
 from rollstream.monitor.table import plain_line
 from rollstream.monitor.view import TerminalKeys, TerminalSize, render_frame
-from rollstream.report.reading import run_folder
+from rollstream.report.summary import run_folder
 
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once

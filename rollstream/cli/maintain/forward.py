@@ -11,8 +11,7 @@ from rollstream.config.config import essential_settings, load
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.metrics.forwarder import Forwarder
-from rollstream.metrics.sinks import Sink, TensorBoardSink, WandbSink
+from rollstream.metrics.forwarder import Forwarder, Sink, TensorBoardSink, WandbSink
 
 POLL_S = 1.0
 PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
