@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from rollstream.report.drafts import draft_charts
 from rollstream.report.page import HEIGHT, WIDTH, Chart, draw_chart
 from rollstream.report.summary import open_history, run_folder
+from rollstream.report.write import draft_charts
 
 HEAD = 42  # above each plot, for its title
 STYLE = """

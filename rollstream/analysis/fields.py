@@ -19,6 +19,7 @@ from msgspec.structs import fields
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import nearest
+from rollstream.storage.archive.segments import LogRecord
 from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
@@ -77,6 +78,27 @@ def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
 def oldest_version(record: Trajectory) -> int | None:
     """Returns the version number of the oldest span; None without generated tokens."""
     return min((span.version.number for span in record.spans), default=None)
+
+
+def record_fields(one: LogRecord, whole: bool = False) -> dict[str, Any]:
+    """Returns the fields of envelope and record as builtins. Arrays are lists if `whole`, else
+    their lengths.
+    """
+    found = {} if one.record is None else record_values(one.record, whole)
+    envelope = {
+        "partition": one.address.partition,
+        "offset": one.address.offset,
+        "key": one.key,
+        "term": one.term,
+        "void": one.void,
+    }
+    return envelope | found
+
+
+def meets(one: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
+    """True if the record meets all conditions; `more` holds further fields from the caller."""
+    values = record_fields(one) | derived_values(one.record, one.timestamp_ms) | dict(more)
+    return all(condition.holds(values) for condition in conditions)
 
 
 def known_topics() -> tuple[str, ...]:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from rich.table import Table
+
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24
+UNITS = ("B", "kB", "MB", "GB", "TB")
 GAP = "\N{NO-BREAK SPACE}"  # thousands separator that prevents a line break inside a number
 
 
@@ -43,6 +46,16 @@ def short_number(value: float) -> str:
             break
         value /= 1000
     return f"{value:.0f}{unit}" if not unit or value >= 9.95 else f"{value:.1f}{unit}"
+
+
+def byte_size(count: str | int | float | None) -> str:
+    """Formats a size in powers of 1000 bytes."""
+    if count is None:
+        return "–"
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {UNITS[unit]}" if size < 999.5 else f"{size:.0f} {UNITS[unit]}"
 
 
 def share(value: float) -> str:
@@ -91,3 +104,15 @@ def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
         else:
             lines.append(part)
     return lines
+
+
+def plain_table(*columns: str) -> Table:
+    """Returns a table without frame; columns whose name starts with > are right-aligned."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        justify, folds = "right" if right else "left", column == "tensor"
+        table.add_column(
+            column.removeprefix(">"), justify=justify, no_wrap=not folds, overflow="fold"
+        )
+    return table

@@ -18,10 +18,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
-from rollstream.report.drafts import DraftHistory
+from rollstream.streams.codec import record_hash
 from rollstream.streams.records import (
+    PROMPT,
     Applied,
     GroupClosed,
     Record,
@@ -190,6 +194,45 @@ def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
 
 def _median(values: "array[float]") -> float | None:
     return float(median(values)) if values else None
+
+
+@dataclass(slots=True)
+class DraftHistory:
+    """Folds the first completions that carry draft statistics: a few sums per group. A group's pass
+    over the prompts is the number of groups with the same prompt up to it, so tasks need not record
+    it.
+    """
+
+    _groups: dict[int, tuple[str, str, DraftTotals]] = field(
+        default_factory=dict[int, tuple[str, str, DraftTotals]]
+    )
+    """Prompt hash, task and totals of each group."""
+
+    def apply(self, record: Trajectory) -> None:
+        guesses = draft_totals_of(record)
+        if guesses is None:
+            return
+        if record.group in self._groups:
+            prompt, task, before = self._groups[record.group]
+            self._groups[record.group] = (prompt, task, before + guesses)
+        else:
+            self._groups[record.group] = (_prompt_hash(record), record.task, guesses)
+
+    def passes(self) -> list[PassDrafts]:
+        """Returns the totals by pass and task, in ascending order."""
+        found: dict[tuple[int, str], DraftTotals] = {}
+        came: dict[str, int] = {}
+        for _, (prompt, task, guesses) in sorted(self._groups.items()):
+            number = came[prompt] = came.get(prompt, 0) + 1
+            found[number, task] = found.get((number, task), DraftTotals()) + guesses
+        return [PassDrafts(number, task, found[number, task]) for number, task in sorted(found)]
+
+
+def _prompt_hash(record: Trajectory) -> str:
+    """Returns the hash of the prompt's tokens, which precede the first token of another source."""
+    others = np.flatnonzero(record.sources != PROMPT)
+    end = int(others[0]) if len(others) else len(record.tokens)
+    return record_hash(record.tokens[:end].tobytes())
 
 
 @dataclass(slots=True)

@@ -329,7 +329,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
     def cells(tag: str, values: Sequence[str | int]) -> str:
         return "".join(
-            f"<{tag}{' class=n' if right else ''}>{escape(_shown(value))}</{tag}>"
+            f"<{tag}{' class=n' if right else ''}>"
+            f"{escape(group_digits(value) if isinstance(value, int) else value)}</{tag}>"
             for value, right in zip(values, numeric, strict=True)
         )
 
@@ -337,10 +338,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     return f"<table><tr>{cells('th', head)}</tr>{body}</table>"
 
 
-def _shown(value: str | int) -> str:
-    return (
-        f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if isinstance(value, int) else value
-    )
+def group_digits(value: float) -> str:
+    """`12 345`."""
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def _chart_card(chart: Chart) -> str:

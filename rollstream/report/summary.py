@@ -19,6 +19,7 @@ from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
+from rollstream.report.page import group_digits
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
@@ -119,11 +120,6 @@ class RunSummary:
         idle = ", ".join(f"{name} {share:.0%}" for name, share in self.idle_share.items())
         rows += [("idle", idle)] if idle else []
         return [*rows, ("restarts", str(self.restarts))]
-
-
-def group_digits(value: float) -> str:
-    """`12 345`."""
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def summarise(history: RunHistory) -> RunSummary:

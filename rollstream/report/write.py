@@ -8,14 +8,14 @@ from typing import Any
 from rollstream.monitor.format import clock
 from rollstream.report import page
 from rollstream.report.comparison import tasks_of
-from rollstream.report.drafts import draft_charts, draft_table
-from rollstream.report.history import RunHistory
+from rollstream.report.history import DraftHistory, RunHistory
 from rollstream.report.page import Chart, Series
-from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
+from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
 TASKS_MAX = 8  # colours of the page
+PASSES_MAX = 64  # lines of the table of drafts
 MISMATCH_NOTE = (
     "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 )
@@ -63,7 +63,7 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
             (f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s))
         )
     if summary.tokens_per_s is not None:
-        figures.append(("tokens trained per second", group_digits(summary.tokens_per_s)))
+        figures.append(("tokens trained per second", page.group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
         mean, most = summary.lag_consumed_mean, summary.lag_consumed_max
         figures.append(("mean and largest lag when trained", f"{mean:.1f} · {most:.0f}"))
@@ -162,6 +162,47 @@ def _mechanics(history: RunHistory) -> list[Chart]:
     ]
 
 
+def draft_charts(drafted: DraftHistory) -> list[Chart]:
+    """Returns charts of acceptance and tokens per step over the passes; none for a single pass."""
+    passes = drafted.passes()
+    if len({one.number for one in passes}) < 2:
+        return []
+    tasks = sorted({one.task for one in passes})[:TASKS_MAX]
+
+    def lines(figure: str) -> tuple[Series, ...]:
+        return tuple(
+            Series(
+                task,
+                [
+                    (float(one.number or 0), value)
+                    for one in passes
+                    if one.task == task and (value := getattr(one.guesses, figure)) is not None
+                ],
+                colour,
+            )
+            for colour, task in enumerate(tasks, start=1)
+        )
+
+    by = "by pass over the prompts"
+    return [
+        Chart(
+            "Accepted drafts",
+            lines("acceptance"),
+            f"share of draft tokens, {by}",
+            ".0%",
+            high=1.0,
+            along="pass",
+        ),
+        Chart(
+            "Tokens per step",
+            lines("per_step"),
+            f"per row and forward pass, {by}",
+            ".1f",
+            along="pass",
+        ),
+    ]
+
+
 def _shares(history: RunHistory) -> tuple[Series, ...]:
     """Shares of answer styles, the finally largest at the bottom; at most four series."""
     lines = sorted(
@@ -233,8 +274,31 @@ def _dropped(history: RunHistory) -> str:
     return page.wide("Samples dropped for their age", note, page.table(head, rows))
 
 
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+def draft_table(drafted: DraftHistory) -> str:
+    """Returns a card with the table; "" without drafts."""
+    passes = drafted.passes()
+    if not passes:
+        return ""
+    head = ["pass", "task", "tokens", "per step", "drafted", "accepted", "found", "look-up"]
+    rows = [
+        (
+            str(one.number),
+            one.task,
+            one.guesses.tokens,
+            f"{one.guesses.per_step:.2f}",
+            one.guesses.guessed,
+            _figure(one.guesses.acceptance, ".0%"),
+            _figure(one.guesses.hit_rate, ".0%"),
+            "–" if one.guesses.lookup_us is None else f"{one.guesses.lookup_us:.0f} µs",
+        )
+        for one in passes[-PASSES_MAX:]
+    ]
+    note = "draft tokens and their accepted share; share of look-ups that found a draft"
+    return page.wide("Drafts", note, page.table(head, rows))
+
+
+def _figure(value: float | None, form: str = "g") -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _rollouts(history: RunHistory, summary: RunSummary) -> str:

@@ -19,11 +19,11 @@ from transformers.utils.logging import disable_progress_bar
 from rollstream.analysis.fields import (
     FieldCondition,
     derived_values,
+    meets,
     oldest_version,
     parse_condition,
     record_values,
 )
-from rollstream.analysis.tail import meets
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration

@@ -14,12 +14,12 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.look.listing import plain_table
 from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.config.config import load_layers, setting_scope, validate_layers
 from rollstream.config.errors import FOREIGN_NAMES, nearest_key, printable_value, setting_origin
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.monitor.format import plain_table
 from rollstream.storage.settings import Settings
 
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from rollstream.analysis.locate import RUNS_FOLDER
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.look.listing import byte_size, plain_table
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder
 from rollstream.errors import RollstreamError
-from rollstream.monitor.format import age
+from rollstream.monitor.format import age, byte_size, plain_table
 from rollstream.monitor.observer import run_standing
 
 

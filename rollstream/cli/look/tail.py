@@ -1,16 +1,24 @@
 """`rollstream tail TOPIC [RUN]`: prints a topic's records, one readable line each."""
 
 import argparse
+import heapq
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from rollstream.analysis.describe import describe
-from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
+from rollstream.analysis.fields import (
+    FieldCondition,
+    check_topic,
+    meets,
+    parse_condition,
+    record_fields,
+)
 from rollstream.analysis.locate import RunLocation, locate_asked_run, open_run_view
-from rollstream.analysis.tail import matching, messages_by_time, new_messages, tail_json
+from rollstream.analysis.output import json_value
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
@@ -19,6 +27,7 @@ from rollstream.storage.archive.segments import Hole, LogRecord
 from rollstream.storage.log_view import LogView
 from rollstream.streams.topics import ARCHIVED_TOPICS
 
+WAIT_S = 0.25  # longest delay of Ctrl-C
 LAST_RECORDS = 10  # records printed without --from and --last
 
 
@@ -82,17 +91,27 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records of archive and log."""
+    """Yields the selected records of archive and log, by time; with `--follow` new ones until
+    `stop` is set. They are validated and never changed: undecodable bytes are shown as such,
+    records below the fence of invariant 7 as void.
+    """
     topic = arguments.topic
     with open_run_view(location) as view:
         _check_topic(view, location, arguments)
         ends = _chosen_partitions(view.end(topic), arguments)
         begins = _chosen_partitions(view.begin(topic), arguments)
         starts = {p: _start(arguments, begins[p], end, conditions) for p, end in ends.items()}
-        found = messages_by_time(view, topic, starts, ends, _warn, arguments.skip_corrupt)
+        one_by_one = (
+            view.topic(topic, {p: start}, on_hole=_warn, skip_damaged=arguments.skip_corrupt)
+            for p, start in starts.items()
+        )
+        found = heapq.merge(*(one.messages(ends) for one in one_by_one), key=_time)
         yield from _last(found, conditions, arguments)
         if arguments.follow:
-            yield from matching(new_messages(view, topic, ends, _warn, stop), conditions)
+            reader = view.topic(topic, ends, on_hole=_warn)
+            while not stop.is_set():
+                new = sorted(reader.poll(wait_s=WAIT_S), key=_time)
+                yield from _matching(new, conditions)
 
 
 def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Namespace) -> None:
@@ -113,6 +132,17 @@ def _warn(hole: Hole) -> None:
     warn(str(hole))
 
 
+def _time(one: LogRecord) -> tuple[int, int]:
+    return one.timestamp_ms, one.address.partition
+
+
+def _matching(
+    records: Iterable[LogRecord], conditions: Sequence[FieldCondition]
+) -> Iterator[LogRecord]:
+    """Yields the records that meet all conditions."""
+    return (one for one in records if not conditions or meets(one, conditions, {}))
+
+
 def _start(
     arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
 ) -> int:
@@ -129,12 +159,12 @@ def _start(
 
 
 def _last(
-    records: Iterator[LogRecord],
+    records: Iterable[LogRecord],
     conditions: Sequence[FieldCondition],
     arguments: argparse.Namespace,
 ) -> Iterator[LogRecord]:
     """Returns the records that meet the conditions; only the last ones unless --from is given."""
-    wanted = matching(records, conditions)
+    wanted = _matching(records, conditions)
     if arguments.start is not None:
         return wanted
     return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
@@ -149,6 +179,13 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
             f"{arguments.topic} has no partition {arguments.partition}; there are {known}"
         )
     return {arguments.partition: offsets[arguments.partition]}
+
+
+def tail_json(one: LogRecord) -> dict[str, Any]:
+    """Returns the record as a JSON object with complete arrays."""
+    where = {"topic": one.topic, "timestamp_ms": one.timestamp_ms}
+    why = {"reason": one.reason} if one.record is None else {}
+    return json_value(where | record_fields(one, whole=True) | why)
 
 
 def _print(one: LogRecord, day: str, flush: bool) -> str:

@@ -6,32 +6,33 @@ Reads only the store, so it works for a running run, a finished one, and a bucke
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
+from rollstream.analysis.locate import locate_run
 from rollstream.cli.arguments import RUN_OR_STORE_HELP, CommandParser
-from rollstream.cli.look.listing import (
-    VersionLine,
-    difference_line,
-    differences_table,
-    find_store,
-    find_version,
-    tensor_lines,
-    tensors_table,
-    version_line,
-    versions_table,
-)
 from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
+from rollstream.monitor.format import byte_size, plain_table
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.manifest import Manifest, parse_version, read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
+from rollstream.streams.values import Version
+
+if TYPE_CHECKING:
+    from rollstream.storage.weights.verify import TensorDifference
 
 SHARD_BYTES = 4 << 30  # close to the default of transformers
+LATEST = "latest"
+VersionLine = dict[str, str | int | float | bool | None]
 
 
 ACTIONS = {
@@ -181,6 +182,147 @@ def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
 def _print(lines: Sequence[VersionLine]) -> None:
     for line in lines:
         print(json.dumps(line))
+
+
+def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
+    delta = manifest.delta
+    return {
+        "version": str(manifest.version),
+        "kind": manifest.kind,
+        "parent": str(manifest.parent) if manifest.parent else None,
+        "anchor": str(manifest.anchor),
+        "bytes": manifest.bytes,
+        "full_bytes": manifest.full_bytes,
+        "delta_bytes": None if delta is None else delta.bytes,
+        "tensors": len(manifest.weights.tensors),
+        "created_s": manifest.created_s,
+        "believed": manifest.version == latest,
+        "manifest_hash": manifest.hash,
+    }
+
+
+def tensor_lines(manifest: Manifest) -> list[VersionLine]:
+    """Returns one object per tensor; tied tensors share one."""
+    names: dict[str, list[str]] = {}
+    for name, owner in manifest.weights.tied.items():
+        names.setdefault(owner, []).append(name)
+    lines: list[VersionLine] = []
+    for name, entry in manifest.weights.tensors.items():
+        delta = manifest.delta and manifest.delta.tensors[name]
+        lines.append(
+            {
+                "tensor": name,
+                "tied": ", ".join(names.get(name, ())),
+                "dtype": entry.dtype,
+                "shape": "×".join(map(str, entry.shape)) or "scalar",
+                "bytes": entry.bytes,
+                "hash": entry.hash,
+                "base": delta.base if delta else None,
+                "coding": delta.coding if delta else None,
+                "values": delta.values if delta else None,
+                "changed": delta.changed if delta else None,
+                "delta_bytes": delta.bytes if delta else None,
+            }
+        )
+    return lines
+
+
+def difference_line(found: "TensorDifference") -> VersionLine:
+    return {
+        "tensor": found.name,
+        "elements": found.elements,
+        "changed": found.changed,
+        "largest": found.largest,
+    }
+
+
+def versions_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("version", "kind", ">size", ">of full", ">delta", "created", "")
+    for line in lines:
+        if line["kind"] == "unfinished":
+            table.add_row(str(line["version"]), "unfinished")
+            continue
+        table.add_row(
+            str(line["version"]),
+            str(line["kind"]),
+            byte_size(line["bytes"]),
+            _share(line["bytes"], line["full_bytes"]),
+            byte_size(line["delta_bytes"]),
+            time.strftime("%m-%d %H:%M:%S", time.localtime(float(line["created_s"] or 0))),
+            "believed" if line["believed"] else "",
+        )
+    return table
+
+
+def tensors_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("tensor", "type", "coding", ">changed", ">delta")
+    for line in lines:
+        tied = f" = {line['tied']}" if line["tied"] else ""
+        table.add_row(
+            f"{line['tensor']}{tied}",
+            f"{line['dtype']} {line['shape']}",
+            " ".join(filter(None, (str(line["coding"] or "–"), str(line["values"] or "")))),
+            _count(line["changed"]),
+            byte_size(line["delta_bytes"]),
+        )
+    return table
+
+
+def differences_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("tensor", ">elements", ">changed", ">share", ">largest change")
+    for line in lines:
+        largest = line["largest"]
+        table.add_row(
+            str(line["tensor"]),
+            _count(line["elements"]),
+            _count(line["changed"]),
+            _share(line["changed"], line["elements"]),
+            "–" if largest is None else f"{float(largest):.3g}",
+        )
+    return table
+
+
+def _count(number: str | int | float | None) -> str:
+    return "–" if number is None else f"{int(number):,}"
+
+
+def _share(part: str | int | float | None, whole: str | int | float | None) -> str:
+    return f"{float(part or 0) / max(1.0, float(whole or 0)):.1%}"
+
+
+def find_store(named: str) -> ObjectStore:
+    """Opens the store of a run's folder or config.json, or a store by its folder or URL. Creates
+    nothing.
+    """
+    path = Path(named.removeprefix("file:"))
+    for folder in (path, path / "store"):
+        if (folder / "weights").is_dir() and not (path / "config.json").is_file():
+            return open_store(f"file:{folder.absolute()}")
+    location = locate_run(named)
+    if not location.has_store:
+        raise ConfigurationError(f"{location.name} has no weights yet")
+    return open_store(location.store)
+
+
+def find_version(store: ObjectStore, text: str) -> Manifest:
+    """Finds a version by `latest`, a number (its highest kept term) or a full name.
+
+    Raises `ObjectMissing`, listing the kept ones.
+    """
+    named = parse_version(text)
+    if named is None and text != LATEST and not text.isdecimal():
+        raise ConfigurationError(
+            f"{text!r} is not a version: give a number, a name like {Version(12, 1)}, or {LATEST}"
+        )
+    pointer = believed_pointer(store)
+    if text == LATEST and pointer is not None and pointer.version is not None:
+        return read_manifest(store, pointer.version, pointer.manifest_hash)
+    kept = [stored.version for stored in stored_versions(store) if stored.whole]
+    found = [v for v in kept if v == named or (text.isdecimal() and v.number == int(text))]
+    if not found:
+        names = ", ".join(map(str, kept)) or "none"
+        raise ObjectMissing(f"version {text} is not kept; kept are: {names}")
+    return read_manifest(store, max(found))
 
 
 _FUNCTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
