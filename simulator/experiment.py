@@ -7,7 +7,7 @@ to a run.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ from rollstream.producers.engines.paced.lengths import (
     LogNormal,
     LogNormalMixture,
 )
-from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.cluster import Cluster, ConstantValues, Job, cluster_of, constant_values
 from rollstream.simulator.constants import MODELS, ROLLOUT_SHARES, Model
 from rollstream.simulator.policies import (
@@ -30,7 +29,7 @@ from rollstream.simulator.policies import (
 )
 from rollstream.simulator.results import SimulationResult
 from rollstream.simulator.simulation import simulate
-from rollstream.simulator.workload import AnswerLengths, RecordedWorkload, Workload, read_lengths
+from rollstream.simulator.workload import AnswerLengths, Workload, read_lengths
 from rollstream.storage.settings import Settings
 
 
@@ -262,47 +261,8 @@ def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
     return constants
 
 
-ROUND_S = 0.1  # the service's dispatch interval
+ROUND_S, MOVE_S = 0.1, 0.1  # the service's dispatch interval, and the time that its moves take
 PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
-
-
-@dataclass(frozen=True, slots=True)
-class RealRunSettings:
-    """A run's configuration as far as it determines the speed. Seconds are as paced by
-    the engine.
-    """
-
-    rollouts: int
-    roofline: Roofline
-    slots: int
-    kv_capacity: int
-    """Tokens of one rollout."""
-    lengths: LengthDistribution
-    length_max: int
-    groups_per_step: int
-    samples_per_group: int
-    steps: int
-    max_lag: int
-    on_update: str = "keep_version"
-    skip: int = 0
-    train_step_s: float = 0.0
-    train_token_s: float = 0.0
-    update_s: float = 0.0
-    """From the decision to pull until the rollout generates again."""
-    publish_s: float = 0.0
-    """From a step's end until rollouts can pull its version."""
-    correlation: float = 0.7
-    prompt_tokens: int = 32
-    prompts: int = 192
-    repack: bool = True
-    quota: int = 0
-    """Trajectories under one version; 0: 2 × slots, the service's default."""
-    queue_per_slot: float = 0.25
-    repack_every_s: float = 5.0
-    move_s: float = 0.1
-    seed: int = 0
-    recorded: tuple[tuple[int, ...], ...] = ()
-    """By group, lengths of a finished run's own answers; empty: all lengths are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,66 +274,30 @@ class Prediction:
     idle_share: float
 
 
-def predict(settings: RealRunSettings) -> Prediction:
-    """Simulate the run. Raises `ConfigurationError` for an unknown `on_update` and for answers that
-    do not fit the cache.
+def predict(
+    cluster: Cluster, job: Job, workload: Workload, on_update: str, repack: bool = True
+) -> Prediction:
+    """Simulate the whole of a real run. Seconds are as paced by the engine; `cluster.arrive_s` is
+    from a step's end until rollouts can pull its version, `update_s` from the decision to pull
+    until the rollout generates again.
+
+    Raises `ConfigurationError` for an unknown `on_update` and for answers that do not fit the
+    cache.
     """
-    if settings.on_update not in PREDICTED:
+    if on_update not in PREDICTED:
         raise ConfigurationError(
-            f"on_update must be one of {', '.join(PREDICTED)}, got {settings.on_update!r}"
+            f"on_update must be one of {', '.join(PREDICTED)}, got {on_update!r}"
         )
-    if settings.kv_capacity < settings.prompt_tokens + settings.length_max:
+    prompt, longest = workload.prompt_tokens, workload.lengths.longest
+    if cluster.kv_capacity < prompt + longest:
         raise ConfigurationError(
-            f"kv_capacity must hold one answer: {settings.prompt_tokens} + {settings.length_max} "
-            f"tokens, got {settings.kv_capacity}"
+            f"kv_capacity must hold one answer: {prompt} + {longest} tokens, "
+            f"got {cluster.kv_capacity}"
         )
-    policy = replace(PREDICTED[settings.on_update], relay=True, strict=True, early_start=True)
+    policy = replace(PREDICTED[on_update], relay=True, strict=True, early_start=True)
     if policy.on_update == "keep_version":
-        policy = replace(policy, repack=settings.repack, migrate=settings.repack)
-    result = simulate(_cluster(settings), _job(settings), policy, _workload(settings))
+        policy = replace(policy, repack=repack, migrate=repack)
+    machine = replace(cluster, kv_reserve=0.0, move_s=MOVE_S)
+    run = replace(job, dispatch_every_s=ROUND_S, ends=True)
+    result = simulate(machine, run, policy, workload)
     return Prediction(result.tokens_per_s, result.kv_utilisation, result.idle_share)
-
-
-def _cluster(settings: RealRunSettings) -> Cluster:
-    return Cluster(
-        rollouts=settings.rollouts,
-        roofline=settings.roofline,
-        slots=settings.slots,
-        kv_capacity=settings.kv_capacity,
-        batch_max=batch_max(settings.roofline, settings.slots),
-        train_token_s=settings.train_token_s,
-        train_fixed_s=settings.train_step_s,
-        update_s=settings.update_s,
-        arrive_s=settings.publish_s,
-        kv_reserve=0.0,
-        move_s=settings.move_s,
-        repack_every_s=settings.repack_every_s,
-    )
-
-
-def _job(settings: RealRunSettings) -> Job:
-    return Job(
-        groups_per_step=settings.groups_per_step,
-        steps=settings.steps,
-        skip=settings.skip,
-        max_lag=settings.max_lag,
-        quota=settings.quota,
-        queue_per_slot=settings.queue_per_slot,
-        dispatch_every_s=ROUND_S,
-        ends=True,
-    )
-
-
-def _workload(settings: RealRunSettings) -> Workload:
-    lengths = AnswerLengths(settings.lengths, settings.correlation, settings.length_max)
-    drawn = Workload(
-        lengths,
-        settings.samples_per_group,
-        settings.prompts,
-        settings.prompt_tokens,
-        settings.seed,
-    )
-    if not settings.recorded:
-        return drawn
-    own = [getattr(drawn, one.name) for one in fields(drawn)]
-    return RecordedWorkload(*own, groups=settings.recorded)

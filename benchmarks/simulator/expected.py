@@ -12,12 +12,15 @@ from pathlib import Path
 from benchmarks.simulator.observed import Overheads, Real
 from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
-from rollstream.producers.engines.roofline import Roofline
+from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.roles.rollout import measure_profile
-from rollstream.simulator.experiment import Prediction, RealRunSettings, predict
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.experiment import Prediction, predict
 from rollstream.simulator.replica import scaled_roofline
+from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
+CORRELATION = 0.7  # of answers to one prompt
 PROFILED_SLOTS = 96  # no predicted run has more
 
 
@@ -45,8 +48,9 @@ def machine_of(real: Real, base: Path) -> Machine:
 
 def expected_of(real: Real, on: Machine) -> Prediction:
     """Returns the predicted measurements of this run."""
-    is_paced = real.configuration.rollouts.engine == "paced"
-    found = predict((_paced if is_paced else _torch)(real, on))
+    c = real.configuration
+    run = _cluster(real, on), _job(real), _workload(real)
+    found = predict(*run, c.rollouts.on_update, c.dispatch.repack)
     # In the simulator steps follow each other at once; time between two is idle, not decoding.
     return replace(found, idle_share=1 - (1 - found.idle_share) * on.overheads.decoding)
 
@@ -56,47 +60,57 @@ def _busy_s(run: Prediction) -> float:
     return (1 - run.idle_share) / run.tokens_per_s
 
 
-def _torch(real: Real, on: Machine) -> RealRunSettings:
-    return replace(_settings(real, on), train_token_s=on.overheads.train_token_s)
-
-
-def _paced(real: Real, on: Machine) -> RealRunSettings:
-    c = real.configuration
-    scale = c.paced.time_scale
-    lengths = lengths_from(c.paced.lengths)
+def _cluster(real: Real, on: Machine) -> Cluster:
+    c, slots = real.configuration, real.configuration.rollouts.slots
+    roofline = scaled_roofline(on.roofline, on.overheads.decoding)
+    cluster = Cluster(
+        rollouts=c.rollouts.count,
+        roofline=roofline,
+        slots=slots,
+        kv_capacity=slots * c.rollouts.context_max,
+        batch_max=batch_max(roofline, slots),
+        train_token_s=on.overheads.train_token_s,
+        train_fixed_s=0.0,
+        update_s=on.overheads.update_s,
+        arrive_s=on.overheads.publish_s,
+        repack_every_s=c.dispatch.repack_every_s,
+    )
+    if c.rollouts.engine != "paced":
+        return cluster
     return replace(
-        _settings(real, on),
-        lengths=lengths.distribution,
-        kv_capacity=c.paced.kv_tokens or c.rollouts.slots * c.rollouts.context_max,
-        train_step_s=c.paced.train_step_s / scale,
-        train_token_s=c.paced.train_token_s / scale,
-        correlation=lengths.correlation,
-        prompts=int(str(c.task.options["prompts"])),
+        cluster,
+        kv_capacity=c.paced.kv_tokens or cluster.kv_capacity,
+        train_token_s=c.paced.train_token_s / c.paced.time_scale,
+        train_fixed_s=c.paced.train_step_s / c.paced.time_scale,
     )
 
 
-def _settings(real: Real, on: Machine) -> RealRunSettings:
-    c, work = real.configuration, real.work
+def _job(real: Real) -> Job:
+    c = real.configuration
     assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
-    return RealRunSettings(
-        rollouts=c.rollouts.count,
-        roofline=scaled_roofline(on.roofline, on.overheads.decoding),
-        slots=c.rollouts.slots,
-        kv_capacity=c.rollouts.slots * c.rollouts.context_max,
-        lengths=LengthTrace(tuple(sorted(float(n) for group in work.lengths for n in group))),
-        length_max=c.sampling.tokens_max,
+    return Job(
         groups_per_step=c.trainer.groups_per_step,
-        samples_per_group=c.trainer.samples_per_group,
         steps=c.trainer.steps,
-        max_lag=c.dispatch.max_lag,
-        on_update=c.rollouts.on_update,
         skip=real.skipped,
-        update_s=on.overheads.update_s,
-        publish_s=on.overheads.publish_s,
-        prompt_tokens=work.prompt_tokens,
-        prompts=PROMPTS,
-        repack=c.dispatch.repack,
+        max_lag=c.dispatch.max_lag,
         queue_per_slot=c.dispatch.queue_per_slot,
-        repack_every_s=c.dispatch.repack_every_s,
-        recorded=work.lengths,
+    )
+
+
+def _workload(real: Real) -> RecordedWorkload:
+    c, work = real.configuration, real.work
+    if c.rollouts.engine == "paced":
+        drawn = lengths_from(c.paced.lengths)
+        distribution, correlation = drawn.distribution, drawn.correlation
+        prompts = int(str(c.task.options["prompts"]))
+    else:
+        distribution = LengthTrace(tuple(sorted(float(n) for g in work.lengths for n in g)))
+        correlation, prompts = CORRELATION, PROMPTS
+    return RecordedWorkload(
+        AnswerLengths(distribution, correlation, c.sampling.tokens_max),
+        c.trainer.samples_per_group,
+        prompts,
+        work.prompt_tokens,
+        seed=0,
+        groups=work.lengths,
     )

@@ -25,8 +25,33 @@ from benchmarks.simulator.runs import (
     speeds,
     spread,
 )
-from rollstream.simulator.constants import CONSTANTS, PUBLISHED, ROLLOUT_SHARES, SET_UPS
+from rollstream.simulator.constants import CONSTANTS, ROLLOUT_SHARES
 from rollstream.simulator.policies import policy_of
+
+SET_UPS = (
+    ("qwen2.5-7b", 64), ("qwen2.5-7b", 128), ("qwen2.5-7b", 256),
+    ("qwen2.5-32b", 128), ("qwen2.5-32b", 256), ("qwen2.5-32b", 512),
+    ("qwen2.5-72b", 256), ("qwen2.5-72b", 512), ("qwen2.5-72b", 1024),
+)  # fmt: skip
+"""Laminar: 7B, 32B, 72B on 64 to 1024 H800. The paper does not say which model ran on how many GPUs
+(assumed).
+"""
+
+PUBLISHED = {
+    "laminar_sync": 2.56,
+    "laminar_one_step": 1.98,
+    "laminar_stream": 1.93,
+    "laminar_partial": 1.39,
+    "repack_throughput": 1.26,
+    "repack_kv_before": 0.716,
+    "repack_kv_after": 0.822,
+    "rhymerl_histopipe": 1.43,
+    "rhymerl_two_tier": 1.56,
+    "areal": 2.05,
+}
+"""Compared with results. Repack: 32B on 128 GPUs. RhymeRL: 14B on 128
+over one-step with the same split. AReaL: 7B on 128 over synchronous (assumed set-ups).
+"""
 
 ORDER = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 POLICIES = (*ORDER, "ours")

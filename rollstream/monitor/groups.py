@@ -4,50 +4,61 @@ In whatever order the topics are read, an ended group is not open and is counted
 bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 
 @dataclass(slots=True)
-class IntervalSet:
-    """A set of integers stored as intervals; memory grows with the gaps between them.
+class Intervals:
+    """Disjoint intervals in order; gaps of up to `joined` are closed."""
 
-    Groups end nearly in order, so the intervals are few.
+    joined: float = 0
+    starts: list[float] = field(default_factory=list[float])
+    ends: list[float] = field(default_factory=list[float])
+
+    def add(self, start: float, end: float) -> None:
+        """Add `[start, end]`; memory grows with the gaps, not with the added intervals."""
+        first = bisect_left(self.ends, start - self.joined)
+        last = bisect_right(self.starts, end + self.joined)
+        if first < last:
+            start = min(start, self.starts[first])
+            end = max(end, self.ends[last - 1])
+        self.starts[first:last] = [start]
+        self.ends[first:last] = [end]
+
+    def within(self, start: float, end: float) -> Iterator[tuple[float, float]]:
+        """Yields the intervals' parts inside `[start, end]`."""
+        for index in range(bisect_right(self.ends, start), len(self.starts)):
+            if self.starts[index] >= end:
+                return
+            yield max(start, self.starts[index]), min(end, self.ends[index])
+
+
+@dataclass(slots=True)
+class NumberSet:
+    """A set of whole numbers; memory grows with the gaps between them. Groups end nearly in order,
+    so the gaps are few.
     """
 
-    starts: list[int] = field(default_factory=list[int])
-    ends: list[int] = field(default_factory=list[int])
-    """Interval i holds the numbers `starts[i] ≤ n < ends[i]`; no two intervals touch."""
+    held: Intervals = field(default_factory=Intervals)
+    """Number n is [n, n + 1]."""
 
     def add(self, number: int) -> bool:
         """Add the number; returns True if the set did not hold it."""
-        after = bisect_right(self.starts, number)
-        if after and number < self.ends[after - 1]:
+        if number in self:
             return False
-        joins_left = after > 0 and self.ends[after - 1] == number
-        joins_right = after < len(self.starts) and self.starts[after] == number + 1
-        if joins_left and joins_right:
-            self.ends[after - 1] = self.ends[after]
-            del self.starts[after], self.ends[after]
-        elif joins_left:
-            self.ends[after - 1] = number + 1
-        elif joins_right:
-            self.starts[after] = number
-        else:
-            self.starts.insert(after, number)
-            self.ends.insert(after, number + 1)
+        self.held.add(number, number + 1)
         return True
 
     def __contains__(self, number: int) -> bool:
-        after = bisect_right(self.starts, number)
-        return after > 0 and number < self.ends[after - 1]
+        return any(self.held.within(number, number + 1))
 
     def __len__(self) -> int:
-        return sum(self.ends) - sum(self.starts)
+        return int(sum(self.held.ends) - sum(self.held.starts))
 
 
 GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
@@ -83,7 +94,7 @@ class GroupTracker:
     """Folds records into group states; `names` are the annotations that training needs."""
 
     names: frozenset[str] = frozenset({OWN_REWARD})
-    admitted: IntervalSet = field(default_factory=IntervalSet)
+    admitted: NumberSet = field(default_factory=NumberSet)
     open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
     endings: Counter[str] = field(default_factory=Counter[str])
     """One of `GROUP_ENDINGS` → number of groups."""
@@ -97,8 +108,8 @@ class GroupTracker:
     """Number of annotations."""
     late_annotations: int = 0
     """Annotations appended after their group had ended."""
-    _ended: IntervalSet = field(default_factory=IntervalSet)
-    _poisoned: IntervalSet = field(default_factory=IntervalSet)
+    _ended: NumberSet = field(default_factory=NumberSet)
+    _poisoned: NumberSet = field(default_factory=NumberSet)
     _reopened: set[int] = field(default_factory=set[int])
     """Groups of superseded takes until the record that closes them."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])

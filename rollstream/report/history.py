@@ -11,7 +11,6 @@ finished in an expired group. Dead trajectories are neither dropped nor trained;
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.monitor.groups import Intervals
 from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
@@ -35,33 +35,6 @@ from rollstream.streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
-
-
-@dataclass(slots=True)
-class BusyIntervals:
-    """Disjoint intervals in order; gaps of up to `joined_s` seconds are closed."""
-
-    joined_s: float = 0.0
-    starts: list[float] = field(default_factory=list[float])
-    ends: list[float] = field(default_factory=list[float])
-
-    def add(self, start_s: float, end_s: float) -> None:
-        """Add `[start_s, end_s]`; memory grows with the gaps, not with the added intervals."""
-        first = bisect_left(self.ends, start_s - self.joined_s)
-        last = bisect_right(self.starts, end_s + self.joined_s)
-        if first < last:
-            start_s = min(start_s, self.starts[first])
-            end_s = max(end_s, self.ends[last - 1])
-        self.starts[first:last] = [start_s]
-        self.ends[first:last] = [end_s]
-
-    def within(self, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-        """Yields the intervals' parts inside `[start_s, end_s]`."""
-        for index in range(bisect_right(self.ends, start_s), len(self.starts)):
-            if self.starts[index] >= end_s:
-                return
-            yield max(start_s, self.starts[index]), min(end_s, self.ends[index])
-
 
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
@@ -79,7 +52,7 @@ class ServedVersion:
 class RolloutHistory:
     """One rollout, by name, over all its terms."""
 
-    busy: BusyIntervals = field(default_factory=lambda: BusyIntervals(JOINED_S))
+    busy: Intervals = field(default_factory=lambda: Intervals(JOINED_S))
     serving: list[ServedVersion] = field(default_factory=list[ServedVersion])
     idle_by_term: dict[int, float] = field(default_factory=dict[int, float])
     finishes: Counter[str] = field(default_factory=Counter[str])

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollstream.monitor.format import clock
+from rollstream.monitor.groups import Intervals
 from rollstream.monitor.state import RequestMove
-from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory, ServedVersion
+from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
 from rollstream.report.page import heading, page, table, text, ticks, tiles, wide
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
 
 def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
     """Returns the axis over all bars, with pauses shortened; None without bars."""
-    active = BusyIntervals(joined_s=PAUSE_S)
+    active = Intervals(PAUSE_S)
     for row in rows:
         for bar in row.bars:
             active.add(bar.start_s, bar.end_s)

@@ -10,7 +10,7 @@ from rollstream.monitor.feed import (
     positions_since,
     tail_positions,
 )
-from rollstream.monitor.groups import IntervalSet
+from rollstream.monitor.groups import NumberSet
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
@@ -163,11 +163,11 @@ def test_of_a_long_file_the_end_is_read(tmp_path):
 
 @given(st.lists(st.integers(0, 40)))
 def test_a_number_set_is_a_set(numbers):
-    found, expected = IntervalSet(), set()
+    found, expected = NumberSet(), set()
     for number in numbers:
         assert found.add(number) == (number not in expected)
         expected.add(number)
     assert {n for n in range(-1, 42) if n in found} == expected
     assert len(found) == len(expected)
-    gaps = zip(found.ends, found.starts[1:], strict=False)
+    gaps = zip(found.held.ends, found.held.starts[1:], strict=False)
     assert all(end < start for end, start in gaps)

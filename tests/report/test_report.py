@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.report.history import BusyIntervals, RolloutHistory, RunHistory
+from rollstream.monitor.groups import Intervals
+from rollstream.report.history import RolloutHistory, RunHistory
 from rollstream.report.page import Chart, Series, draw_chart, ticks
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
@@ -191,7 +192,7 @@ INTERVALS = st.lists(
 
 @given(INTERVALS)
 def test_busy_is_the_union_of_its_intervals(intervals):
-    busy = BusyIntervals()
+    busy = Intervals()
     for start, end in intervals:
         busy.add(start, end)
     covered = {second for start, end in intervals for second in range(start, end)}

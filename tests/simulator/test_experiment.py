@@ -11,12 +11,12 @@ import pytest
 from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.lengths import LogNormal
-from rollstream.producers.engines.roofline import Roofline
-from rollstream.simulator.cluster import cluster_of, constant_values
+from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.simulator.cluster import Cluster, Job, cluster_of, constant_values
 from rollstream.simulator.constants import CONSTANTS, MODELS
-from rollstream.simulator.experiment import RealRunSettings, predict
+from rollstream.simulator.experiment import predict
 from rollstream.simulator.policies import SYNCHRONOUS, policy_of
-from rollstream.simulator.workload import read_lengths
+from rollstream.simulator.workload import AnswerLengths, Workload, read_lengths
 from testbed.repository import EXAMPLES
 
 QUICK = ("--set", "scale=64", "--set", "constants.steps=4", "--set", "constants.steps_skipped=1")
@@ -123,29 +123,35 @@ def test_recorded_lengths_come_from_text_and_from_an_archive(tmp_path: Path):
         read_lengths(str(EXAMPLES / "archive"), "rollout")
 
 
-REAL = RealRunSettings(
-    rollouts=2, roofline=Roofline(0.01, 0.0, 0.0), slots=2, kv_capacity=1_000,
-    lengths=LogNormal(100.0, 100.0), length_max=200, groups_per_step=2, samples_per_group=2,
-    steps=4, max_lag=1, on_update="in_flight", train_step_s=0.5, prompt_tokens=10,
-    queue_per_slot=1.0,
+DECODE = Roofline(0.01, 0.0, 0.0)
+REAL = Cluster(
+    rollouts=2, roofline=DECODE, slots=2, kv_capacity=1_000, batch_max=batch_max(DECODE, 2),
+    train_token_s=0.0, train_fixed_s=0.5, update_s=0.0,
 )  # fmt: skip
+STEPS = Job(groups_per_step=2, steps=4, max_lag=1)
+
+
+def answers(distribution: LogNormal) -> Workload:
+    lengths = AnswerLengths(distribution, correlation=0.7, longest=200)
+    return Workload(lengths, samples=2, prompts=192, prompt_tokens=10, seed=0)
 
 
 def test_a_small_run_is_predicted_as_computed_by_hand():
     """Four waves of 1 s, each of 400 tokens, then half a second of training; the first assignments
     go out at once, the next wait behind them.
     """
-    found = predict(REAL)
+    found = predict(REAL, STEPS, answers(LogNormal(100.0, 100.0)), "in_flight")
     assert found.tokens_per_s == pytest.approx(1600 / 4.5, rel=0.02)
     assert found.idle_share == pytest.approx(0.5 / 4.5, abs=0.02)
 
 
 @pytest.mark.parametrize("on_update", ["keep_version", "in_flight", "in_flight_recompute"])
 def test_a_prediction_is_of_the_whole_run_and_repeats(on_update: str):
-    tailed = replace(REAL, on_update=on_update, lengths=LogNormal(50.0, 500.0), max_lag=4)
-    assert predict(tailed) == predict(tailed)
-    assert predict(tailed).kv_utilisation < 1
+    job, work = replace(STEPS, max_lag=4), answers(LogNormal(50.0, 500.0))
+    found = predict(REAL, job, work, on_update)
+    assert predict(REAL, job, work, on_update) == found
+    assert found.kv_utilisation < 1
     with pytest.raises(ConfigurationError, match="on_update must be one of"):
-        predict(replace(tailed, on_update="later"))
+        predict(REAL, job, work, "later")
     with pytest.raises(ConfigurationError, match="kv_capacity must hold one answer"):
-        predict(replace(tailed, kv_capacity=100))
+        predict(replace(REAL, kv_capacity=100), job, work, on_update)
