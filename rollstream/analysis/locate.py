@@ -127,11 +127,11 @@ def _configured(folder: Path, path: Path) -> RunLocation:
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} is not a run's configuration: it holds no table")
     configuration = cast("dict[str, Any]", values)
-    bus = _inside(str(configuration.get("bus", "sqlite:bus")), folder)
+    bus = url_inside(str(configuration.get("bus", "sqlite:bus")), folder)
     scheme, _, rest = bus.partition(":")
     return RunLocation(
         str(folder),
-        _inside(str(configuration.get("store", "file:store")), folder),
+        url_inside(str(configuration.get("store", "file:store")), folder),
         None if scheme == "sqlite" and not Path(rest).is_dir() else bus,
         str(configuration.get("sync", "normal")),
         str(configuration.get("run", "run")),
@@ -140,8 +140,8 @@ def _configured(folder: Path, path: Path) -> RunLocation:
     )
 
 
-def _inside(url: str, folder: Path) -> str:
-    """Resolves a URL's relative path against the run's folder."""
+def url_inside(url: str, folder: Path) -> str:
+    """The URL with a relative path of `sqlite:` or `file:` inside the folder."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url

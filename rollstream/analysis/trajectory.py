@@ -7,7 +7,7 @@ included as long as the log keeps them. `Run` is what `rollstream.open_run(url)`
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -171,26 +171,13 @@ def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
 
 def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     """Returns the details as a JSON object: record, tokens with their text, and view rows."""
-    record = None
+    found = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
-        record = record_values(details.record, whole=True) | {"pieces": pieces}
-    assignments = [record_values(one) for one in details.assignments]
-    partials = [record_values(one) for one in details.partials]
-    return json_value(
-        {
-            "trajectory": details.trajectory,
-            "record": record,
-            "completions": details.completions,
-            "reward": details.reward,
-            "annotations": details.annotations,
-            "spans": details.spans,
-            "trained": details.trained,
-            "group": details.group,
-            "orders": assignments,
-            "partials": partials,
-        }
-    )
+        found["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
+    found["orders"] = [record_values(one) for one in found.pop("assignments")]
+    found["partials"] = [record_values(one) for one in found.pop("partials")]
+    return json_value(found)
 
 
 log = logging.getLogger(__name__)

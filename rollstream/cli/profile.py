@@ -6,7 +6,6 @@ The resulting file is the source of B_max in rollouts.
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_configuration
+from rollstream.cli.signals import progress_line
 
 if TYPE_CHECKING:
     from rollstream.producers.engines.profile import EngineProfile, StepTiming
@@ -39,16 +39,13 @@ def main(arguments: argparse.Namespace) -> int:
     from rollstream.roles.rollout import measure_profile  # imports torch: after validation
 
     measured: list[StepTiming] = []
-    progress = Console(stderr=True)
 
     def show_progress(point: "StepTiming") -> None:
         measured.append(point)
-        if progress.is_terminal:
-            print(f"\r{len(measured)} batches measured", end="", file=sys.stderr, flush=True)
+        progress_line(f"{len(measured)} batches measured")
 
     profile = measure_profile(configuration, folder.path, show_progress)
-    if progress.is_terminal:
-        print("\r\033[K", end="", file=sys.stderr)
+    progress_line("")
     default = profile_path(folder.path, profile.engine, profile.model)
     path = Path(arguments.out or configuration.rollouts.profile or default)
     write_profile(path, profile)

@@ -76,14 +76,18 @@ def listen_for_signals() -> StopSignals:
     return signals
 
 
+def progress_line(text: str, end: str = "") -> None:
+    """Replace the last line of a terminal on stderr; without a terminal nothing is printed."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
+
+
 def count_steps(steps: "Iterable[StepDone]", last: int) -> int:
     """Consume all steps, counting them on one terminal line; returns their number."""
-    shown, done = sys.stderr.isatty(), 0
+    done = 0
     for one in steps:
         done += 1
-        if shown:
-            end = "\n" if one.step == last else ""
-            print(f"\r\x1b[Kstep {one.step} of {last}", end=end, file=sys.stderr, flush=True)
+        progress_line(f"step {one.step} of {last}", "\n" if one.step == last else "")
     return done
 
 

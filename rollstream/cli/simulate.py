@@ -4,7 +4,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import refuse_other_kind
+from rollstream.cli.signals import progress_line
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
@@ -55,7 +55,8 @@ def main(arguments: argparse.Namespace) -> int:
     total = len(policy_names(settings)) * len(settings.clusters)
     for run in run_policies(settings):
         found.append(run)
-        _progress(len(found), total, run)
+        words = f"{len(found)} of {total}: {run.cluster.model} {run.result.policy}"
+        progress_line(words, "\n" if len(found) == total else "")
         first = next(one for one in found if one.cluster == run.cluster)
         if arguments.json:
             print(json.dumps(line_of(run, first)), flush=True)
@@ -118,10 +119,3 @@ def _page(path: str) -> Path:
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigurationError(f"--html {path}: give a file in a folder that exists")
     return page
-
-
-def _progress(done: int, total: int, run: PolicyRun) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        words = f"{run.cluster.model} {run.result.policy}"
-        print(f"\r\x1b[K{done} of {total}: {words}", end=end, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollstream.analysis.locate import url_inside
 from rollstream.config.config import (
     CODE_REVISION,
     essential_settings,
@@ -72,12 +73,12 @@ def folder_of_run(configuration: Configuration) -> RunFolder:
 
 def bus_url(configuration: Configuration, folder: Path) -> str:
     """The URL of the bus; a relative path is inside the run's folder."""
-    return _resolve_url(configuration.bus, folder)
+    return url_inside(configuration.bus, folder)
 
 
 def store_url(configuration: Configuration, folder: Path) -> str:
     """The URL of the object store; a relative path is inside the run's folder."""
-    return _resolve_url(configuration.store, folder)
+    return url_inside(configuration.store, folder)
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
@@ -91,6 +92,17 @@ def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
     """The run's log, opened; large records are resolved."""
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
+
+
+def run_folder(path: str | Path) -> RunFolder:
+    """The run at `path`, its folder or its `config.json`. Raises `ConfigurationError` without a run
+    there.
+    """
+    given = Path(path).absolute()
+    folder = RunFolder(given.parent if given.name == "config.json" else given)
+    if not folder.configuration.exists():
+        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
+    return folder
 
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:
@@ -145,10 +157,3 @@ def write_configuration(
     partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, folder.configuration)
-
-
-def _resolve_url(url: str, folder: Path) -> str:
-    scheme, _, rest = url.partition(":")
-    if scheme not in ("sqlite", "file") or rest.startswith("/"):
-        return url
-    return f"{scheme}:{folder / rest}"

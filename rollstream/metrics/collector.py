@@ -130,24 +130,16 @@ class MetricsCollector(Collector):
     def _of_readers(self) -> dict[str, MetricValue]:
         """Metrics of the readers by topic; `behind` is that of the reader furthest behind."""
         behind: dict[str, float] = {}
-        dead: dict[str, float] = {}
-        void: dict[str, float] = {}
-        lost: dict[str, float] = {}
+        totals: dict[str, dict[str, float]] = {"dead": {}, "void": {}, "lost": {}}
         for read in list(self._watch.readers):
             for reader in self._read(read, ()):
                 topic = reader.topic
                 left = self._read(reader.behind, None)
                 if left is not None:
                     behind[topic] = max(left, behind.get(topic, 0))
-                dead[topic] = dead.get(topic, 0) + reader.dead
-                void[topic] = void.get(topic, 0) + reader.void
-                lost[topic] = lost.get(topic, 0) + reader.lost
-        by_name = {
-            "behind_records": behind,
-            "dead_total": dead,
-            "void_total": void,
-            "lost_total": lost,
-        }
+                for name, by_topic in totals.items():
+                    by_topic[topic] = by_topic.get(topic, 0) + getattr(reader, name)
+        by_name = {"behind_records": behind, **{f"{n}_total": one for n, one in totals.items()}}
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _read(self, read: Callable[[], T], otherwise: T) -> T:

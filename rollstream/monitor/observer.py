@@ -116,11 +116,18 @@ def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], Lo
     def opened() -> LogView | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
-        check_reachable(configuration.bus)
-        store = open_store(store_url(configuration, folder), configuration.sync)
-        return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
+        return open_log_and_archive(configuration, folder)
 
     return opened
+
+
+def open_log_and_archive(configuration: Configuration, folder: Path) -> LogView:
+    """Returns the run's log and archive as one reader. Raises `BusError` at once if no broker
+    accepts a connection.
+    """
+    check_reachable(configuration.bus)
+    store = open_store(store_url(configuration, folder), configuration.sync)
+    return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:

@@ -5,6 +5,7 @@ Each block is laid out for a given number of columns, so that the terminal cuts 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -197,11 +198,4 @@ def _table_line(
 
 def _wrapped(words: str, columns: int) -> list[str]:
     """Wraps words to lines of at most `columns`; a longer word is broken."""
-    lines = [""]
-    for word in words.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > columns:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-        while len(lines[-1]) > columns:
-            lines[-1:] = [lines[-1][:columns], lines[-1][columns:]]
-    return lines
+    return wrap(words, columns, break_on_hyphens=False)

@@ -4,6 +4,7 @@ most important metrics, for terminal, report and JSON output.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from typing import Any
 from rich.table import Table
 
 from rollstream.config.config import flat_settings, load_for_viewing
-from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
-from rollstream.errors import ConfigurationError
+from rollstream.config.run_folder import RunFolder
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.format import clock
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.observer import open_log_and_archive, warnings_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
@@ -23,8 +23,6 @@ from rollstream.report.page import group_digits
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.stores.connect import open_store
-from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
 
 ACCURACY_GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
@@ -212,26 +210,13 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def run_folder(path: str | Path) -> RunFolder:
-    """Returns the run at `path`, its folder or its `config.json`; raises without a run there."""
-    given = Path(path).absolute()
-    folder = RunFolder(given.parent if given.name == "config.json" else given)
-    if not folder.configuration.exists():
-        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
-    return folder
-
-
 def open_history(folder: RunFolder) -> RunHistory:
     """Returns the run's history, read from its log and metrics files up to now."""
     configuration = load_for_viewing(folder.configuration)
-    check_reachable(configuration.bus)
-    bus = open_run_log_for_writing(configuration, folder.path)
-    try:
-        bus.create(catalogue())  # a prepared run that never started has no topics yet
-        store = open_store(store_url(configuration, folder.path), configuration.sync)
-        return read_history(LogView(bus, store, configuration.run), folder)
-    finally:
-        bus.close()
+    with closing(open_log_and_archive(configuration, folder.path)) as view:
+        assert view.bus is not None
+        view.bus.create(catalogue())  # a prepared run that never started has no topics yet
+        return read_history(view, folder)
 
 
 def distinct_names(folders: Sequence[RunFolder]) -> list[str]:

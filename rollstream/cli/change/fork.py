@@ -36,7 +36,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Create the fork and print its starting point; `rollstream run DIR` starts it."""
-    from rollstream.report.summary import run_folder
+    from rollstream.config.run_folder import run_folder
     from rollstream.runs.parentage import parent_of_folder, parent_of_store
 
     named: str = arguments.run

@@ -13,7 +13,7 @@ from typing import Any
 from rollstream.analysis.fields import check_topic
 from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import RunFolder, model_folder, write_configuration
+from rollstream.config.run_folder import RunFolder, model_folder, run_folder, write_configuration
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
 from rollstream.consumers.replay.topic_copy import (
     HISTORY,
@@ -25,7 +25,7 @@ from rollstream.consumers.replay.topic_copy import (
 )
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import OverlaidRun, write_overlay
-from rollstream.report.summary import open_history, read_history, run_folder, summarise
+from rollstream.report.summary import open_history, read_history, summarise
 from rollstream.report.write import write_report
 from rollstream.runs.replay import (
     ReplayRequest,

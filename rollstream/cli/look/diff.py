@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.config.run_folder import run_folder
 from rollstream.monitor.format import sparkline
 from rollstream.report.comparison import CurveComparison, RunComparison, compare_runs
-from rollstream.report.summary import distinct_names, open_history, run_folder
+from rollstream.report.summary import distinct_names, open_history
 
 
 def add_arguments(command: CommandParser) -> None:

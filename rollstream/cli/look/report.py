@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from rollstream.cli.arguments import RUN_HELP, CommandParser
+from rollstream.config.run_folder import run_folder
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import RUNS_MAX, OverlaidRun, write_overlay
-from rollstream.report.summary import distinct_names, open_history, run_folder, summarise
+from rollstream.report.summary import distinct_names, open_history, summarise
 from rollstream.report.write import write_report
 
 

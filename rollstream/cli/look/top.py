@@ -18,12 +18,12 @@ from rich.live import Live
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.config.config import load_for_viewing
+from rollstream.config.run_folder import run_folder
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.monitor.observer import RunObserver, opener_of_run
 from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
 from rollstream.monitor.table import plain_line
 from rollstream.monitor.view import TerminalKeys, TerminalSize, render_frame
-from rollstream.report.summary import run_folder
 
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once

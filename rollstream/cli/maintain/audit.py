@@ -8,8 +8,7 @@ run could not be checked.
 import argparse
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from textwrap import fill
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.cli.signals import progress_line, quiet_on_closed_pipe, warn
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -128,18 +127,17 @@ def main(arguments: argparse.Namespace) -> int:
     location = locate_asked_run(arguments.run, arguments.name, warn)
     if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
         raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
-    progress = _progress_printer()
     try:
         with ExitStack() as opened:
-            audit = _opened(location, progress, opened)
+            audit = _opened(location, opened)
             tallies = audit.check()
     except ConfigurationError:
         raise
     except RollstreamError as error:
-        progress("")
+        progress_line("")
         warn(f"{location.name} could not be read to its end: {error}")
         return UNCHECKED
-    progress("")
+    progress_line("")
     if arguments.json:
         print(json.dumps(audit_report_json(location.name, audit.run, tallies, audit.coverage)))
     else:
@@ -153,12 +151,12 @@ def main(arguments: argparse.Namespace) -> int:
     return UNCHECKED if "unchecked" in states else KEPT
 
 
-def _opened(location: RunLocation, progress: Callable[[str], None], opened: ExitStack) -> Audit:
+def _opened(location: RunLocation, opened: ExitStack) -> Audit:
     """Returns the audit of log, store, or both."""
     if not location.has_store and location.bus is None:
         raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
     view = opened.enter_context(open_run_view(location))
-    return Audit(view.bus, view.store, view.run, audit_policy(location), progress)
+    return Audit(view.bus, view.store, view.run, audit_policy(location), _show_progress)
 
 
 def audit_policy(location: RunLocation) -> AuditPolicy:
@@ -197,13 +195,6 @@ def _rule(
         return None
 
 
-def _progress_printer() -> Callable[[str], None]:
-    """Returns a function that shows the topic being read on one terminal line, if there is one."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-
-    def show(text: str) -> None:
-        shown = f"reading {text}" if text else ""
-        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
-
-    return show
+def _show_progress(text: str) -> None:
+    """Show the topic that is being read, on one terminal line."""
+    progress_line(f"reading {text}" if text else "")

@@ -3,14 +3,12 @@
 import argparse
 import json
 import logging
-from pathlib import Path
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.config import essential_settings, load
-from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_folder import RunFolder, run_folder
 from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError
 from rollstream.metrics.forwarder import Forwarder, Sink, TensorBoardSink, WandbSink
 
 POLL_S = 1.0
@@ -32,9 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
     position.
     """
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
-    folder = RunFolder(Path(arguments.run).absolute())
-    if not folder.configuration.exists():
-        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
+    folder = run_folder(arguments.run)
     configuration = load(folder.configuration)
     folder.metrics.mkdir(exist_ok=True)
     stop = listen_for_signals().stop
