@@ -211,7 +211,7 @@ class QuerySession:
         merged with others; then the views are redefined over those.
         """
         if uses_text(sql):
-            self._define_once("text_of", self._define_text)
+            self._define_once("text_of", lambda: define_text(self.connection, self.location))
         try:
             self.define(views_named_in(sql))
             return run(sql)
@@ -263,10 +263,6 @@ class QuerySession:
             if name in self._defined and VIEWS[name].query:
                 self._derive(name)
         return True
-
-    def _define_text(self) -> None:
-
-        define_text(self.connection, self.location)
 
 
 def _without_zones(sql: str, kinds: Sequence[str]) -> str:

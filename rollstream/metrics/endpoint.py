@@ -13,15 +13,17 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
 from rollstream.http_server import BoundedServer, HttpResponder
-from rollstream.metrics.collector import ProcessMetrics
+from rollstream.metrics.collector import MetricsCollector, ProcessMetrics
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +31,11 @@ REQUESTS_MAX = 8
 CLIENT_S = 5.0  # longest read or write of a client
 
 
-@dataclass(frozen=True, slots=True)
-class PageResponse:
-    """One HTTP response."""
-
-    status: int
-    kind: str
-    body: bytes
-
-
+PageResponse = tuple[int, str, bytes]
+"""Status, content type and body."""
 PageHandler = Callable[[str], PageResponse]
 """Returns the response to a request with this `Accept` header."""
+TEXT = "text/plain; charset=utf-8"
 
 
 def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
@@ -50,9 +46,8 @@ def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> Bound
 
         def do_GET(self) -> None:
             path, accept = self.path.partition("?")[0], self.headers.get("Accept", "")
-            page = _answer(pages, path, accept)
             with suppress(ConnectionError):
-                self.content(page.status, page.kind, page.body)
+                self.content(*_answer(pages, path, accept))
 
         do_HEAD = do_GET
 
@@ -63,14 +58,12 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
     page = pages.get(path)
     if page is None:
         known = ", ".join(sorted(pages))
-        return PageResponse(404, "text/plain; charset=utf-8", f"served here: {known}\n".encode())
+        return 404, TEXT, f"served here: {known}\n".encode()
     try:
         return page(accept)
     except Exception:
         log.exception("metrics: %s failed", path)
-        return PageResponse(
-            500, "text/plain; charset=utf-8", b"this page failed; see the role's log\n"
-        )
+        return 500, TEXT, b"this page failed; see the role's log\n"
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
@@ -148,23 +141,18 @@ def _open(
 def _pages(
     watch: ProcessMetrics, labels: Mapping[str, str], stalled_s: float
 ) -> dict[str, PageHandler]:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.exposition import choose_encoder
-
-    from rollstream.metrics.collector import MetricsCollector
-
     registry = CollectorRegistry()
     registry.register(MetricsCollector(watch, labels))
 
     def metrics(accept: str) -> PageResponse:
         encode, kind = choose_encoder(accept)
-        return PageResponse(200, kind, encode(registry))
+        return 200, kind, encode(registry)
 
     def health(accept: str) -> PageResponse:
         now = watch.health(stalled_s)
         body = {**labels, "state": now.state, "turn_age_s": round(now.turn_age_s, 3)}
         status = 503 if now.state == "stalled" else 200
-        return PageResponse(status, "application/json", json.dumps(body).encode() + b"\n")
+        return status, "application/json", json.dumps(body).encode() + b"\n"
 
     return {"/metrics": metrics, "/healthz": health}
 
