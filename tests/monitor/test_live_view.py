@@ -149,7 +149,7 @@ def test_memory_is_bounded_by_what_is_open():
         state.apply(planted.take(group + 1, [group]), 3.0)
     assert state.groups.endings == {"trained": 20_000}
     assert state.groups.open == {}
-    assert len(state.groups._ended.starts) == 1
+    assert len(state.groups._ended.held.starts) == 1
     assert len(state.samples.finished) == len(state.samples.taken) == 2048
 
 
