@@ -30,12 +30,14 @@ from rollstream.streams.topics import Topic
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):
     """One record to append. A `value` of None is a tombstone. Without `partition` the key chooses
-    the partition (`partition_of`).
+    the partition (`partition_of`). Without `timestamp_ms` the bus's clock stamps the record; a copy
+    of a record keeps its own.
     """
 
     key: bytes
     value: bytes | None
     partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

@@ -113,9 +113,8 @@ class MemoryBus:
                     chosen = partition_of(entry.key, settings.partitions)
                 rows = partitions[chosen]
                 offsets.append(rows.end)
-                rows.rows.append(
-                    Message(topic, chosen, rows.end, int(now_s * 1000), entry.key, entry.value)
-                )
+                at_ms = int(now_s * 1000) if entry.timestamp_ms is None else entry.timestamp_ms
+                rows.rows.append(Message(topic, chosen, rows.end, at_ms, entry.key, entry.value))
                 rows.end += 1
             self._clean(settings, partitions, now_s)
             self._changed.notify_all()

@@ -57,6 +57,8 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "maintain": _commands(
         "maintain.",
         audit="check a run's invariants; exit code 1: violated, 2: not all checked",
+        backup="copy a run, living or not, so that it can be restored; repeat to complete it",
+        restore="make a run from a backup, check it, and print its recovery point",
         rm="delete a run: its topics, objects and folder, and nothing of another run",
         forward="send a run's metrics to TensorBoard or Weights & Biases; resumes",
         health="check a process on this machine; exit code 1: stalled or silent",
@@ -69,7 +71,7 @@ GROUP_TITLES = {
     "roles": "run one role of it",
     "look": "look at a run",
     "change": "make another run from it",
-    "maintain": "check, feed to other tools, delete",
+    "maintain": "check, back up, feed to other tools, delete",
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 MEANT = {
@@ -77,6 +79,7 @@ MEANT = {
     "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
     "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
+    "snapshot": "backup",
 }  # fmt: skip
 """Names from other tools, and the command that does the same."""
 HELP_WORDS = ("-h", "--help")

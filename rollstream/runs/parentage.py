@@ -121,22 +121,29 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
 
     Raises `ConfigurationError` if the store holds no run that was trained.
     """
-    store = open_store(url)
-    identity = read_identity(store)
+    run = write_recorded_settings(url, settings, bus="sqlite:bus", store="file:store")
+    return ForkParent(url, run, settings, None, url, None)
+
+
+def write_recorded_settings(url: str, settings: Path, bus: str, store: str) -> str:
+    """Write the settings that a trainer recorded in the store at `url`, with these URLs, to the
+    file `settings`. Returns the run's name; raises as `parent_of_store` does.
+    """
+    opened = open_store(url)
+    identity = read_identity(opened)
     if identity is None or not identity.configuration:
         raise ConfigurationError(
             f"{url} holds no run that was trained (no {IDENTITY_KEY} names it)"
         )
     values: dict[str, Any] = {}
-    for key, value in recorded_settings(store, identity.configuration).items():
+    for key, value in recorded_settings(opened, identity.configuration).items():
         *tables, name = key.split(".")
         table = values
         for one in tables:
             table = table.setdefault(one, {})
         table[name] = value
-    own = {"bus": "sqlite:bus", "store": "file:store"}
-    settings.write_text(json.dumps(values | own), encoding="utf-8")
-    return ForkParent(url, identity.run, settings, None, url, None)
+    settings.write_text(json.dumps(values | {"bus": bus, "store": store}), encoding="utf-8")
+    return identity.run
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from rollstream.storage.weights.anchors import lineage
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
 from rollstream.streams.removal import LogContents, living_rollouts, log_contents, remove_log
+from rollstream.streams.values import Version
 
 Keep = Literal["archive", "final"]
 KEEPS: tuple[Keep, ...] = ("archive", "final")
@@ -48,12 +49,12 @@ STORE_ROOTS = (
 """First parts of all keys of a run's store; other objects are not the run's."""
 FOLDER_PARTS = (
     "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json", "model",
-    "backup.json", "config.json",
+    "config.json",
 )  # fmt: skip
 """Files and folders that programs write into a run's folder beside log and store, in the order of
 deletion.
 """
-SETTINGS_KEPT = ("model", "config.json", "backup.json")
+SETTINGS_KEPT = ("model", "config.json")
 """Files that stay in the folder while a part of the store is kept, because readers need them."""
 HEARTBEATS_S = 10.0
 PASSES_MAX = 5
@@ -151,8 +152,16 @@ def final_folders(store: ObjectStore) -> tuple[str, ...]:
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     folders = [f"{max(whole).folder}/"] if whole else []
     pointer = believed_pointer(store)
-    if pointer is not None and pointer.version is not None:
-        for one in lineage(store, read_manifest(store, pointer.version)):
+    return (*folders, *version_folders(store, pointer.version if pointer else None))
+
+
+def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
+    """The folders of a version and of every version that it is stored as a difference from. Raises
+    `ObjectMissing` if one is gone.
+    """
+    folders: list[str] = []
+    if version is not None:
+        for one in lineage(store, read_manifest(store, version)):
             folders.append(f"weights/{one.version}/")
             if one.kind == "anchor":
                 break
@@ -272,7 +281,7 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
         folder.rmdir()
 
 
-def locate_removal(named: str, bus: str | None = None) -> RunPlace:
+def find_run_place(named: str, bus: str | None = None) -> RunPlace:
     """Where the run is that a command names: a run's folder, its config.json, or the URL of a store
     or a log. Raises `ConfigurationError` if no run is there.
     """

@@ -120,6 +120,7 @@ class KafkaBus:
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         settings = self._topic(topic)
         check_entries(settings, entries)
+        now_ms = int(self._clock() * 1000)
         records = [
             (
                 partition_of(entry.key, settings.partitions)
@@ -127,11 +128,11 @@ class KafkaBus:
                 else entry.partition,
                 entry.key,
                 entry.value,
+                now_ms if entry.timestamp_ms is None else entry.timestamp_ms,
             )
             for entry in entries
         ]
-        timestamp_ms = int(self._clock() * 1000)
-        return self._appender.append(self._address.topic(topic), records, timestamp_ms)
+        return self._appender.append(self._address.topic(topic), records)
 
     def read(
         self,

@@ -49,8 +49,8 @@ class ByteSemaphore:
 
 log = logging.getLogger(__name__)
 
-RecordToSend = tuple[int, bytes, bytes | None]
-"""Partition, key and value of one record."""
+RecordToSend = tuple[int, bytes, bytes | None, int]
+"""Partition, key, value and timestamp in ms of one record."""
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
@@ -124,7 +124,7 @@ class Appender:
         self._lock = threading.Lock()
         self._producer: Producer | None = None
 
-    def append(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int) -> list[int]:
+    def append(self, topic: str, records: Sequence[RecordToSend]) -> list[int]:
         """Append the records and return their offsets once all are acknowledged. `BusTimeout`
         states whether they are in doubt.
         """
@@ -132,7 +132,7 @@ class Appender:
         for start, stop, amount in bounded_batches(records, self._bound.limit):
             amount = min(amount, self._bound.limit)
             self._take(topic, amount, bool(offsets))
-            wave = self._send(topic, records[start:stop], timestamp_ms, amount)
+            wave = self._send(topic, records[start:stop], amount)
             if not wave.done.wait(DELIVERY_S + SLACK_S):
                 raise self._in_doubt(topic, "the client's thread has stopped")
             if wave.error is not None:
@@ -157,9 +157,7 @@ class Appender:
                 f"acknowledge them; {state}"
             )
 
-    def _send(
-        self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int, amount: int
-    ) -> _BatchInFlight:
+    def _send(self, topic: str, records: Sequence[RecordToSend], amount: int) -> _BatchInFlight:
         wave = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
@@ -168,7 +166,7 @@ class Appender:
             raise
         sent = 0
         try:
-            for index, (partition, key, value) in enumerate(records):
+            for index, (partition, key, value, timestamp_ms) in enumerate(records):
                 producer.send(
                     (topic, partition),
                     (key, value),

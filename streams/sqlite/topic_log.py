@@ -44,20 +44,23 @@ LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
 def pack_rows(
     entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int
 ) -> Iterator[LogRow]:
-    """Rows of `entries` in order, from offset `first` on. Records share a row of less than
-    `row_bytes`; a tombstone shares with none.
+    """Rows of `entries` in order, from offset `first` on. Records of one timestamp share a row of
+    less than `row_bytes`; a tombstone shares with none.
     """
     start = taken = 0
+    at_ms = entries[0].timestamp_ms if entries else None
     for index, entry in enumerate(entries):
         size = row_bytes if entry.value is None else len(entry.key) + len(entry.value)
-        if index > start and taken + size >= row_bytes:
+        if index > start and (taken + size >= row_bytes or entry.timestamp_ms != at_ms):
             yield _row(entries[start:index], first + start, now_ms)
-            start, taken = index, 0
+            start, taken, at_ms = index, 0, entry.timestamp_ms
         taken += size
     yield _row(entries[start:], first + start, now_ms)
 
 
 def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
+    at_ms = entries[0].timestamp_ms
+    now_ms = now_ms if at_ms is None else at_ms
     if len(entries) == 1:
         return first, 1, now_ms, entries[0].key, entries[0].value, None
     keys = [entry.key for entry in entries]

@@ -130,6 +130,14 @@ def test_examples_of_rm(here: Path, tmp_path: Path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_examples_of_backup_and_restore(here: Path):
+    """What one backs up the other restores, in this order."""
+    for words in (*examples("backup"), *examples("restore")):
+        done = _run(words, here)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout, words
+
+
 def test_examples_of_evaluation(here: Path):
     following, stored = examples("eval")
     assert _run(following, here).returncode == 0
@@ -215,6 +223,8 @@ def test_the_example_of_health(here: Path):
 
 def test_every_command_has_examples_that_some_test_runs():
     known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"} | {
+        "backup",
+        "restore",
         "rm",
         "audit",
         "simulate",

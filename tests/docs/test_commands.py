@@ -29,7 +29,6 @@ NOT_RUN = {
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
     ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
     ("pkill", "-9"): "ends processes by name; tests/chaos kills roles of its own runs",
-    ("cp", "-a"): "not ours",
     ("export", "KAFKA_USER=rollstream"): "not ours",
     ("tensorboard", "--logdir"): "not ours; tests/metrics reads the files that it shows",
     ("pip", "install", "pre-commit"): "needs the network",

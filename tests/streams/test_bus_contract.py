@@ -56,6 +56,18 @@ def test_records_come_back_in_order_with_dense_offsets(bus: Bus, clock: HandCloc
     assert bus.end("t") == {0: 3}
 
 
+def test_a_record_keeps_the_timestamp_that_its_entry_names(bus: Bus, clock: HandClock) -> None:
+    """Also within one append, as a copy of a log appends them."""
+    bus.create([Topic("t"), Topic("s", cleanup="compact")])
+    clock.now_s = 1_700_000_000.0
+    given = [1_600_000_000_001, 1_600_000_000_001, None, 1_600_000_000_002]
+    for topic in ("t", "s"):
+        copied = [AppendEntry(b"%d" % n, b"v", 0, at) for n, at in enumerate(given)]
+        assert bus.append(topic, copied) == [0, 1, 2, 3]
+        stamps = [message.timestamp_ms for message in bus.read(topic, {0: 0})]
+        assert stamps == [given[0], given[1], 1_700_000_000_000, given[3]]
+
+
 def test_a_key_keeps_to_its_partition(bus: Bus) -> None:
     bus.create([Topic("t", 4)])
     keys = [f"group-{number}".encode() for number in range(50)]

@@ -16,7 +16,7 @@ BACKSLASH = chr(92)
 SHELL = ("", "sh", "bash", "console")
 ASSIGNMENT = re.compile(r"[A-Z_0-9]+=\S*")
 PROGRAMS = (
-    "rollstream", "python", "make", "git", "pip", "docker", "torchrun", "kill", "pkill", "cp",
+    "rollstream", "python", "make", "git", "pip", "docker", "torchrun", "kill", "pkill",
     "tensorboard", "export", "pre-commit", "hf",
 )  # fmt: skip
 """A line of a block that starts with one of these is a command."""

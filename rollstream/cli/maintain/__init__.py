@@ -1,1 +1,1 @@
-"""The commands that keep a run well: `audit`, `health` and `forward`."""
+"""The commands that check a run, copy it for bad times, feed other tools, and delete it."""

@@ -21,7 +21,7 @@ from rollstream.runs.removal import (
     Keep,
     RemovalPlan,
     check_not_living,
-    locate_removal,
+    find_run_place,
     plan_removal,
     remove,
 )
@@ -48,7 +48,7 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Show the plan, ask, and delete."""
     keep = _keeps(arguments.keep)
-    place = locate_removal(run_path(arguments.run), arguments.bus)
+    place = find_run_place(run_path(arguments.run), arguments.bus)
     with ExitStack() as held:
         if place.folder is not None:
             held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))

@@ -107,7 +107,7 @@ def test_what_kafka_cannot_keep_is_refused(topic: Topic) -> None:
 
 @given(st.lists(st.integers(0, 5000), max_size=30), st.integers(4_000, 20_000))
 def test_waves_cover_all_records_in_order_within_the_bound(sizes: list[int], limit: int) -> None:
-    records = [(0, b"", bytes(size)) for size in sizes]
+    records = [(0, b"", bytes(size), 0) for size in sizes]
     covered = 0
     for start, stop, total in bounded_batches(records, limit):
         assert (start, total) == (covered, sum(map(record_cost_bytes, records[start:stop])))

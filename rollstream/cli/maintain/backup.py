@@ -1,0 +1,102 @@
+"""`rollstream backup RUN|URL DEST`: copies a run, living or not, to a folder or an object store
+(docs/how-to/backup-and-recover.md). The run is only read. The same command completes a backup that
+was interrupted.
+"""
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.signals import progress_line
+from rollstream.errors import ConfigurationError
+from rollstream.runs.backup import LOG, STORE, Backup, back_up, open_backup
+from rollstream.runs.parentage import write_recorded_settings
+from rollstream.runs.removal import RunPlace, find_run_place
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import check_reachable, open_bus
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0 backups/quickstart-0",
+        "quickstart-1 backups/quickstart-1 --json",
+    )
+    command.add_named_run("run", "RUN", "a run's folder, its name in runs/, or a store's URL")
+    to = "a new folder or object store (URL), or that of an interrupted backup of this run"
+    command.add_argument("destination", metavar="DEST", help=to)
+    command.add_argument("--bus", metavar="URL", help="with a store's URL: the run's log")
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Back up, and print what the backup holds and its recovery point."""
+    place = find_run_place(arguments.run, arguments.bus)
+    with ExitStack() as opened:
+        if place.bus is None or place.store is None:
+            raise ConfigurationError(
+                f"{arguments.run}: a backup needs log and store; name the run's folder, or its "
+                "store's URL with --bus URL"
+            )
+        check_reachable(place.bus)
+        folder = _settings_folder(place, place.bus, place.store, opened)
+        target = open_backup(arguments.destination)
+        bus = opened.enter_context(closing(open_bus(place.bus)))
+        try:
+            backup = back_up(bus, open_store(place.store), target, folder, show_part)
+        finally:
+            progress_line("")
+    if arguments.json:
+        print(json.dumps(_json(backup)))
+    else:
+        _print_backup(backup, arguments.destination)
+    return 0
+
+
+def show_part(part: str) -> None:
+    """Show the part of a backup that is being copied or verified, on one terminal line."""
+    progress_line(part[:100])
+
+
+def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -> Path:
+    """The run's folder; without one, a temporary one with the settings that the store holds."""
+    if place.folder is not None:
+        return place.folder
+    folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+    write_recorded_settings(store, folder / "config.json", bus, store)
+    return folder
+
+
+def recovery_lines(backup: Backup) -> tuple[str, ...]:
+    """The recovery point of a run that is restored from this backup."""
+    if not backup.checkpoint:
+        return (f"  recovery point: step {backup.step}; without a checkpoint it starts again",)
+    return (
+        f"  recovery point: step {backup.step}; training resumes from checkpoint "
+        f"{backup.checkpoint} and the ledger",
+    )
+
+
+def _print_backup(backup: Backup, destination: str) -> None:
+    print(f"backup of {backup.run} ({backup.id})")
+    records = sum(sum(one.ends) - sum(one.begins) for one in backup.topics)
+    print(f"  log     {len(backup.topics)} topics, {records:,} records")
+    for name, prefix in (("log", LOG), ("store", STORE)):
+        sizes = [one.bytes for one in backup.objects if one.key.startswith(prefix)]
+        print(f"  {name:<7} {len(sizes):,} objects, {sum(sizes):,} bytes")
+    print("\n".join(recovery_lines(backup)))
+    print(f"restore it with: rollstream restore {destination} DIR")
+
+
+def _json(backup: Backup) -> dict[str, object]:
+    return {
+        "run": backup.run,
+        "id": backup.id,
+        "step": backup.step,
+        "checkpoint": backup.checkpoint,
+        "objects": len(backup.objects),
+        "bytes": sum(one.bytes for one in backup.objects),
+        "ends": {one.topic.name: one.ends for one in backup.topics},
+    }

@@ -1,0 +1,57 @@
+"""`rollstream restore BACKUP DIR`: makes a run from a backup in an empty log and store, audits it
+and prints its recovery point (docs/how-to/backup-and-recover.md).
+
+Exit codes: 0 restored, 1 the backup is damaged or the audit found a violation, 2 the backup is
+incomplete or the target is not empty.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.maintain import audit
+from rollstream.cli.maintain.backup import recovery_lines, show_part
+from rollstream.cli.signals import progress_line
+from rollstream.runs.backup import open_backup
+from rollstream.runs.restore import plan_restore, restore
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "backups/quickstart-0 runs/restored",
+        "backups/quickstart-1 runs/restored-1 --set metrics.port=0 --json",
+    )
+    command.add_argument("backup", metavar="BACKUP", help="a backup: its folder or URL")
+    command.add_argument("folder", metavar="DIR", help="a new or empty folder for the run")
+    command.add_overrides("override a setting, e.g. bus=URL with another host; names must stay")
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Verify the backup, restore it, audit the run."""
+    folder = Path(arguments.folder)
+    source = open_backup(arguments.backup, must_exist=True)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            plan = plan_restore(
+                source, arguments.backup, folder, arguments.overrides, Path(scratch), show_part
+            )
+        restore(plan, show_part)
+    finally:
+        progress_line("")
+    backup = plan.backup
+    if arguments.json:
+        line = {
+            "run": backup.run, "id": backup.id, "folder": str(plan.folder.path),
+            "step": backup.step, "checkpoint": backup.checkpoint,
+        }  # fmt: skip
+        print(json.dumps(line))
+    else:
+        print(f"restored {backup.run} ({backup.id}) to {plan.folder.path}")
+        print("\n".join(recovery_lines(backup)))
+    found = audit.main(argparse.Namespace(run=str(folder), name=None, json=arguments.json))
+    if not arguments.json:
+        print(f"start it with: rollstream run {arguments.folder}")
+    return 1 if found == audit.VIOLATED else 0

@@ -1,0 +1,380 @@
+"""Backs up a run, living or not: a consistent cut of log and store, and the files of its folder
+that a resumed run reads (docs/how-to/backup-and-recover.md). It only reads the run.
+
+1. A cut (`cut.py`). 2. The log up to the cut, with offsets and timestamps. 3. What the cut names:
+   checkpoints, archive, versions, and the large records that the log names; then the terms of
+   roles. A term that was read before the cut may be below an `Opened` of the log, and a role would
+   draw it a second time. 4. `backup.json`. A backup without it is incomplete, and is refused.
+
+The run truncates and deletes meanwhile. Where it was faster, 1 to 3 are repeated, and only what is
+missing is copied. So is a backup that was interrupted.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from rollstream.config.config import load_for_viewing
+from rollstream.config.identity import DELETED, RunIdentity, read_identity
+from rollstream.consumers.replay.topic_copy import partition_batches
+from rollstream.errors import (
+    ConfigurationError,
+    DecodeError,
+    ObjectExists,
+    ObjectMissing,
+    PositionLost,
+    StoreError,
+)
+from rollstream.runs.cut import Cut, TopicCut, fix_cut
+from rollstream.storage.claim_check import is_claim, parse_blob_key
+from rollstream.storage.stores.base import ListedObject, ObjectStore, check_key
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import FORMAT, encode_json, seal
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.codec import decode
+from rollstream.streams.records import Claim
+from rollstream.streams.release import RELEASE
+from rollstream.streams.values import Address
+
+BACKUP_KEY, BEGUN_KEY = "backup.json", "begun.json"
+LOG, STORE, FOLDER = "log/", "store/", "folder/"
+"""Prefixes of the objects: segments of the log, objects of the store, files of the folder."""
+SEGMENT_BYTES = 32 << 20
+CUTS_MAX = 20  # each copies less than the one before
+TRUNCATED_FIRST = ("partials", "assignments", "prompts")
+"""Copied first: dispatch truncates them every few seconds."""
+_SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")
+_ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
+
+
+@dataclass(frozen=True, slots=True)
+class BackupObject:
+    """An object of the backup, by its key there."""
+
+    key: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What `backup.json` states."""
+
+    run: str
+    id: str
+    release: str
+    needs: tuple[str, ...]
+    time_s: float
+    step: int
+    """Step of the newest version at the cut."""
+    checkpoint: str
+    """The newest checkpoint, from which a restored run resumes; "" if there is none."""
+    topics: tuple[TopicCut, ...]
+    objects: tuple[BackupObject, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegment:
+    """Consecutive records of one partition: offsets `[first, end)`."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        return f"{LOG}{self.topic}/{self.partition:05d}-{self.first:020d}-{self.end:020d}.msgpack"
+
+
+def parse_segment(key: str) -> LogSegment | None:
+    """The segment that a key names; None for other keys."""
+    match = _SEGMENT.fullmatch(key)
+    if match is None:
+        return None
+    topic, *numbers = match.groups()
+    return LogSegment(topic, *map(int, numbers))
+
+
+def encode_segment(messages: Sequence[Message]) -> bytes:
+    """MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
+    return msgspec.msgpack.encode([(m.offset, m.timestamp_ms, m.key, m.value) for m in messages])
+
+
+def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
+    """The records of a segment."""
+    return [
+        Message(segment.topic, segment.partition, offset, timestamp_ms, key, value)
+        for offset, timestamp_ms, key, value in _ROWS.decode(data)
+    ]
+
+
+def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
+    """The parts of offsets `[begin, end)` of a partition that no segment holds. Pure."""
+    found: list[tuple[int, int]] = []
+    at = begin
+    for segment in sorted(present, key=lambda one: one.first):
+        if segment.end <= at:
+            continue
+        if segment.first >= end:
+            break
+        if segment.first > at:
+            found.append((at, segment.first))
+        at = segment.end
+    if at < end:
+        found.append((at, end))
+    return found
+
+
+@dataclass(slots=True)
+class BackupCopy:
+    """Copies a run into one destination; what is there already is read again, not copied.
+
+    `present` are the destination's objects. `told` is called with each part that is copied.
+    """
+
+    bus: Bus
+    store: ObjectStore
+    target: ObjectStore
+    told: Callable[[str], None]
+    present: dict[str, int]
+    _made: dict[str, BackupObject] = field(default_factory=dict[str, BackupObject])
+    _claims: dict[str, list[tuple[Address, str]]] = field(
+        default_factory=dict[str, list[tuple[Address, str]]]
+    )
+
+    def copy(self, cut: Cut) -> dict[str, BackupObject]:
+        """Steps 2 and 3. Raises `PositionLost` or `ObjectMissing` if the run was faster."""
+        found: dict[str, BackupObject] = {}
+        for one in sorted(cut.topics, key=lambda one: one.topic.name not in TRUNCATED_FIRST):
+            self.told(f"{LOG}{one.topic.name}")
+            found |= self._topic(one)  # 2
+        for key, data in cut.read.items():
+            found[STORE + key] = self._write(STORE + key, data)
+        for unit, entries in _units(cut):  # 3
+            self.told(f"{STORE}{unit}")
+            try:
+                copied = [self._object(entry) for entry in entries]
+            except ObjectMissing:
+                if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
+                    continue  # retention deletes the oldest; the run resumes without it
+                raise
+            found |= {one.key: one for one in copied}
+        for one in self.store.list("roles/"):
+            found[STORE + one.key] = self._write(STORE + one.key, self.store.get(one.key))
+        return found
+
+    def files(self, folder: Path) -> dict[str, BackupObject]:
+        """Copy the files of the run's folder that a resumed run reads."""
+        named = [folder / "config.json", folder / "metrics" / "eval.jsonl"]
+        paths = [path for path in (*named, *(folder / "model").rglob("*")) if path.is_file()]
+        found: dict[str, BackupObject] = {}
+        for path in paths:
+            key = check_key(f"{FOLDER}{path.relative_to(folder).as_posix()}")
+            found[key] = self._write(key, path.read_bytes())
+        return found
+
+    def check_history(self, cut: Cut) -> None:
+        """Raise `ConfigurationError` if the destination's records are of another history: a run
+        that was restored from an older backup writes other records at the same offsets.
+        """
+        for one in cut.topics:
+            for partition, begin in enumerate(one.begins):
+                held = self._segments(one, partition)
+                last = max(held, key=lambda segment: segment.end, default=None)
+                if last is None or last.end <= begin:
+                    continue
+                message = decode_segment(last, self.target.get(last.key))[-1]
+                where = {partition: message.offset}
+                ahead = message.offset >= one.ends[partition]
+                now = [] if ahead else self.bus.read(one.topic.name, where, records_max=1)
+                if now[:1] != [message]:
+                    raise ConfigurationError(
+                        f"{last.key} of the destination holds other records than "
+                        f"{one.topic.name}/{partition} of the run: it was begun before the run was "
+                        "restored; give a new destination"
+                    )
+
+    def _segments(self, cut: TopicCut, partition: int) -> list[LogSegment]:
+        """The segments that can be used again; compaction changes what is below an end."""
+        if cut.topic.cleanup == "compact":
+            return []
+        found = (parse_segment(key) for key in self.present)
+        return [s for s in found if s and (s.topic, s.partition) == (cut.topic.name, partition)]
+
+    def _topic(self, cut: TopicCut) -> dict[str, BackupObject]:
+        name, found = cut.topic.name, dict[str, BackupObject]()
+        for partition, (begin, end) in enumerate(zip(cut.begins, cut.ends, strict=True)):
+            held = [s for s in self._segments(cut, partition) if s.end > begin and s.first < end]
+            for start, stop in missing_ranges(begin, end, held):
+                held += self._range(name, partition, start, stop)
+            for segment in held:
+                found[segment.key] = self._segment(segment)
+                self._blobs(segment, begin, end, found)
+        return found
+
+    def _range(self, topic: str, partition: int, start: int, end: int) -> Iterator[LogSegment]:
+        """Copy offsets `[start, end)` into segments of bounded size."""
+        first, size, held = start, 0, list[Message]()
+        for messages in partition_batches(self.bus, topic, partition, start, end):
+            held += messages
+            size += sum(len(m.key) + len(m.value or b"") for m in messages)
+            if size >= SEGMENT_BYTES and held[-1].offset + 1 < end:
+                yield self._add(LogSegment(topic, partition, first, held[-1].offset + 1), held)
+                first, size, held = held[-1].offset + 1, 0, []
+        yield self._add(LogSegment(topic, partition, first, end), held)
+
+    def _add(self, segment: LogSegment, messages: Sequence[Message]) -> LogSegment:
+        self._made[segment.key] = self._write(segment.key, encode_segment(messages))
+        self._claims[segment.key] = list(_claims(messages))
+        return segment
+
+    def _segment(self, segment: LogSegment) -> BackupObject:
+        """The segment, read again if an earlier process copied it."""
+        if segment.key not in self._made:
+            data = self.target.get(segment.key)
+            self._made[segment.key] = described(segment.key, data)
+            self._claims[segment.key] = list(_claims(decode_segment(segment, data)))
+        return self._made[segment.key]
+
+    def _blobs(
+        self, segment: LogSegment, begin: int, end: int, found: dict[str, BackupObject]
+    ) -> None:
+        """Copy the large records that this segment's records in `[begin, end)` name. One that is
+        missing although the log keeps its record is left out: readers dead-letter such a claim.
+        """
+        for at, key in self._claims[segment.key]:
+            if not begin <= at.offset < end:
+                continue
+            try:
+                copied = self._object(ListedObject(key, -1))
+            except ObjectMissing:
+                if self.bus.begin(segment.topic)[at.partition] > at.offset:
+                    raise
+                continue
+            found[copied.key] = copied
+
+    def _object(self, entry: ListedObject) -> BackupObject:
+        """Copy an object that never changes, unless it is there; a size of -1 is unknown."""
+        key = STORE + entry.key
+        if key not in self._made:
+            size = self.present.get(key)
+            if size is not None and entry.bytes in (size, -1):
+                self._made[key] = described(key, self.target.get(key))
+            else:
+                self._made[key] = self._write(key, self.store.get(entry.key))
+        return self._made[key]
+
+    def _write(self, key: str, data: bytes) -> BackupObject:
+        self.target.put(key, data)
+        self.present[key] = len(data)
+        return described(key, data)
+
+
+def described(key: str, data: bytes) -> BackupObject:
+    """The object with its size and hash."""
+    return BackupObject(key, len(data), sha256(data).hexdigest())
+
+
+def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
+    """The keys of large records, by the address of the record that names them."""
+    for message in messages:
+        if not is_claim(message):
+            continue
+        with suppress(DecodeError):
+            record = decode(message.value or b"").record
+            if isinstance(record, Claim) and parse_blob_key(record.blob):
+                yield Address(message.partition, message.offset), record.blob
+
+
+def _units(cut: Cut) -> list[tuple[str, list[ListedObject]]]:
+    """The listed objects by unit, those required first: versions and checkpoints are complete or
+    left out.
+    """
+    found: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
+    for entry in cut.listed:
+        root, name, *rest = entry.key.split("/")
+        is_folder = root in ("weights", "checkpoints") and bool(rest)
+        found.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
+    return list(found.items())
+
+
+def back_up(
+    bus: Bus,
+    store: ObjectStore,
+    target: ObjectStore,
+    folder: Path,
+    told: Callable[[str], None] = lambda part: None,
+    clock: Callable[[], float] = time.time,
+) -> Backup:
+    """Make the backup of the run that `folder` configures in `target`, or complete one that was
+    interrupted.
+
+    Raises `ConfigurationError` if `target` holds anything else than an interrupted backup of this
+    run, `StoreError` if the run was faster each time.
+    """
+    run = load_for_viewing(folder / "config.json").run
+    identity = read_identity(store) or RunIdentity("", run)
+    if DELETED in identity.needs:
+        raise ConfigurationError(
+            f"the run {run} was deleted, or is being deleted; nothing to back up"
+        )
+    present = {one.key: one.bytes for one in target.list()}
+    _claim(target, identity, present)
+    copying = BackupCopy(bus, store, target, told, present)
+    lost: PositionLost | ObjectMissing | None = None
+    for attempt in range(CUTS_MAX):
+        try:
+            found = copying.files(folder)
+            cut = fix_cut(bus, store, run)  # 1
+            if not attempt:
+                copying.check_history(cut)
+            found |= copying.copy(cut)
+            break
+        except (PositionLost, ObjectMissing) as error:
+            lost = error
+            told(f"again: {error}")
+    else:
+        raise StoreError(
+            f"the run truncated or deleted during each of {CUTS_MAX} attempts what was being "
+            f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
+        ) from lost
+    for key in set(copying.present) - set(found) - {BEGUN_KEY}:
+        target.delete(key)  # of an earlier attempt
+    backup = Backup(
+        run, identity.id, RELEASE, identity.needs, clock(), cut.step, cut.checkpoint,
+        cut.topics, tuple(found[key] for key in sorted(found)),
+    )  # fmt: skip
+    target.put(BACKUP_KEY, seal(backup))  # 4
+    return backup
+
+
+def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) -> None:
+    """Mark the target as this run's; idempotent until the backup is complete."""
+    wanted = encode_json({"run": identity.run, "id": identity.id})
+    if BACKUP_KEY in present:
+        raise ConfigurationError("the destination holds a complete backup; give a new one")
+    if present and BEGUN_KEY not in present:
+        raise ConfigurationError("the destination is not empty; give a new one")
+    with suppress(ObjectExists):
+        target.create(BEGUN_KEY, wanted)
+    if target.get(BEGUN_KEY) != wanted:
+        raise ConfigurationError("the destination holds a part of another run's backup")
+    present[BEGUN_KEY] = len(wanted)
+
+
+def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
+    """The store of a backup: the URL of an object store, or a folder."""
+    is_url = ":" in named and not Path(named).exists()
+    url = named if is_url else f"file:{Path(named).absolute()}"
+    path = Path(url.removeprefix("file:").removeprefix("//"))
+    if must_exist and url.startswith("file:") and not path.is_dir():
+        raise ConfigurationError(f"{named}: no such backup; is the path right?")
+    return open_store(url)

@@ -1,0 +1,294 @@
+"""Restores a backup (`backup.py`) into an empty log and store, with the offsets and timestamps that
+its records had. So every position that ledger, checkpoints, dispatch and archive name stays valid,
+and the restored run resumes as after a crash of all its processes.
+
+1. Every object of the backup is verified. Nothing is written before.
+2. The target is checked to be empty, and `run.json` is created with the mark of a deleted run. A
+   role that starts in the middle would find a log without its end, and append there. It reads the
+   mark and ends, and of two restores into one store the second one fails.
+3. The log. No back end lets a partition begin above 0, so empty records fill each partition up to
+   its begin, and are truncated once the first record follows them. A topic that is compacted is
+   appended without its holes: no stored position names it.
+4. The store; leases are restored as released, so roles take higher terms at once.
+5. The folder, `config.json` last, and the mark is taken back.
+
+An interrupted restore is removed with `rollstream rm`, and repeated.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollstream.config.config import (
+    URL_SETTINGS,
+    essential_settings,
+    load,
+    setting_changes,
+    setting_value,
+    url_identity,
+)
+from rollstream.config.identity import DELETED, IDENTITY_KEY, RunIdentity, mark_deleted
+from rollstream.config.run_folder import (
+    RunFolder,
+    bus_url,
+    store_for_writing,
+    store_url,
+    write_configuration,
+)
+from rollstream.config.settings import Configuration
+from rollstream.errors import (
+    BusError,
+    ConfigurationError,
+    CorruptObject,
+    NewerRelease,
+    ObjectExists,
+    ObjectMissing,
+)
+from rollstream.runs.backup import (
+    BACKUP_KEY,
+    BEGUN_KEY,
+    FOLDER,
+    STORE,
+    Backup,
+    BackupObject,
+    LogSegment,
+    decode_segment,
+    described,
+    parse_segment,
+)
+from rollstream.runs.cut import TopicCut
+from rollstream.runs.removal import plan_objects
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import decode_json, encode_json, unseal
+from rollstream.storage.terms import RoleRecord
+from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.connect import check_reachable, open_bus
+from rollstream.streams.release import missing_features, upgrade_advice
+from rollstream.streams.removal import log_contents
+
+RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
+FILLERS_MAX = 10_000  # of one append
+CONFIGURATION = f"{FOLDER}config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """A verified backup, and the folder and settings of the restored run."""
+
+    backup: Backup
+    source: ObjectStore
+    folder: RunFolder
+    settings: Configuration
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        """The URLs of log and store."""
+        return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
+
+
+def read_backup(target: ObjectStore, where: str) -> Backup:
+    """What a complete backup states. Raises `ConfigurationError` if it is incomplete or none,
+    `NewerRelease` if this release lacks a feature of the run.
+    """
+    try:
+        backup = unseal(target.get(BACKUP_KEY), Backup, BACKUP_KEY)
+    except ObjectMissing:
+        is_begun = next(iter(target.list(BEGUN_KEY)), None)
+        raise ConfigurationError(
+            f"{where}: the backup is incomplete (no {BACKUP_KEY}); repeat `rollstream backup`"
+            if is_begun
+            else f"{where} holds no backup (no {BACKUP_KEY}); is it right?"
+        ) from None
+    if features := missing_features(backup.needs):
+        raise NewerRelease(
+            f"{where}: run {backup.run} needs features that this release lacks: "
+            f"{', '.join(features)}; {upgrade_advice(backup.release)}"
+        )
+    return backup
+
+
+def plan_restore(
+    source: ObjectStore,
+    where: str,
+    folder: Path,
+    overrides: Sequence[str],
+    scratch: Path,
+    told: Callable[[str], None] = lambda part: None,
+) -> RestorePlan:
+    """The plan of a restore (1). Writes only the backup's `config.json`, into `scratch`.
+
+    Raises `CorruptObject`, which names the object, if the backup is damaged, `ConfigurationError`
+    if it is incomplete or the settings are another run's.
+    """
+    backup = read_backup(source, where)
+    for one in backup.objects:
+        told(one.key)
+        checked(source, one)
+    path = scratch / "config.json"
+    path.write_bytes(source.get(CONFIGURATION))
+    before = load(path)
+    now = load(path, [f"folder={folder.absolute()}", *overrides])
+    _check_settings(before, now)
+    return RestorePlan(backup, source, RunFolder(folder.absolute()), now)
+
+
+def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
+    """An object's bytes. Raises `CorruptObject` if they are not those of the backup."""
+    try:
+        data = source.get(wanted.key)
+    except ObjectMissing:
+        raise CorruptObject(f"the backup is damaged: object {wanted.key} is missing") from None
+    if described(wanted.key, data) != wanted:
+        raise CorruptObject(
+            f"the backup is damaged: object {wanted.key} has {len(data)} bytes and another sha256 "
+            f"than {wanted.sha256[:12]}… of {wanted.bytes} bytes; use another backup"
+        )
+    return data
+
+
+def _check_settings(before: Configuration, now: Configuration) -> None:
+    """A restored run is the same run: its log and store keep their names (invariant 15)."""
+    found = setting_changes(essential_settings(before), essential_settings(now))
+    if found:
+        lines = "\n".join(f"  {one}" for one in found)
+        urls = ", ".join(url_identity(setting_value(before, key)) for key in URL_SETTINGS)
+        raise ConfigurationError(
+            f"a restored run keeps its settings:\n{lines}\nof {urls} only hosts, endpoints and "
+            "options may change; for other names or settings fork the restored run"
+        )
+
+
+def check_free(plan: RestorePlan) -> None:
+    """Raise `ConfigurationError` if the target is not empty (2)."""
+    bus, store = plan.urls
+    folder = plan.folder.path
+    advice = f"give an empty one, or remove what is there: rollstream rm {store} --bus {bus}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(
+            f"{folder} is not empty; give a new folder (without a config.json in it, it is a "
+            "restore that was not finished, and may be deleted)"
+        )
+    check_reachable(bus)
+    if topics := log_contents(bus).topics:
+        raise ConfigurationError(
+            f"the log {bus} has topics already ({', '.join(topics)}); {advice}"
+        )
+    scheme, _, path = store.partition(":")
+    if scheme == "file" and not Path(path.removeprefix("//")).is_dir():
+        return  # opening a store makes its folder
+    listed = open_store(store).list()
+    if found := plan_objects(listed, plan.backup.run, (), ()).delete:
+        raise ConfigurationError(
+            f"the store {store} has {len(found)} objects already ({found[0].key}, …); {advice}"
+        )
+
+
+def restore(plan: RestorePlan, told: Callable[[str], None] = lambda part: None) -> None:
+    """Restore the backup; the run is complete when this returns. Raises `ConfigurationError` if the
+    target is not empty.
+    """
+    check_free(plan)
+    plan.folder.path.mkdir(parents=True, exist_ok=True)
+    store = store_for_writing(plan.settings, plan.folder.path)
+    by_key = {one.key: one for one in plan.backup.objects}
+    _claim(plan, store, by_key)  # 2
+    with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
+        for topic in plan.backup.topics:  # 3
+            told(topic.topic.name)
+            _restore_topic(bus, plan.source, topic, by_key)
+    for key, one in by_key.items():  # 4
+        name = key.removeprefix(STORE)
+        if name != key and name != IDENTITY_KEY:
+            told(name)
+            data = checked(plan.source, one)
+            store.put(name, _released(name, data) if name.startswith("roles/") else data)
+    for key, one in by_key.items():  # 5
+        name = key.removeprefix(FOLDER)
+        if name != key and key != CONFIGURATION:
+            path = plan.folder.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(checked(plan.source, one))
+    write_configuration(plan.folder, plan.settings)
+    mark_deleted(store, plan.backup.run, deleted=False)
+
+
+def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject]) -> None:
+    key = STORE + IDENTITY_KEY
+    identity = RunIdentity(plan.backup.id, plan.backup.run)
+    if key in by_key:
+        identity = decode_json(checked(plan.source, by_key[key]), RunIdentity, key)
+    marked = replace(identity, needs=tuple(sorted({*identity.needs, DELETED})))
+    try:
+        store.create(IDENTITY_KEY, encode_json(marked))
+    except ObjectExists:
+        raise ConfigurationError(
+            f"the store {plan.urls[1]} was just claimed by another run or restore"
+        ) from None
+
+
+def _released(name: str, data: bytes) -> bytes:
+    """A lease without a holder, so that the next one need not wait; other terms unchanged."""
+    if name.count("/") > 1:
+        return data
+    return encode_json(replace(decode_json(data, RoleRecord, name), released=True))
+
+
+def _restore_topic(
+    bus: Bus, source: ObjectStore, cut: TopicCut, by_key: dict[str, BackupObject]
+) -> None:
+    """Append a topic's records, at their offsets unless it is compacted or kept by time."""
+    name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
+    bus.create([cut.topic])
+    segments = [one for key in by_key if (one := parse_segment(key)) and one.topic == name]
+    segments.sort(key=lambda one: (one.partition, one.first))
+    for partition, begin in enumerate(cut.begins):
+        if keeps_offsets:
+            _fill(bus, name, partition, begin)
+        for segment in (one for one in segments if one.partition == partition):
+            for batch in _batches(source, segment, by_key[segment.key], cut):
+                offsets = bus.append(name, [_entry(message) for message in batch])
+                if keeps_offsets and offsets != [message.offset for message in batch]:
+                    raise BusError(
+                        f"{name}/{partition}: offset {batch[0].offset} of the backup became "
+                        f"{offsets[0]}; does another program write to this log?"
+                    )
+    if keeps_offsets and any(cut.begins):
+        bus.truncate(name, dict(enumerate(cut.begins)))
+    groups = dict.fromkeys(one.group for one in cut.commits) if keeps_offsets else ()
+    for group in groups:
+        at = {one.partition: one.at for one in cut.commits if one.group == group}
+        bus.commit(group, name, at)
+
+
+def _fill(bus: Bus, topic: str, partition: int, begin: int) -> None:
+    """Append records up to `begin`, which no reader sees: they are truncated before the run is
+    complete.
+    """
+    filler = AppendEntry(b"", b"", partition)
+    for at in range(0, begin, FILLERS_MAX):
+        bus.append(topic, [filler] * min(FILLERS_MAX, begin - at))
+
+
+def _entry(message: Message) -> AppendEntry:
+    return AppendEntry(message.key, message.value, message.partition, message.timestamp_ms)
+
+
+def _batches(
+    source: ObjectStore, segment: LogSegment, stored: BackupObject, cut: TopicCut
+) -> Iterator[list[Message]]:
+    """The segment's records that belong to the cut, in order, as many as one append takes."""
+    begin, end = cut.begins[segment.partition], cut.ends[segment.partition]
+    batch, size = list[Message](), 0
+    for message in decode_segment(segment, checked(source, stored)):
+        if not begin <= message.offset < end:
+            continue
+        more = len(message.key) + len(message.value or b"")
+        if batch and (len(batch) >= RECORDS_MAX or size + more > BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += more
+    if batch:
+        yield batch

@@ -1,0 +1,134 @@
+"""A run is backed up while it trains, by a command that is killed with -9 and repeated; then log
+and store are lost. The restored run resumes from the cut to the recorded hashes, and its audit is
+clean.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollstream.config.config import load
+from rollstream.config.run_folder import bus_url
+from rollstream.runs.backup import open_backup
+from rollstream.runs.restore import read_backup
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import StepDone, Take
+from testbed.run_process import kill_all, read, running, started, steps_done
+from testbed.servers import kafka_broker, versity
+from testbed.servers.kafka_broker import KafkaBroker
+from testbed.waiting import WAIT_S, wait_for
+from tests.support.killed_at import run_killed_at
+
+MORE = [
+    "trainer.steps=400", "checkpoints.every=3", "archive.roll_s=1",
+    "task.name=tests.support.uneven_task:Uneven",
+]  # fmt: skip
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "rollstream", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def answer(*words: str) -> dict:
+    done = command(*words, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[0])
+
+
+@contextmanager
+def places(kind: str, folder: Path) -> Iterator[tuple[list[str], str, list[str], str]]:
+    """Settings of the run, where its backup goes, settings of the restored run, and the method
+    behind which the backup is killed. What the run wrote is gone at the end.
+    """
+    if kind == "sqlite and files":
+        destination = str(folder.parent / "backup")
+        yield [], destination, [], "rollstream.storage.stores.file:FileStore.put"
+        shutil.rmtree(folder)
+        return
+    broker, prefix, store = KafkaBroker(), uuid.uuid4().hex[:8], versity.new_url()
+    try:
+        broker.start()
+        broker.wait_ready()
+        new = kafka_broker.new_url().rpartition("/")[0]
+        urls = [f"bus=kafka://{broker.server}/{prefix}", f"store={store}"]
+        put = "rollstream.storage.stores.s3.store:S3Store.put"
+        yield urls, versity.new_url(), [f"bus={new}/{prefix}"], put
+    finally:
+        broker.close()  # removes its log
+    objects = open_store(store)
+    for entry in list(objects.list()):
+        objects.delete(entry.key)
+    shutil.rmtree(folder)
+
+
+def hashes(folder: Path) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for done in read(folder, "ledger", StepDone):
+        found.setdefault(done.step, set()).add(done.state_hash)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite and files", "kafka and s3"])
+def test_a_living_run_is_backed_up_lost_and_restored(
+    tmp_path: Path, model: Path, kind: str
+) -> None:
+    folder, again = tmp_path / "run", tmp_path / "again"
+    with places(kind, folder) as (urls, destination, new, put):
+        with started(folder, model, [*MORE, *urls]) as process:
+            wait_for(lambda: steps_done(folder) >= 8, process)
+            run_killed_at(put, 9, ["backup", str(folder), destination])
+            refused = command("restore", destination, str(again))
+            assert refused.returncode == 2, refused.stderr
+            assert "incomplete" in refused.stderr
+            told = answer("backup", str(folder), destination)
+            wait_for(lambda: steps_done(folder) > told["step"] + 2, process)
+            kill_all(process)
+        trained = hashes(folder)
+
+    settings = [word for one in new for word in ("--set", one)]
+    restored = answer("restore", destination, str(again), *settings)
+    assert (restored["step"], restored["checkpoint"]) == (told["step"], told["checkpoint"])
+    assert_offsets_are_kept(destination, again)
+    with running(
+        [sys.executable, "-m", "rollstream", "run", str(again)], tmp_path / "again.txt"
+    ) as resumed:
+        wait_for(lambda: steps_done(again) >= told["step"] + 5, resumed)
+        resumed.terminate()
+        resumed.wait(WAIT_S)
+    (begun, *_) = re.findall(r"resumes after step (\d+)", (again / "logs/trainer.log").read_text())
+    assert told["checkpoint"].startswith(f"s{int(begun):08d}-")
+    found = hashes(again)
+    assert set(found) >= set(range(int(begun) + 1, told["step"] + 5))
+    assert all(len(one) == 1 for one in found.values()), "a repeated step differs"
+    assert {step: one for step, one in found.items() if step <= told["step"]}.items() <= (
+        trained.items()
+    )
+    used = [m.trajectory for take in read(again, "ledger", Take) for m in take.members]
+    assert len(set(used)) == len(used)
+    audit = command("audit", str(again), "--json")
+    assert json.loads(audit.stdout)["violations"] == 0, audit.stdout
+    occupied = command("restore", destination, str(tmp_path / "other"), *settings)
+    if new:
+        assert occupied.returncode == 2, occupied.stdout
+        assert "has topics already" in occupied.stderr
+
+
+def assert_offsets_are_kept(destination: str, again: Path) -> None:
+    backup = read_backup(open_backup(destination), destination)
+    assert any(any(one.begins) for one in backup.topics), "the log was never truncated"
+    with closing(open_bus(bus_url(load(again / "config.json"), again))) as bus:
+        for one in backup.topics:
+            if one.topic.cleanup == "safe":
+                assert tuple(bus.begin(one.topic.name).values()) == one.begins
+                assert tuple(bus.end(one.topic.name).values()) == one.ends
