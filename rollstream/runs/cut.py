@@ -8,9 +8,9 @@ order of reading makes the cut.
 2. What names positions in the log: checkpoints, files of the archive, dispatch's state. After 3,
    the archive could create a file with records behind the cut. The restored run writes other
    records at those offsets, and would never archive them.
-3. The ends of the topics of single holders, then of the others and the pointer, then the first
-   again, until they are equal. Unless they are equal, the trainer may have published a version
-   between both: the cut has a trajectory of a version that its pointer and ledger do not know.
+3. The ends of the topics of single holders, then of the others, then the first again, until they
+   are equal and the pointer has not moved. Otherwise the trainer may have published a version in
+   between: the cut has a trajectory of a version that its pointer and ledger do not know.
    Annotations come before trajectories: one of a trajectory behind the cut would count for the
    trajectory that the restored run generates under that name.
 4. The versions up to the pointer, listed behind it: a listing before it may lack the newest.
@@ -130,27 +130,34 @@ def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
 def _fix_ends(
     bus: Bus, store: ObjectStore, topics: Sequence[Topic]
 ) -> tuple[dict[str, dict[int, int]], bytes]:
-    """The ends of all topics and the pointer's content (b"": there is none) of one moment."""
+    """The ends of all topics and the pointer's content (b"": there is none) of one moment. The
+    pointer, which moves once a step, is compared apart: a request to a bucket takes longer than
+    dispatch is quiet.
+    """
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]
     shared.sort(key=lambda name: SHARED_ORDER.index(name) if name in SHARED_ORDER else 0)
     deadline = Deadline(QUIET_S)
-    before = {name: bus.end(name) for name in single}
-    while True:
+    pointer = _pointer(store)
+    while not deadline.passed():
+        before = {name: bus.end(name) for name in single}
         ends = {name: bus.end(name) for name in shared}
-        try:
-            pointer = store.get(POINTER_KEY)
-        except ObjectMissing:
-            pointer = b""
-        after = {name: bus.end(name) for name in single}
-        if after == before:
-            return ends | after, pointer
-        if deadline.passed():
-            raise BusError(
-                f"no cut in {QUIET_S:.0f} s: trainer or dispatch wrote during each look at the "
-                "ends; repeat the backup on a machine nearer to the log, or while the run is idle"
-            )
-        before = after
+        if before == {name: bus.end(name) for name in single}:
+            now = _pointer(store)
+            if now == pointer:
+                return ends | before, pointer
+            pointer = now
+    raise BusError(
+        f"no cut in {QUIET_S:.0f} s: trainer or dispatch wrote during each look at the ends; "
+        "repeat the backup on a machine nearer to the log, or while the run is idle"
+    )
+
+
+def _pointer(store: ObjectStore) -> bytes:
+    try:
+        return store.get(POINTER_KEY)
+    except ObjectMissing:
+        return b""
 
 
 def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
