@@ -20,6 +20,7 @@ from rollstream.runs.backup import (
     BACKUP_KEY,
     BEGUN_KEY,
     LOG,
+    Backup,
     LogSegment,
     missing_ranges,
     parse_segment,
@@ -131,7 +132,7 @@ class FailingStore(MemoryStore):
         return super().put(key, data)
 
 
-@pytest.mark.parametrize("after", range(0, 70, 9))
+@pytest.mark.parametrize("after", range(0, 50, 7))
 def test_a_backup_is_interrupted_anywhere_and_the_same_call_copies_the_rest(
     run: Path, tmp_path: Path, after: int
 ) -> None:
@@ -171,10 +172,14 @@ def test_a_backup_that_was_killed_is_completed_by_the_same_command(
 def test_large_topics_are_many_segments(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def segments(backup: Backup) -> int:
+        return len([one for one in backup.objects if one.key.startswith(LOG)])
+
+    few = segments(backed_up(run, MemoryStore()))
     monkeypatch.setattr(backup_module, "SEGMENT_BYTES", 1)
     monkeypatch.setattr("rollstream.consumers.replay.topic_copy.BYTES_MAX", 2000)
     backup = backed_up(run, to := MemoryStore())
-    assert len([one for one in backup.objects if one.key.startswith(LOG)]) > 3 * len(backup.topics)
+    assert segments(backup) > few
     restored(to, tmp_path / "again")
     assert history(tmp_path / "again") == history(run)
 
