@@ -23,9 +23,11 @@ def store_of(folder: Path) -> ObjectStore:
     return open_store(f"file:{folder}/store")
 
 
-def backed_up(run: Path, to: ObjectStore, **more: Callable[[str], None]) -> Backup:
+def backed_up(
+    run: Path, to: ObjectStore, told: Callable[[str], None] = lambda part: None
+) -> Backup:
     with closing(open_bus(f"sqlite:{run}/bus")) as bus:
-        return back_up(bus, store_of(run), to, run, **more)
+        return back_up(bus, store_of(run), to, run, told)
 
 
 def restored(source: ObjectStore, folder: Path, *overrides: str) -> None:
