@@ -23,7 +23,7 @@ from transformers import (
 
 from benchmarks.case import Case, paired
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling, Version
 
 TRACE = Path(__file__).parent / "traces" / "longtail-512.json"

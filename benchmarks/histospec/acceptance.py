@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.case import Case, against
 from benchmarks.runs.epochs import Pass, history_of
-from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.acceptance import AcceptanceCurve, HistoryAgreement
+from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.producers.drafts.planner import DraftRow
 from rollstream.streams.records import PROMPT, Trajectory
 

@@ -41,8 +41,8 @@ from benchmarks.runs.epochs import (
     requests,
     side_thread,
 )
-from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.streams.records import PROMPT, Trajectory
 
 WINDOW = 8  # tokens requested in a look-up

@@ -30,7 +30,7 @@ from benchmarks.runs.epochs import (
 )
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Version
 

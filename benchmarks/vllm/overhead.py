@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.case import Case, paired
 from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
-from rollstream.producers.drafts import AnswerHistory
+from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns

@@ -31,7 +31,8 @@ from benchmarks.case import Case, alone
 from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.weights.delta import CodedTensor, apply_tensor, encode_tensor
+from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor
+from rollstream.storage.weights.delta.coding import CodedTensor
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.manifest import parse_version
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash

@@ -16,7 +16,7 @@ from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
 from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
-from rollstream.storage.weights.delta import Changes
+from rollstream.storage.weights.delta.coding import Changes
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue

@@ -20,7 +20,8 @@ from benchmarks.weights.sides import Link, Receiver, Sides, large_tensors, nudge
 from benchmarks.weights.step import measure_gap, measure_stall
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.weights.delta import Changes, apply_tensor, encode_tensor
+from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor
+from rollstream.storage.weights.delta.coding import Changes
 from rollstream.storage.weights.shards import pack_tensors, plan_shards
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from rollstream.config.run_folder import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.drafts import AnswerHistory, DraftSource
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
+from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory, running_tokens
 from rollstream.producers.drafts.shared_memory import segment_folder
+from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine, open_paced
 from rollstream.producers.engines.profile import (

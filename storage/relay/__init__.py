@@ -7,28 +7,3 @@ store, which sends new versions to the head of the chain. `store` is a rollout's
 from the node's relay and otherwise from the object store. `docs/explanation/relay.md` explains the
 protocol.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.storage.relay.push import PushingStore as PushingStore
-    from rollstream.storage.relay.relay import Relay as Relay
-    from rollstream.storage.relay.settings import (
-        RelaySettings as RelaySettings,
-        folder_for as folder_for,
-    )
-    from rollstream.storage.relay.store import RelayStore as RelayStore
-    from rollstream.storage.relay.topology import RelayDirectory as RelayDirectory
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "push": ("PushingStore",),
-        "relay": ("Relay",),
-        "settings": ("RelaySettings", "folder_for"),
-        "store": ("RelayStore",),
-        "topology": ("RelayDirectory",),
-    },
-)

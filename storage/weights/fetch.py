@@ -13,7 +13,7 @@ import torch
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.anchors import find_fetch_paths
-from rollstream.storage.weights.delta import apply_tensor
+from rollstream.storage.weights.delta.codec import apply_tensor
 from rollstream.storage.weights.delta.coding import element_of
 from rollstream.storage.weights.delta.sparse import decode_sparse
 from rollstream.storage.weights.fetch_plan import FetchStep

@@ -13,7 +13,8 @@ import torch
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.weights.delta import Changes, apply_tensor
+from rollstream.storage.weights.delta.codec import apply_tensor
+from rollstream.storage.weights.delta.coding import Changes
 from rollstream.storage.weights.fetch_plan import FetchPath, FetchStep
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.shards import FetchRange, plan_ranges

@@ -24,7 +24,8 @@ from rollstream.storage.stores.json_objects import (
     encode_json,
 )
 from rollstream.storage.weights.anchors import is_kept_beside
-from rollstream.storage.weights.delta import CodedTensor, encode_tensor, encode_whole
+from rollstream.storage.weights.delta.codec import encode_tensor, encode_whole
+from rollstream.storage.weights.delta.coding import CodedTensor
 from rollstream.storage.weights.manifest import (
     Delta,
     DeltaEntry,

@@ -16,7 +16,7 @@ import torch
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.anchors import find_fetch_paths
-from rollstream.storage.weights.delta import Changes, squash
+from rollstream.storage.weights.delta.coding import Changes, squash
 from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
 from rollstream.storage.weights.fetch_plan import FetchPath, HeldTensors
 from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest

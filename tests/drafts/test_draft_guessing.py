@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rollstream.producers.drafts import AnswerHistory
 from rollstream.producers.drafts.gate import ADDITIVE, DECIDE_STEPS, DraftGate
+from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.planner import StepCost
 from rollstream.producers.drafts.source import Draft
 from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rollstream.producers.drafts import AnswerHistory, HistoryAnswer, prompt_key
-from rollstream.producers.drafts.history import reward_priority
+from rollstream.producers.drafts.history import (
+    AnswerHistory,
+    HistoryAnswer,
+    prompt_key,
+    reward_priority,
+)
 from rollstream.producers.drafts.index import NgramTable, ngram_key, ngram_keys, ngram_sums
 from rollstream.producers.drafts.shared_memory import PROBES, HistoryLayout, allocate_memory
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT

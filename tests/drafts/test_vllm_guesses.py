@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from rollstream.producers.drafts import AnswerHistory
 from rollstream.producers.drafts.gate import ADDITIVE, DraftGate
+from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.engines.vllm.proposer import draft_config
 from rollstream.producers.engines.vllm.proposer_speculation import (
     ProposerSpeculation,

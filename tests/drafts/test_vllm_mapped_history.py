@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.producers.drafts import AnswerHistory
+from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.node import (
     REFRESH_EVERY_LOOKUPS,
     CombinedSource,

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollstream.consumers.settings import DispatchSettings
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.streams.records import (
     Admitted,

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions, GenerationRequest
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Span, Tokens, Version
 

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import (
@@ -24,7 +24,7 @@ from rollstream.producers.engines.base import (
     GenerationRequest,
     WeightUpdate,
 )
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, join_drafts
 from rollstream.streams.records import PROMPT

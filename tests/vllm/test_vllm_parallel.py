@@ -5,7 +5,7 @@ and together they give the tokens of one.
 import pytest
 
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.staging import StagedFile
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling

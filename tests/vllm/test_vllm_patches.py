@@ -9,7 +9,8 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.vllm import VllmEngine, weights
+from rollstream.producers.engines.vllm import weights
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.environment import require_vllm
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
-from rollstream.producers.engines.vllm import VllmEngine
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling, Version
 from tests.support.engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
+from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.producers.drafts.source import Draft
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
-from rollstream.producers.engines.torch import TorchEngine
 from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.draft_runs import accepted_tokens, join_drafts
 from rollstream.streams.values import Drafts, Sampling, Version

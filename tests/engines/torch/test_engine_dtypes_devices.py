@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.torch import TorchEngine, attention
+from rollstream.producers.engines.torch import attention
 from rollstream.producers.engines.torch.attention import KVCache, KVShape
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model

@@ -19,7 +19,7 @@ from transformers import (
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.weights import PreparedWrites, TensorWrite
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.sampling import draw_tokens, plan_sampling
 from rollstream.streams.values import Sampling, Tokens, Version
 from tests.support.engine_samples import (

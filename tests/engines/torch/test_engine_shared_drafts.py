@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.producers.drafts import AnswerHistory, prompt_key
 from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.streams.values import Sampling
 from tests.engines.torch.test_engine_drafts import asked, assert_same, drafting

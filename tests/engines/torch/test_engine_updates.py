@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import Engine, EngineOptions, WeightUpdate
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (

@@ -14,7 +14,7 @@ from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, 
 from rollstream.monitor.observer import warnings_of as concerns_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
-from rollstream.producers.engines.torch import TorchEngine
+from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT, StepDone, Trajectory
 from rollstream.streams.values import Sampling, Span, Version
 from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings

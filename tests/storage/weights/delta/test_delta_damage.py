@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.weights.delta import apply_tensor, encode_tensor
+from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor
 from rollstream.storage.weights.delta.coding import ELEMENTS
 from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter
 from tests.storage.weights.delta.delta_samples import optimiser_step, pairs

@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rollstream.storage.weights.delta import (
-    Changes,
-    apply_tensor,
-    encode_tensor,
-    encode_whole,
-    squash,
-)
-from rollstream.storage.weights.delta.coding import ELEMENTS
+from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor, encode_whole
+from rollstream.storage.weights.delta.coding import ELEMENTS, Changes, squash
 from rollstream.storage.weights.delta.sparse import SEGMENT
 from rollstream.storage.weights.tensors import DTYPES
 from tests.storage.weights.delta.delta_samples import bits_of, optimiser_step, pairs

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollstream.storage.weights.delta import encode_tensor
+from rollstream.storage.weights.delta.codec import encode_tensor
 from tests.storage.weights.delta.delta_samples import optimiser_step
 
 COUNT = 1 << 21
