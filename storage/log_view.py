@@ -11,7 +11,7 @@ order of its partition, and states each offset that it cannot return as a `Hole`
   for record 5, and 5 to 9 seem lost. So the log's begin is asked first, the listing comes after it:
   what a begin excludes was archived before it was truncated, and is in that listing.
 * The log is truncated to 6 while records 4 and 5 have been read from it and file 4–9 is listed.
-  Only the position decides what is next: of that file rows 6 to 9 are returned.
+  Only the position decides: of that file rows 6 to 9 are returned.
 * A listed file is gone when it is opened, because files were merged into a larger one: the archive
   is listed again, and the same position is looked for there.
 

@@ -1,5 +1,5 @@
-"""Settings of storage: the model, published versions, checkpoints. `Scope` says which settings may
-change between two starts of a run.
+"""Settings of storage: the model, published versions, checkpoints. `Scope` states which settings
+may change between two starts of a run.
 """
 
 from enum import Enum
@@ -16,7 +16,7 @@ class Scope(Enum):
     ESSENTIAL = "accepted"
     """With `--accept-config` only; the default."""
     INCIDENTAL = "yes"
-    """It changes where and when work is done, not what is learnt from a trajectory."""
+    """It changes where and when work is done, not the learning from a trajectory."""
     FIXED = "no"
     """It locates log and store, or a checkpoint is meaningless without it."""
 

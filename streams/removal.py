@@ -3,7 +3,7 @@
 Only names that the catalogue makes are removed, so a run whose prefix starts with this one's (`a`
 and `a.b`) keeps its own. On Kafka consumer groups are removed before topics: a group belongs to the
 longest prefix that has a ledger, which the topics show. A SQLite topic's file is removed after its
-side files. Every step may be repeated: what is gone is not missed.
+side files. Every step may be repeated: missing objects are no error.
 """
 
 import os

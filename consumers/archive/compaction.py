@@ -50,7 +50,7 @@ class Compactor:
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
-        """Merge and delete what is due; ends early when `stop` is set."""
+        """Merge and delete the files that are due; ends early when `stop` is set."""
         settings, now_s = self._settings, self._monotonic()
         if not settings.compact_bytes or now_s < self._next_s:
             return

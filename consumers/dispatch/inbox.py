@@ -239,7 +239,7 @@ class DispatchInbox:
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
             return
-        self.read_to_end()  # what is unread is not silence
+        self.read_to_end()  # an unread record is not silence
         if silent := keys.silent(before_s):
             self._bus.append("status", [AppendEntry(key.encode(), None) for key in silent])
             for key in silent:

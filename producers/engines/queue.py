@@ -110,8 +110,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
-        """Prefill what is not cached and run the sequence. Returns False where it does not fit now;
-        the cache of a ready sequence is then dropped.
+        """Prefill the tokens that are not cached and run the sequence. Returns False where it does
+        not fit now; the cache of a ready sequence is then dropped.
         """
 
     @abstractmethod

@@ -57,7 +57,7 @@ def evaluate_announced(place: RoleContext) -> bool:
     place.watch.offer(evaluator.metric_values, lambda: [reader])
     announced: dict[int, Version] = {}
     pins = VersionPins(place.store, place.name)
-    with MetricsFile(path, bytes_max=None) as metrics, closing(pins):  # its lines are what is done
+    with MetricsFile(path, bytes_max=None) as metrics, closing(pins):  # one line per evaluation
         while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
             for received in reader.follow():
                 if isinstance(received.record, WeightsAnnounced):

@@ -97,7 +97,7 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[SettingChange]:
-        """Changes of settings that affect what is learnt."""
+        """Changes of settings that affect learning."""
         found = setting_changes(essential_settings(self.before), essential_settings(self.now))
         return [change for change in found if change.key not in OWN_SETTINGS]
 

@@ -148,7 +148,7 @@ def write_recorded_settings(url: str, settings: Path, bus: str, store: str) -> s
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """What a fork of a run whose log is lost begins with, and what is lost.
+    """What a fork of a run whose log is lost begins with, and its losses.
 
     `reached` is the newest version that the run believed. `archived_step` is the last step whose
     `StepDone` the archive holds; records that followed its last file are lost, of at most

@@ -103,7 +103,7 @@ def plan_objects(
 ) -> ObjectsPlan:
     """Sort a store's objects. Pure. `final` are the folders that `--keep final` keeps.
 
-    An object is another run's if a `run.json` above it says so, or if it is an archive file of
+    An object is another run's if it is below a nested `run.json`, or if it is an archive file of
     another name. `run.json` stays while anything is kept: its mark keeps roles away.
     """
     entries = list(listed)
@@ -169,8 +169,8 @@ def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, .
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """The plan of a removal: what exists and what is deleted. Deletes nothing. Raises `LeaseHeld`
-    if a consumer group has members.
+    """The plan of a removal: the objects that exist, and those to delete. Deletes nothing. Raises
+    `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
     objects = ObjectsPlan((), (), ())

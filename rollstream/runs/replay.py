@@ -124,7 +124,7 @@ CHANGEABLE_SETTINGS = (
     "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
     "trainer.filter_equal_rewards", "dispatch.max_lag",
 )  # fmt: skip
-"""Settings that change what is learnt from given takes; all others decided which takes exist."""
+"""Settings that change the learning from given takes; all others decided which takes exist."""
 
 
 @dataclass(frozen=True, slots=True)

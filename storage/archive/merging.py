@@ -1,11 +1,11 @@
-"""Merges small archive files into larger ones, so that a long run has few, whoever reads meanwhile.
+"""Merges small archive files into larger ones, so that a long run has few, while others read them.
 
 A merged file holds the rows of consecutive files of one partition and day, and is created under a
 name of its own; the files that it holds are deleted later. `plan_merges` is pure and decides by
 blocks of offsets: block j of level m has the files whose first offset is in [j·2^m, (j+1)·2^m). A
 block is merged only when a file after it exists, so its files never change again. Blocks of powers
-of two are disjoint or one contains the other, and so are merged files, whoever plans them, from
-however old a listing. That is all that readers rely on (`current_files`):
+of two are disjoint or one contains the other, and so are merged files, by any planner and from
+an old listing. That is all that readers rely on (`current_files`):
 
 | interleaving | without | stopped by |
 |---|---|---|

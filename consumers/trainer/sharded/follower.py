@@ -1,8 +1,8 @@
 """A rank other than 0: holds its slice of the model and executes rank 0's commands in their order,
 until the one that ends the trainer.
 
-It has no role and no lease. Rank 0 alone decides what is trained and when, and whether its own term
-is still valid.
+It has no role and no lease. Rank 0 alone decides which takes are trained and when, and whether its
+own term is still valid.
 """
 
 import logging
