@@ -20,7 +20,6 @@ from rollstream.consumers.dispatch.admission import (
     wave_of,
 )
 from rollstream.consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
-from rollstream.consumers.dispatch.outliers import RunningRequest
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,
     RolloutRoom,
@@ -29,6 +28,7 @@ from rollstream.consumers.dispatch.placement import (
     lay_out_wave,
     place_samples,
 )
+from rollstream.consumers.dispatch.repack import RunningRequest
 from rollstream.simulator.cluster import Job, SimulatedGroup, SimulatedRollout
 from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.workload import SimulatedTrajectory, Workload

@@ -8,15 +8,16 @@ decode steps of its source; the moved trajectories stand still for `move_s` and 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.outliers import (
+from rollstream.consumers.dispatch.repack import (
     UNFINISHED_MAX,
     LagBudget,
+    RolloutLoad,
     RunningRequest,
     StepDuration,
     lag_budget,
     plan_outliers,
+    plan_repack,
 )
-from rollstream.consumers.dispatch.repack import RolloutLoad, plan_repack
 from rollstream.simulator.cluster import SimulatedRollout
 from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World

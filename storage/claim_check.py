@@ -35,12 +35,11 @@ from msgspec.structs import replace
 from rollstream.errors import CorruptObject, DecodeError, ObjectMissing
 from rollstream.storage.stores.base import KeyRefused, ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message, check_entries
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, GroupReader, Message, check_entries
 from rollstream.streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Claim
 from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
-from rollstream.streams.wrapper import BusWrapper
 
 HOUR_S = 3600
 MARGIN_S = 24 * HOUR_S

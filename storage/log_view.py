@@ -38,10 +38,10 @@ from rollstream.storage.archive.segments import (
 )
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
+from rollstream.streams.fence import truncated_begin
 from rollstream.streams.reader import ClassifiedMessage, classify_message
 from rollstream.streams.records import Annotation, Fence, Position, Take, Trajectory
 from rollstream.streams.topics import Topic, is_in_key_partition
-from rollstream.streams.truncation import truncated_begin
 from rollstream.streams.values import Address
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@
 `bus` is the contract of the log; `sqlite/`, `kafka/` and `memory` implement it, and `connect` opens
 one from its URL. Roles write with `writer` and read with `reader`, which applies the `fence` of
 single-holder roles and writes `dead_letters`; `consumer_groups` spreads partitions over members.
-`truncation` removes the old end of a topic. `admissible` and `partial_links` decide which
-trajectories and partials are valid; `release` decides which releases can work together.
+`fence` also removes the old end of a topic. `admissible` decides which trajectories and partials
+are valid; `release` decides which releases can work together.
 """
 
 if __name__ == "streams":  # found beside the package, in a checkout

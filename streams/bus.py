@@ -14,7 +14,8 @@ All back ends give the same guarantees (one conformance suite, `tests/streams/`)
 * Consumer groups only spread partitions over members. They decide nothing.
 
 The caller bounds every wait. The `check_` functions are shared by all back ends, so that they
-refuse the same input with the same error texts.
+refuse the same input with the same error texts. A wrapper of a bus (claim check, fault injection)
+derives from `BusWrapper` and overrides only what differs.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from rollstream.errors import BusError, PositionLost, RecordTooLarge, TopicMissing
+from rollstream.metric_values import MetricValues, ProvidesMetrics
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
@@ -191,3 +193,66 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
 
 def missing_topic(topic: str, where: str) -> TopicMissing:
     return TopicMissing(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")
+
+
+class BusWrapper:
+    """A `Bus` with the guarantees of `below`; closing it closes `below`."""
+
+    def __init__(self, below: Bus) -> None:
+        self._below = below
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        self._below.create(topics)
+
+    def settings(self, topic: str) -> Topic:
+        return self._below.settings(topic)
+
+    def partitions(self, topic: str) -> int:
+        return self._below.partitions(topic)
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        return self._below.append(topic, entries)
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        return self._below.read(
+            topic,
+            positions,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            wait_s=wait_s,
+            exact=exact,
+        )
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._below.begin(topic)
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._below.end(topic)
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._below.commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        return self._below.committed(group, topic)
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._below.truncate(topic, before)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        return self._below.join(group, topic, member)
+
+    def metric_values(self) -> MetricValues:
+        """The metrics of the bus below; most buses have none."""
+        return self._below.metric_values() if isinstance(self._below, ProvidesMetrics) else {}
+
+    def close(self) -> None:
+        self._below.close()

@@ -1,4 +1,5 @@
-"""Invariant 7 as a pure function: which records of a single-holder role's topic count.
+"""Invariant 7 as a pure function: which records of a single-holder role's topic count; and
+truncation, which keeps the fence of a topic's new begin (invariant 11).
 
 A record carries its writer's term and a sequence number per (term, partition); `Opened` has number
 0. A reader keeps a `Fence` (the highest term whose `Opened` it read, and the next sequence number
@@ -9,21 +10,27 @@ expected of that term) and passes every record through it in partition order. Wh
 * a repeat after the successor has opened: `t1 #5`, `Opened 2`, `t1 #5` → void by term and by
   number;
 * a lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole;
-* a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
+* a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too;
+* a zombie behind a truncation: `Opened 3` is truncated, and the first kept record was written by a
+  zombie of term 2 after it. So the position with its fence is committed under the group
+  `TRUNCATED_GROUP` before anything is truncated, and readers start from it (`truncated_begin`). A
+  crash between the two steps only keeps records that no reader needs.
 
-A reader that starts at a truncated begin takes the fence that truncation stored there
-(`truncation.py`). A reader without one (`Fence()`) starts in the middle: the first record sets its
-fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written after
-an `Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a presumed
+A reader without a stored fence (`Fence()`) starts in the middle: the first record sets its fence,
+which is `presumed` until an `Opened` is read. That record may be a zombie's, written after an
+`Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a presumed
 fence without an `Opened`; after an `Opened` has been read, the same sequence is a lost opening.
 Compaction makes holes, so in compacted topics gaps are normal and only terms and repeats count.
 """
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from rollstream.errors import SequenceGap
-from rollstream.streams.codec import Envelope
-from rollstream.streams.records import Fence
+from rollstream.errors import PositionLost, SequenceGap
+from rollstream.streams.bus import Bus
+from rollstream.streams.codec import Envelope, envelope_of
+from rollstream.streams.records import Fence, Position
+from rollstream.streams.values import Address
 
 
 class FenceVerdict(Enum):
@@ -59,3 +66,80 @@ def advance_fence(
             f"#{fence.sequence} comes next; the log lost a record"
         )
     return after, FenceVerdict.LIVE
+
+
+TRUNCATED_GROUP = "truncated"
+"""Consumer group that holds the positions below which a topic is truncated."""
+DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
+"""Groups under which dispatch commits the positions from which it can rebuild, and the archive how
+far it has archived.
+"""
+REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
+"""Topics that dispatch rebuilds its state from and that other roles need too."""
+
+
+def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
+    """Remove records below `before`. Returns by partition the number of offsets removed.
+
+    Positions only move forwards: one at or below the present begin changes nothing.
+    """
+    begin = bus.begin(topic)
+    ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
+    if not ahead:
+        return {}
+    known = bus.committed(TRUNCATED_GROUP, topic)
+    bus.commit(
+        TRUNCATED_GROUP, topic, {p: _later(at, known.get(p)) for p, at in ahead.items()}
+    )  # 1
+    bus.truncate(topic, {p: at.offset for p, at in ahead.items()})  # 2
+    return {p: at.offset - begin[p] for p, at in ahead.items()}
+
+
+def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
+    """Positions of the first records that count, with the fence there."""
+    known = bus.committed(TRUNCATED_GROUP, topic)
+    begin = bus.begin(topic).items()
+    return {p: _later(Position(offset), known.get(p)) for p, offset in begin}
+
+
+def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
+    """The least position of each partition. A partition that any candidate lacks is left out: that
+    candidate's need is unknown.
+    """
+    bounds = list(candidates)
+    if not bounds:
+        return {}
+    partitions = set(bounds[0]).intersection(*bounds[1:])
+    return {p: min((b[p] for b in bounds), key=lambda at: at.offset) for p in sorted(partitions)}
+
+
+def position_before(bus: Bus, topic: str, address: Address) -> Position:
+    """The position of a record that counts, with the fence before it."""
+    messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
+    if not messages or messages[0].offset != address.offset or messages[0].value is None:
+        raise PositionLost(f"{topic}: no record at {address}")
+    envelope = envelope_of(messages[0].value)
+    if envelope is None:
+        return Position(address.offset)
+    return Position(address.offset, Fence(envelope.term, envelope.sequence))
+
+
+def move_back_to_oldest(
+    bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
+) -> dict[int, Position]:
+    """These positions, moved back to the oldest of these records if one is before them."""
+    oldest: dict[int, Address] = {}
+    for address in addresses:
+        oldest[address.partition] = min(oldest.get(address.partition, address), address)
+    before = dict(positions)
+    for partition, address in oldest.items():
+        if address.offset < before[partition].offset:
+            before[partition] = position_before(bus, topic, address)
+    return before
+
+
+def _later(one: Position, other: Position | None) -> Position:
+    """The position further on; at equal offsets the one that knows its fence."""
+    if other is None:
+        return one
+    return max(one, other, key=lambda at: (at.offset, at.fence))

@@ -23,10 +23,9 @@ from rollstream.errors import BusError, DecodeError, NewerRelease, PositionLost,
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import Decoded, Envelope, decode, envelope_of, record_hash
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.streams.fence import FenceVerdict, advance_fence
+from rollstream.streams.fence import FenceVerdict, advance_fence, truncated_begin
 from rollstream.streams.records import SCHEMAS_BY_TOPIC, Claim, Fence, Opened, Position, Record
 from rollstream.streams.release import missing_features, upgrade_advice
-from rollstream.streams.truncation import truncated_begin
 from rollstream.streams.values import Address
 
 REASON_MAX = 1000  # characters of an error's text that are kept

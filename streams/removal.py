@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, LeaseHeld
 from rollstream.streams.connect import open_bus
+from rollstream.streams.fence import ARCHIVE_GROUP, DISPATCH_GROUP, TRUNCATED_GROUP
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import ARCHIVE_GROUP, DISPATCH_GROUP, TRUNCATED_GROUP
 
 if TYPE_CHECKING:
     from rollstream.streams.kafka.admin import RetryingAdmin

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollstream.producers.rollout.sender import OnPublished
+from rollstream.producers.rollout.publisher import OnPublished
 from rollstream.streams.bus import Bus
 from rollstream.streams.writer import KeyedRecord, publish_all
 

@@ -24,9 +24,8 @@ import numpy as np
 
 from benchmarks.case import Case, against
 from benchmarks.runs.epochs import Pass, history_of
-from rollstream.producers.drafts.acceptance import AcceptanceCurve, HistoryAgreement
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.producers.drafts.planner import DraftRow
+from rollstream.producers.drafts.planner import AcceptanceCurve, DraftRow, HistoryAgreement
 from rollstream.streams.records import PROMPT, Trajectory
 
 DEPTH, LEAST_CHANCE, FACTOR = 24, 0.1, 1.0  # vLLM's defaults; drafts are as long as trees are deep

@@ -33,8 +33,7 @@ from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
-from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings

@@ -31,9 +31,9 @@ from rollstream.storage.archive.file_names import (
 from rollstream.storage.archive.reading import LISTINGS_MAX, FileEnd, file_end, partition_ends
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
+from rollstream.streams.fence import ARCHIVE_GROUP
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Position
-from rollstream.streams.truncation import ARCHIVE_GROUP
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 `audit` reads each topic once through `source` (log and archive) and applies the folds. `folds` has
 their interface, the result of one invariant and an index of the ledger. One fold or more per
-invariant: 1 `groups`, `decisions`, `open_groups`; 2 `exactly_once`; 3 to 5 `spans`, `origins` with
-`resume_chains`; 6 `versions`, `store`; 7 `fences`; 11 `store`. `trainer_reads` knows what the
-trainer had read at each take. docs/reference/audit.md explains the report.
+invariant: 1 `groups`, `decisions`, `trainer_reads` (open groups, by what the trainer had read at
+each take); 2 `exactly_once`; 3 to 5 `spans`, `origins`; 6 `versions`, `store`; 7 `fences`; 11
+`store`. docs/reference/audit.md explains the report.
 """

@@ -28,10 +28,15 @@ from rollstream.consumers.audit.folds import (
     starts_complete,
 )
 from rollstream.consumers.audit.groups import GroupAudit
-from rollstream.consumers.audit.open_groups import GroupRecords, OpenGroupCheck, recent_takes
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.trainer_reads import TrainerReads, is_within
+from rollstream.consumers.audit.trainer_reads import (
+    GroupRecords,
+    OpenGroupCheck,
+    TrainerReads,
+    is_within,
+    recent_takes,
+)
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
 from rollstream.streams.admissible import BelievedVersions

@@ -1,5 +1,5 @@
-"""Which open trajectories no rollout generates, how each of them continues, and the records of
-assignments and admissions that a plan appends. Pure (invariant 9).
+"""Which open trajectories no rollout generates, how each of them continues, the order in which they
+are assigned, and the records of assignments and admissions that a plan appends. Pure (invariant 9).
 
 Recovery is level-triggered: an open trajectory without an assignment that a living rollout of the
 assigned term holds is assigned again, whatever the cause: it was never assigned (dispatch died
@@ -7,11 +7,12 @@ after admitting), its rollout died, restarted under a new term, or released it f
 leaving. One rule serves admission, recovery, moves and a new holder of dispatch's lease.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, version_needed, wave_of
+from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import (
     CurrentAssignment,
     DispatchState,
@@ -216,3 +217,73 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
     return free
+
+
+@dataclass(frozen=True, slots=True)
+class UnassignedSamples:
+    """Unassigned trajectories of one group that continue in the same way; `mean` is the expected
+    length of one in tokens, 0 when unknown.
+    """
+
+    group: UnfinishedGroup
+    prompt: Prompt
+    trajectories: tuple[str, ...]
+    how: Mapping[str, Continuation]
+    mean: float
+
+    @property
+    def kind(self) -> str:
+        return self.how[self.trajectories[0]].kind
+
+    @property
+    def version(self) -> Version | None:
+        return self.how[self.trajectories[0]].version
+
+    def is_probe(self) -> bool:
+        """Whether this is the first sample of a group of unknown length."""
+        return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
+
+    def without(self, settled: set[str]) -> "UnassignedSamples":
+        return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
+
+
+def find_unassigned(
+    state: DispatchState, lengths: LengthHistory, keep_version: bool
+) -> Iterator[UnassignedSamples]:
+    """All unassigned trajectories, oldest wave first; those of a group whose prompt was not read
+    yet are left out.
+    """
+    found = unassigned_trajectories(state)
+    held = held_versions(state) if found and keep_version else set[Version]()
+    for trajectories in found:
+        group = state.group_of(trajectories[0])
+        if group.prompt is None:
+            continue
+        how = continuations(state, trajectories, keep_version, held)
+        mean = lengths.mean(group.prompt, group.finished)
+        for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
+            alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
+            yield UnassignedSamples(group, group.prompt, tuple(alike), how, mean)
+
+
+def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
+    """Oldest wave first, within it the longest first, so that the long tail starts early. When not
+    all fit, one probe of each group of unknown length comes before that, as in Seer; an unknown
+    length counts as the limit.
+    """
+    parts = list(starts)
+    if room < sum(len(one.trajectories) for one in starts):
+        parts = [part for one in starts for part in _split_off_probe(one)]
+
+    def turn(one: UnassignedSamples) -> tuple[int, bool, float, int]:
+        length = one.mean or one.prompt.sampling.tokens_max
+        return one.group.admitted.wave, not one.is_probe(), -length, one.prompt.group
+
+    return sorted(parts, key=turn)
+
+
+def _split_off_probe(one: UnassignedSamples) -> list[UnassignedSamples]:
+    probe = replace(one, trajectories=one.trajectories[:1])
+    if not probe.is_probe() or len(one.trajectories) == 1:
+        return [one]
+    return [probe, replace(one, trajectories=one.trajectories[1:])]

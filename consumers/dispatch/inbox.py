@@ -16,9 +16,10 @@ from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
 from rollstream.storage.terms import RELAYS, ROLLOUTS
+from rollstream.streams.admissible import is_count, is_version, malformed_partial
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.streams.partial_links import is_count, is_version, malformed_partial
+from rollstream.streams.fence import move_back_to_oldest
 from rollstream.streams.reader import Received, TopicReader, from_begin
 from rollstream.streams.records import (
     Admitted,
@@ -37,7 +38,6 @@ from rollstream.streams.records import (
     WeightsAnnounced,
 )
 from rollstream.streams.topics import is_in_key_partition
-from rollstream.streams.truncation import move_back_to_oldest
 from rollstream.streams.values import Address
 
 log = logging.getLogger(__name__)

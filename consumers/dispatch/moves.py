@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 
 from rollstream.consumers.dispatch.assignments import release_record
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.outliers import (
+from rollstream.consumers.dispatch.repack import (
     OutlierPlan,
+    RepackMove,
+    RolloutLoad,
     RunningRequest,
     StepDuration,
     lag_budget,
     plan_outliers,
+    plan_repack,
 )
-from rollstream.consumers.dispatch.repack import RepackMove, RolloutLoad, plan_repack
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version

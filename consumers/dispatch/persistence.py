@@ -31,13 +31,8 @@ from rollstream.errors import CorruptObject, Fenced, ObjectExists, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.bus import Bus
+from rollstream.streams.fence import DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, truncate
 from rollstream.streams.records import Admitted, Position
-from rollstream.streams.truncation import (
-    DISPATCH_GROUP,
-    REBUILD_TOPICS,
-    move_back_to_oldest,
-    truncate,
-)
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 

@@ -18,9 +18,12 @@ from rollstream.consumers.dispatch.admission import (
 from rollstream.consumers.dispatch.assignments import (
     Continuation,
     FreeRoom,
+    UnassignedSamples,
     assignment_record,
     eligible_rollouts,
+    find_unassigned,
     free_room,
+    in_start_order,
 )
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import (
@@ -30,11 +33,6 @@ from rollstream.consumers.dispatch.placement import (
     place_samples,
 )
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.dispatch.unassigned import (
-    UnassignedSamples,
-    find_unassigned,
-    in_start_order,
-)
 from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
 from rollstream.streams.records import Assignment, Prompt
 

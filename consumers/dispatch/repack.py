@@ -1,18 +1,29 @@
 """Repack: which rollouts move their last requests to which others, so that they become empty, pull
-the newest weights and take new prompts. Pure (invariant 9).
+the newest weights and take new prompts. Pure (invariant 9), except for `StepDuration`, a fold over
+observations.
 
-Laminar (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit decreasing: the largest
-candidates stay and become destinations, and each smaller one goes whole into the fullest
-destination that still takes it. So a destination never becomes a source, no request moves twice,
-and as little as possible is moved. No destination is filled above its KV capacity or its decode
-batch bound. The cost is n log n in a version's candidates: ten thousand rollouts are planned
-between two decode steps.
+`plan_repack` is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit
+decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
+into the fullest destination that still takes it. So a destination never becomes a source, no
+request moves twice, and as little as possible is moved. No destination is filled above its KV
+capacity or its decode batch bound. The cost is n log n in a version's candidates: ten thousand
+rollouts are planned between two decode steps.
+
+`plan_outliers` is RhymeRL's tail migration (arXiv 2508.18588): an outlier is one of the last 10 %
+unfinished of its wave and longer than a threshold from history; it delays the rollout that must
+finish it under its version. Outliers are gathered on as few rollouts of their version as can take
+them, so that the other rollouts become empty. An answer that invariant 5 drops in any case is
+restarted on the newest version, if its whole expected length fits the lag budget there, by the
+measured seconds per step and per token. Otherwise it would be too late again and everything
+generated twice; it is then left to finish, and dropped.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from rollstream.consumers.dispatch.lengths import ExpectedLength
 from rollstream.streams.values import Version
 
 DESTINATIONS_TRIED_MAX = 64  # for one source, fullest first, when the other bound is tight
@@ -113,3 +124,188 @@ def _fullest_destination(
         if bins[at][2] >= second:
             return at
     return None
+
+
+STEPS_SMOOTHED = 4  # steps over which the measured time is smoothed
+WAITING_STEPS = 1  # steps that a finished answer waits to be trained
+
+
+@dataclass(slots=True)
+class StepDuration:
+    """Seconds per step, smoothed; None until two new versions were observed. The time before the
+    first observation is not counted.
+    """
+
+    lasts_s: float | None = None
+    _number: int | None = None
+    _since_s: float | None = None
+
+    def observe(self, number: int, now_s: float) -> None:
+        """Record the newest version number at this moment. Must be called often, so that the time
+        of each new version is known.
+        """
+        if self._number is not None and number > self._number:
+            if self._since_s is not None:
+                new_s = (now_s - self._since_s) / (number - self._number)
+                old_s = new_s if self.lasts_s is None else self.lasts_s
+                self.lasts_s = old_s + (new_s - old_s) / STEPS_SMOOTHED
+            self._since_s = now_s
+        self._number = number
+
+
+@dataclass(frozen=True, slots=True)
+class LagBudget:
+    """An answer that starts on the newest version is trained if it ends within `max_lag` steps of
+    `step_s` seconds; a token takes `token_s` seconds.
+    """
+
+    max_lag: int
+    step_s: float
+    token_s: float
+
+    def covers(self, tokens: float) -> bool:
+        """Whether an answer of this many tokens ends in time for the last step that may train
+        it.
+        """
+        return tokens * self.token_s <= (self.max_lag - WAITING_STEPS) * self.step_s
+
+
+def lag_budget(
+    max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
+) -> LagBudget | None:
+    """The budget; None while a quantity is not measured, or without a lag bound. `tokens_per_s` is
+    the speed of one request by rollout, 0 where it is unknown.
+    """
+    known = [speed for speed in tokens_per_s if speed > 0]
+    if max_lag is None or not step_s or not known:
+        return None
+    return LagBudget(max_lag, step_s, 1 / median(known))
+
+
+UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
+DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold
+MEAN_FACTOR_MIN = 1.5  # times the mean at least, where the spread is small
+TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it has generated
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
+    number of further versions before its tokens are too old to train, None without a bound;
+    `longest` the limit of its answer in tokens; `whole`: no other trajectory of its group has
+    ended.
+    """
+
+    trajectory: str
+    rollout: str
+    version: Version
+    generated: int
+    kv: int
+    expected: ExpectedLength | None
+    unfinished: float
+    lag_left: int | None = None
+    longest: int | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierPlan:
+    """Trajectory → destination of each move, and the trajectories to restart."""
+
+    moves: dict[str, str]
+    deferred: tuple[str, ...]
+
+
+def is_outlier(running: RunningRequest) -> bool:
+    """Whether the request is much longer than expected in an almost finished wave. Without length
+    history nothing is an outlier.
+    """
+    expected = running.expected
+    if expected is None or running.unfinished > UNFINISHED_MAX:
+        return False
+    return running.generated > max(_usual_length_max(expected), MEAN_FACTOR_MIN * expected.mean)
+
+
+def is_too_old(running: RunningRequest) -> bool:
+    """Whether invariant 5 drops it in any case."""
+    return running.lag_left is not None and running.lag_left < 0
+
+
+def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
+    """Whether it is dropped as it is but would be trained if restarted on the newest version. Its
+    length is taken to be the longer of the usual maximum and twice its present length. If others of
+    its group ended before it, they are as old and would be dropped while they wait, so a restart is
+    useless. Without length history nothing is restarted.
+    """
+    expected = running.expected
+    if budget is None or expected is None or not running.whole or not is_too_old(running):
+        return False
+    tokens = max(_usual_length_max(expected), TAIL_FACTOR * running.generated)
+    return budget.covers(tokens if running.longest is None else min(tokens, running.longest))
+
+
+def plan_outliers(
+    running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
+) -> OutlierPlan:
+    """Gather outliers where most of their version already are, never above KV capacity or B_max; a
+    rollout that gives requests takes none. `loads` are the rollouts that may take part; without a
+    `budget` nothing is restarted.
+    """
+    bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
+    found = [r for r in running if r.rollout in bins and is_outlier(r)]
+    deferred = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
+    by: dict[str, list[RunningRequest]] = {}
+    for one in found:
+        if not is_too_old(one) and one.version == bins[one.rollout].version:
+            by.setdefault(one.rollout, []).append(one)
+    slack = {
+        name: [load.kv_capacity - load.kv_used, load.batch_max - load.running]
+        for name, load in bins.items()
+    }
+    moves: dict[str, str] = {}
+    takers: list[str] = []
+    for name in sorted(by, key=lambda n: (-len(by[n]), n)):
+        mine = {
+            one.trajectory: _reserve_destination(one, takers, bins, slack)
+            for one in _longest_first(by[name])
+        }
+        if not bins[name].gains or not all(mine.values()):
+            takers.append(name)  # the moves would not empty it: it becomes a destination
+            _return_reservations(by[name], mine, slack)
+            continue
+        moves.update({t: taker for t, taker in mine.items() if taker is not None})
+    return OutlierPlan(moves, deferred)
+
+
+def _usual_length_max(expected: ExpectedLength) -> float:
+    return expected.mean + DEVIATIONS * expected.spread
+
+
+def _longest_first(outliers: Sequence[RunningRequest]) -> list[RunningRequest]:
+    return sorted(outliers, key=lambda r: (-r.kv, r.trajectory))
+
+
+def _reserve_destination(
+    one: RunningRequest,
+    takers: Sequence[str],
+    bins: dict[str, RolloutLoad],
+    slack: dict[str, list[int]],
+) -> str | None:
+    """The first destination of its version with room; the room is reserved."""
+    for name in takers:
+        if bins[name].version != one.version:
+            continue
+        if slack[name][0] >= one.kv and slack[name][1] >= 1:
+            slack[name][0] -= one.kv
+            slack[name][1] -= 1
+            return name
+    return None
+
+
+def _return_reservations(
+    outliers: Sequence[RunningRequest], taken: dict[str, str | None], slack: dict[str, list[int]]
+) -> None:
+    for one in outliers:
+        if (name := taken[one.trajectory]) is not None:
+            slack[name][0] += one.kv
+            slack[name][1] += 1

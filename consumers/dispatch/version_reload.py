@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from rollstream.consumers.dispatch.admission import rollout_speeds
-from rollstream.consumers.dispatch.assignments import is_serving
+from rollstream.consumers.dispatch.assignments import UnassignedSamples, is_serving
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import DispatchState, PartialChain
-from rollstream.consumers.dispatch.unassigned import UnassignedSamples
 from rollstream.streams.values import Version
 
 

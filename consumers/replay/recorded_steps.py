@@ -1,26 +1,31 @@
-"""The steps that a run's ledger records, and their micro-batches under the rule and the filter of a
-replay.
+"""The steps to train again: those that a run's ledger records, with their micro-batches under the
+rule and the filter of a replay, and those that `OfflinePlan` makes over a gathered log.
 
 With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
 Samples that another rule adds to the recorded takes (a larger `max_lag`) are packed into further
 micro-batches.
+
+Offline training takes groups in the order of their numbers, each once, `groups_per_step` a step. A
+group that cannot be trained (too few live samples, equal rewards where those are filtered) is
+closed in the ledger, as in live training. Groups too few for one more step are left over.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
-from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.data.selection import pack_micro_batches
+from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.errors import PositionLost
-from rollstream.streams.admissible import BelievedVersions, believed_terms
+from rollstream.streams.admissible import BelievedVersions, believed_terms, is_usable_annotation
 from rollstream.streams.bus import Bus
-from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.reader import Received, TopicReader, from_begin
 from rollstream.streams.records import (
+    Annotation,
     Configured,
     GroupClosed,
     StepDone,
@@ -28,7 +33,7 @@ from rollstream.streams.records import (
     Take,
     Trajectory,
 )
-from rollstream.streams.values import Address, GroupMembers
+from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +180,126 @@ def _samples_of(
     step_metrics.add_trained(kept, prepared.samples, prepared.counts)
     step_metrics.add_consumed(prepared.samples, version)
     return prepared.samples
+
+
+@dataclass(slots=True)
+class OfflineIndex:
+    """The addresses of each group's trajectories and annotations; groups are numbered from 0
+    without a gap.
+    """
+
+    members: dict[int, list[Member]] = field(default_factory=dict[int, list[Member]])
+    notes: dict[int, dict[tuple[str, str], AnnotationUsed]] = field(
+        default_factory=dict[int, dict[tuple[str, str], AnnotationUsed]]
+    )
+
+
+def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
+    """Index a log that `gather` wrote. Of the annotations with these names the first usable one of
+    a (trajectory, name) counts.
+    """
+    index = OfflineIndex()
+    for received in _all_records(log, "trajectories"):
+        record = received.record
+        if isinstance(record, Trajectory):
+            member = Member(record.trajectory, received.address, received.hash)
+            index.members.setdefault(record.group, []).append(member)
+    for received in _all_records(log, "annotations"):
+        note = received.record
+        if isinstance(note, Annotation) and note.name in names and is_usable_annotation(note):
+            used = AnnotationUsed(note.trajectory, note.name, received.address, received.hash)
+            index.notes.setdefault(note.group, {}).setdefault((note.trajectory, note.name), used)
+    return index
+
+
+def groups_used(recorded: RecordedSteps, step: int) -> int:
+    """The number of groups that the steps up to this one have used."""
+    taken = (
+        group.group
+        for number, takes in recorded.takes.items()
+        if number <= step
+        for take in takes
+        for group in take.groups
+    )
+    closed = (
+        one.group for number, ones in recorded.closed.items() if number <= step for one in ones
+    )
+    return max((*taken, *closed), default=-1) + 1
+
+
+@dataclass(slots=True)
+class OfflinePlan:
+    """Plans steps from group `group` on; `left_over` counts the groups that no step uses."""
+
+    log: Bus
+    index: OfflineIndex
+    course: ReplayCourse
+    group: int
+    left_over: int = 0
+
+    def steps(self, after: int, last: int) -> Iterator[PlannedStep]:
+        """Yield the steps after `after`, up to `last` or until too few groups are left."""
+        planned = self._step(after + 1) if after < last else None
+        while planned is not None:
+            following = self._step(planned.step + 1) if planned.step < last else None
+            yield replace(planned, is_last=following is None)
+            planned = following
+        self.left_over = len(self.index.members) - self.group
+
+    def _step(self, step: int) -> PlannedStep | None:
+        """The next step; None, using no group, if too few groups are left."""
+        ready: list[PreparedGroup] = []
+        closed: list[GroupClosed] = []
+        group, wanted = self.group, self.course.settings.groups_per_step
+        while len(ready) < wanted:
+            if group not in self.index.members:
+                return None
+            prepared = self._prepared(group, step - 1)
+            if prepared.ending:
+                closed.append(GroupClosed(group, prepared.ending, prepared.detail, step))
+            else:
+                ready.append(prepared)
+            group += 1
+        self.group = group
+        return PlannedStep(step, self._takes(step, ready), closed, False)
+
+    def _prepared(self, group: int, version: int) -> PreparedGroup:
+        records = [one.record for one in fetch_group(self.log, self.index.members[group])]
+        noted = fetch_annotations(self.log, self._notes(group))
+        return prepare_group(group, records, noted, self.course.rule, version)
+
+    def _notes(self, group: int) -> tuple[AnnotationUsed, ...]:
+        return tuple(self.index.notes.get(group, {}).values())
+
+    def _takes(self, step: int, ready: Sequence[PreparedGroup]) -> list[Take]:
+        settings = self.course.settings
+        takes: list[Take] = []
+        first = 0
+        for update in range(settings.updates_per_step):
+            count = groups_of_update(update, len(ready), settings.updates_per_step)
+            takes += self._of_update(step, update, ready[first : first + count])
+            first += count
+        return takes
+
+    def _of_update(self, step: int, update: int, ready: Sequence[PreparedGroup]) -> Iterator[Take]:
+        named = {one.group: one for one in ready}
+        at = {m.trajectory: m for group in named for m in self.index.members[group]}
+        samples = [sample for one in ready for sample in one.samples]
+        for number, batch in enumerate(
+            pack_micro_batches(samples, self.course.settings.micro_batch_tokens)
+        ):
+            firsts = [named.pop(s.group).group for s in batch if s.group in named]
+            yield Take(
+                step=step,
+                update=update,
+                micro_batch=number,
+                members=tuple(at[sample.trajectory] for sample in batch),
+                groups=tuple(GroupMembers(g, tuple(self.index.members[g])) for g in firsts),
+                annotations=tuple(note for g in firsts for note in self._notes(g)),
+            )
+
+
+def _all_records(log: Bus, topic: str) -> Iterator[Received]:
+    reader = TopicReader(log, topic, from_begin(log, topic))
+    while received := reader.poll():
+        yield from received

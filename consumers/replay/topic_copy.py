@@ -19,9 +19,9 @@ import xxhash
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.fence import TRUNCATED_GROUP, truncated_begin
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
-from rollstream.streams.truncation import TRUNCATED_GROUP, truncated_begin
 
 BEGUN_GROUP = "replay"
 """Consumer group whose commit marks a topic as begun by a replay."""

@@ -25,10 +25,13 @@ import numpy as np
 import xxhash
 
 from rollstream.producers.drafts.index import (
+    Draft,
     EntryRanks,
+    HistoryView,
     NgramKeys,
     NgramTable,
     RingPositions,
+    look_up_draft,
     ngram_keys,
 )
 from rollstream.producers.drafts.shared_memory import (
@@ -42,7 +45,6 @@ from rollstream.producers.drafts.shared_memory import (
     HistoryMemory,
     allocate_memory,
 )
-from rollstream.producers.drafts.source import Draft, HistoryView, look_up_draft
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sources, Tokens
 

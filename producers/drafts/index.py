@@ -1,4 +1,9 @@
-"""The n-gram index of a history: keys, and the hash table from a key to a place in the ring.
+"""The draft source contract, and look-ups in the n-gram index of a history's memory.
+
+An engine asks a source for drafts, and passes the tokens that it generates to it. The engine
+verifies every token of a draft, so a wrong, old or torn draft costs time and never changes an
+output. Prompts are identified by their tokens, not by a request, so that an engine without request
+ids can use the same calls.
 
 A key is a 64-bit hash of the few tokens before a position, one per n-gram length, and of the
 prompt: a polynomial in an odd multiplier, modulo 2^64, then two rounds of mixing. `ngram_keys`
@@ -6,19 +11,25 @@ computes the keys of all positions of a sequence at once, `ngram_sums` and `ngra
 position in plain integers; both give the same keys. Keys can collide, so a look-up also compares
 the tokens.
 
-The table has a bounded size and is in flat arrays: key → place of the best occurrence, and its
-rank. An entry is within `PROBES` slots of its key's first slot, and every slot between was used at
-some time, which bounds look-ups and insertions; if all these slots are taken the oldest occurrence
-is replaced. Places only grow, so an entry whose place is below `floor` is dead and its slot free.
-Insertions are done in batches; look-ups are in `source.py`.
+The table has a bounded size and is in flat arrays: key → place of the best occurrence in the ring,
+and its rank. An entry is within `PROBES` slots of its key's first slot, and every slot between was
+used at some time, which bounds look-ups and insertions; if all these slots are taken the oldest
+occurrence is replaced. Places only grow, so an entry whose place is below `floor` is dead and its
+slot free. Insertions are done in batches.
+
+A look-up may run while another process writes to the memory. Whatever the memory holds, random
+bytes included, a look-up stays inside of it, ends after a few slots, and returns a draft or none:
+it returns tokens only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.shared_memory import PROBES, HistoryMemory
+from rollstream.producers.drafts.shared_memory import HEAD_WORD, PROBES, SEQUENCE_END, HistoryMemory
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
@@ -152,3 +163,81 @@ class NgramTable:
         """(n, PROBES) slots that may hold each key."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """`tokens` that may come next; `matched` of the newest tokens were found in the history (0:
+    none, and then there are no `tokens`).
+    """
+
+    tokens: Sequence[int]
+    matched: int
+
+
+NO_DRAFT = Draft((), 0)
+
+
+class DraftSource(Protocol):
+    context: int
+    """How many of the newest tokens a look-up uses, at most."""
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        ...
+
+    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Add the last `fresh` of these tokens, which the engine generated after the others."""
+        ...
+
+
+class HistoryView:
+    """Reads drafts from one memory."""
+
+    def __init__(self, memory: HistoryMemory) -> None:
+        layout = memory.layout
+        self.lengths, self.size, self.reach = layout.lengths, layout.tokens_max, layout.reach
+        self._mask = layout.slots - PROBES - 1
+        self._words, self._tokens = memory.words, memory.tokens
+        self._keys, self._places = memory.keys, memory.places
+
+    def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
+        """The tokens after the best occurrence of the `length` newest tokens, which have this
+        key.
+        """
+        keys, slot = self._keys, key & self._mask
+        for at in range(slot, slot + PROBES):
+            there = keys[at]
+            if there == key:
+                return self._behind(self._places[at], newest, length, most)
+            if not there:  # never used, so no later slot can hold the key
+                break
+        return []
+
+    def _behind(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
+        if place < self._words[HEAD_WORD] - self.size:
+            return []
+        at, tokens = place % self.size, self._tokens
+        if at < length or tokens[at - length : at].tolist() != newest[-length:]:
+            return []
+        found = tokens[at : at + min(most, self.reach * length)].tolist()
+        return found[: found.index(SEQUENCE_END)] if SEQUENCE_END in found else found
+
+
+def look_up_draft(
+    views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
+) -> Draft:
+    """The tokens that followed the longest match of the end of `newest`, up to the end of their
+    sequence, at most `reach` tokens for each matched one. Of views that match equally many tokens
+    the first one is used. All views must have the same n-gram lengths.
+    """
+    lengths, newest = views[0].lengths, list(newest)
+    sums = ngram_sums(newest, lengths)
+    for index in range(len(sums) - 1, -1, -1):
+        length = lengths[index]
+        key = ngram_key(prompt, sums[index], length)
+        for view in views:
+            found = view.after(key, newest, length, most)
+            if found:
+                return Draft(found, length)
+    return NO_DRAFT

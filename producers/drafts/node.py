@@ -24,6 +24,7 @@ from pathlib import Path
 
 from rollstream.errors import StoreError
 from rollstream.producers.drafts.history import AnswerHistory, OccurrenceChoice
+from rollstream.producers.drafts.index import Draft, HistoryView, look_up_draft
 from rollstream.producers.drafts.shared_memory import (
     HISTORY_FILE,
     NGRAM_LENGTHS,
@@ -38,7 +39,6 @@ from rollstream.producers.drafts.shared_memory import (
     remove_segment,
     sweep_dead_segments,
 )
-from rollstream.producers.drafts.source import Draft, HistoryView, look_up_draft
 from rollstream.streams.values import Tokens
 
 REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks whether the file was replaced, 1 µs each

@@ -15,13 +15,17 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.acceptance import AcceptanceCurve, HistoryAgreement
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.planner import DraftRow, draft_lengths, level_lengths
-from rollstream.producers.drafts.source import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.drafts.index import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.drafts.planner import (
+    AcceptanceCurve,
+    DraftRow,
+    HistoryAgreement,
+    draft_lengths,
+    level_lengths,
+)
 from rollstream.producers.engines.base import DraftStats
-from rollstream.streams.draft_runs import extend_runs
-from rollstream.streams.values import Drafts
+from rollstream.streams.values import Drafts, extend_runs
 
 
 @dataclass(slots=True)

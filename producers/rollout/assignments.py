@@ -1,15 +1,22 @@
-"""The assignments of one rollout: read from its partition of `assignments` and queued until the
-engine has room.
+"""The assignments of one rollout, read from its partition of `assignments` and queued until the
+engine has room, and the rules that decide when it takes new weights and starts new trajectories.
 
 A rollout follows only assignments of its own name and term. After a restart it resumes nothing
 without a new attempt from dispatch, because no old assignment carries its new term. A rollout that
 was replaced while its process was stopped finds its successor's term here, and exits.
+
+The rules are pure (invariant 9). `in_flight` policies (PipelineRL, AReaL) take the newest version
+as soon as it is fetched. `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories
+under their version: the rollout starts a quota of new trajectories; once the quota is used and a
+newer version exists, it only finishes, and pulls when it is empty.
 """
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 
 from rollstream.errors import Fenced, PositionLost
+from rollstream.producers.engines.base import UpdateMode
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
 from rollstream.streams.records import Assignment
@@ -95,3 +102,51 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
     is_probe = not assignment.predicted and assignment.index == 0
     length = assignment.predicted or assignment.sampling.tokens_max
     return assignment.kind == "start", assignment.wave, not is_probe, -length
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateInputs:
+    """Inputs of the rules: version numbers held and announced, new trajectories drawn under the
+    held version, their quota, trajectories in progress, and the version number that the next
+    waiting assignment needs.
+    """
+
+    held: int
+    newest: int
+    drawn: int
+    quota: int
+    busy: int
+    needed: int
+
+
+def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
+    """Whether the next waiting assignment may start under the held version."""
+    if inputs.needed > inputs.held:
+        return False
+    return mode != "keep_version" or inputs.newest <= inputs.held or inputs.drawn < inputs.quota
+
+
+def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
+    """Whether to take the newest version now; under `keep_version` only an empty engine does."""
+    if inputs.newest <= inputs.held:
+        return False
+    return mode != "keep_version" or inputs.busy == 0
+
+
+def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
+    """New trajectories that the rollout may start before it drains."""
+    return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
+
+
+def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
+    """Whether the rollout starts nothing new until it is empty and has pulled."""
+    stale = mode == "keep_version" and inputs.newest > inputs.held
+    return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)
+
+
+def drawn_from_history(inputs: UpdateInputs, resumed: int) -> int:
+    """The number of trajectories that count as drawn under an old version that was loaded again to
+    resume `resumed` trajectories. If the version is more than one behind, the whole quota counts as
+    drawn, so the rollout starts no new trajectory under it.
+    """
+    return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)

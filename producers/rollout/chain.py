@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollstream.errors import BusTimeout, DecodeError, PositionLost
+from rollstream.streams.admissible import malformed_partial
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
-from rollstream.streams.draft_runs import join_drafts
-from rollstream.streams.partial_links import malformed_partial
 from rollstream.streams.records import GENERATED, Partial
-from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens
+from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens, join_drafts
 
 TOPIC = "partials"
 LINKS_BYTES_MAX = 64 << 20  # of one trajectory: a million tokens are 9 MiB

@@ -1,25 +1,127 @@
-"""Publishes all records of a rollout: trajectories, partials, status, applied versions.
+"""Publishes all records of a rollout: trajectories, partials, status, applied versions; and has its
+metrics.
 
 Delivery is at least once. Readers count only the first completion of a trajectory and follow only
 the chain of partials that an assignment names (invariant 2), so it does no harm if a dead
 predecessor of this rollout has published the same records.
+
+`BackgroundSender` appends beside decoding: over a network an acknowledgement takes longer than one
+poll of the engine. Records of one topic stay in order. Queued records die with the process, as
+tokens that the engine has not emitted yet do; a caller may rely on a record only after `then` has
+received its address.
 """
 
+import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram, MetricValue, MetricValues
 from rollstream.producers.engines.base import DraftStats, EngineStats
 from rollstream.producers.rollout.heartbeat import Health, Heartbeat, StatusSchedule
-from rollstream.producers.rollout.sender import RecordSender
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.weights import ReadBackResult
+from rollstream.producers.rollout.weights import ReadBackResult, WeightsFollower
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajectory
 from rollstream.streams.values import Address, Version
+from rollstream.streams.writer import KeyedRecord, publish_all
+
+log = logging.getLogger(__name__)
+
+RECORDS_MAX = 1024  # queued; `send` blocks above this
+GATHER_S = 0.1  # between two rounds: records sent meanwhile share an append
+
+OnPublished = Callable[[list[Address]], None]
+
+
+class RecordSender(Protocol):
+    def send(
+        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
+    ) -> None:
+        """Publish the records in this order; `then` gets their addresses once they are durable."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything sent is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedRecords:
+    topic: str
+    records: Sequence[KeyedRecord]
+    on_published: OnPublished | None
+
+
+class BackgroundSender:
+    """A sender with its own thread. A failure in the thread is raised by the next call."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._changed = threading.Condition()
+        self._waiting: list[_QueuedRecords] = []
+        self._under_way: list[_QueuedRecords] = []
+        self._failed: BaseException | None = None
+        self._hurried = threading.Event()
+        threading.Thread(target=self._run, name="outbox", daemon=True).start()
+
+    def send(
+        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
+    ) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
+            self._check()
+            self._waiting.append(_QueuedRecords(topic, records, on_published))
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        self._hurried.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or not self._count())
+            self._check()
+        self._hurried.clear()
+
+    def _count(self) -> int:
+        return sum(len(letter.records) for letter in (*self._waiting, *self._under_way))
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting)
+                    self._under_way, self._waiting = self._waiting, []
+                self._post(self._under_way)
+                with self._changed:
+                    self._under_way = []
+                    self._changed.notify_all()
+                self._hurried.wait(GATHER_S)
+        except Exception as error:
+            log.exception("the rollout's records cannot be published")
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+
+    def _post(self, letters: Sequence[_QueuedRecords]) -> None:
+        """Publish with one append per topic."""
+        by_topic: dict[str, list[_QueuedRecords]] = {}
+        for letter in letters:
+            by_topic.setdefault(letter.topic, []).append(letter)
+        for topic, together in by_topic.items():
+            records = [record for letter in together for record in letter.records]
+            addresses = publish_all(self._bus, topic, records)
+            for letter in together:
+                count = len(letter.records)
+                if letter.on_published is not None:
+                    letter.on_published(addresses[:count])
+                addresses = addresses[count:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +277,56 @@ class RolloutPublisher:
         gained = running.length - running.flushed
         late = now_s - running.flushed_s >= self.settings.partial_s
         return late or gained >= self.settings.partial_tokens
+
+
+FINISHES = ("stop", "length", "dead")
+
+
+def rollout_metrics(
+    publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
+) -> MetricValues:
+    """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
+    newest = follower.newest
+    values: dict[str, MetricValue] = {
+        "rollout_term": publisher.term,
+        "rollout_trajectories_total": {name: publisher.finishes[name] for name in FINISHES},
+        "rollout_rewards_outstanding": judged,
+        "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
+        "rollout_version_newest": 0 if newest is None else newest.version.number,
+        "rollout_fetched_bytes_total": follower.fetched_bytes,
+        "rollout_fetch_seconds": follower.fetch_s,
+        "rollout_apply_seconds": publisher.apply_s,
+    }
+    values.update(_draft_metrics(publisher.drafts))
+    if publisher.last_status is not None:
+        values.update(_status_metrics(publisher.last_status))
+    return values
+
+
+def _draft_metrics(drafts: DraftStats) -> MetricValues:
+    return {
+        "rollout_draft_tokens_total": {"guessed": drafts.proposed, "right": drafts.accepted},
+        "rollout_draft_lookups_total": {"asked": drafts.asked, "found": drafts.found},
+        "rollout_draft_lookup_seconds_total": drafts.lookup_s,
+        "rollout_draft_passes_total": drafts.passes,
+        "rollout_draft_rows_total": drafts.rows,
+        "rollout_draft_gained_tokens_total": drafts.gained,
+        "rollout_draft_changes_total": drafts.changes,
+    }
+
+
+def _status_metrics(status: RolloutStatus) -> MetricValues:
+    return {
+        "rollout_slots": status.slots,
+        "rollout_running": status.running,
+        "rollout_waiting": status.waiting,
+        "rollout_kv_used_tokens": status.kv_used,
+        "rollout_kv_capacity_tokens": status.kv_capacity,
+        "rollout_version_held": status.version.number,
+        "rollout_quota_left": status.quota_left,
+        "rollout_health": {status.health: 1},
+        "rollout_tokens_per_second": status.tokens_per_s,
+        "rollout_tokens_generated_total": status.tokens_total,
+        "rollout_idle_seconds_total": status.idle_s,
+        "rollout_busy_seconds_total": status.busy_s,
+    }

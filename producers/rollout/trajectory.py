@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
-from rollstream.streams.draft_runs import join_drafts
 from rollstream.streams.records import (
     ENVIRONMENT,
     GENERATED,
@@ -23,7 +22,16 @@ from rollstream.streams.records import (
     Partial,
     Trajectory,
 )
-from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens, Version
+from rollstream.streams.values import (
+    Address,
+    Drafts,
+    Floats,
+    Sources,
+    Span,
+    Tokens,
+    Version,
+    join_drafts,
+)
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

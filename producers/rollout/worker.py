@@ -13,19 +13,22 @@ from itertools import islice
 from rollstream.metric_values import MetricValues
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.engines.base import Emission, Engine, UpdateMode
-from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
-from rollstream.producers.rollout.heartbeat import Health
-from rollstream.producers.rollout.in_progress import InProgress
-from rollstream.producers.rollout.metrics import rollout_metrics
-from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
-from rollstream.producers.rollout.update_policy import (
+from rollstream.producers.rollout.assignments import (
+    AssignmentQueue,
     UpdateInputs,
     drawn_from_history,
     is_draining,
     may_draw,
     quota_left,
     wants_update,
+)
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import Health
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.publisher import (
+    RolloutCondition,
+    RolloutPublisher,
+    rollout_metrics,
 )
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings

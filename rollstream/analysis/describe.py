@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rollstream.streams.draft_runs import accepted_tokens
 from rollstream.streams.records import (
     Admitted,
     Annotation,
@@ -26,7 +25,7 @@ from rollstream.streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
-from rollstream.streams.values import Span
+from rollstream.streams.values import Span, accepted_tokens
 
 
 def describe(record: Record) -> str:

@@ -14,8 +14,8 @@ from rollstream.analysis.output import cell_text
 from rollstream.analysis.session import TokenText
 from rollstream.analysis.trajectory import TrajectoryDetails, ViewRow
 from rollstream.monitor.samples import DraftTotals, draft_totals_of
-from rollstream.streams.draft_runs import accepted_mask
 from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Partial, Trajectory
+from rollstream.streams.values import accepted_mask
 
 
 @dataclass(frozen=True, slots=True)

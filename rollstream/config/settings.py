@@ -15,12 +15,12 @@ from rollstream.producers.settings import (
     ScoringSettings,
     TaskSettings,
 )
-from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
     CheckpointSettings,
     ModelSettings,
+    RelaySettings,
     Settings,
     WeightsSettings,
 )

@@ -24,8 +24,8 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import read_role
 from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterReader
+from rollstream.streams.fence import ARCHIVE_GROUP
 from rollstream.streams.records import Record
-from rollstream.streams.truncation import ARCHIVE_GROUP
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:

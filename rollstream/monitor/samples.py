@@ -7,8 +7,8 @@ from operator import add
 from typing import Literal
 
 from rollstream.monitor.groups import OWN_REWARD
-from rollstream.streams.draft_runs import accepted_tokens
 from rollstream.streams.records import Annotation, Take, Trajectory
+from rollstream.streams.values import accepted_tokens
 
 
 @dataclass(frozen=True, slots=True)

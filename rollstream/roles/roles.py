@@ -46,9 +46,9 @@ from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.relay import Relay
-from rollstream.storage.relay.settings import folder_for
 from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.settings import folder_for
 from rollstream.storage.stores.connect import check_conditional_writes
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends

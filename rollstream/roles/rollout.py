@@ -20,9 +20,9 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory, running_tokens
 from rollstream.producers.drafts.shared_memory import segment_folder
-from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine, open_paced
 from rollstream.producers.engines.profile import (
@@ -41,8 +41,7 @@ from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
-from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.sender import BackgroundSender
+from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.weights import (
     FetchedWeights,
     WeightsFollower,

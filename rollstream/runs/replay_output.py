@@ -37,8 +37,14 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.settings import Configuration
 from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources
-from rollstream.consumers.replay.offline_steps import OfflinePlan, groups_used, index_log
-from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse, read_recorded
+from rollstream.consumers.replay.recorded_steps import (
+    OfflinePlan,
+    RecordedSteps,
+    ReplayCourse,
+    groups_used,
+    index_log,
+    read_recorded,
+)
 from rollstream.consumers.replay.training import (
     BehaviourModel,
     ReplayOutput,

@@ -1,24 +1,196 @@
-"""Chooses, turn by turn, where a relay's objects come from: its neighbour, or the bucket.
+"""Fills a relay's cache: chooses, turn by turn, whether objects come from the relay before this one
+or from the bucket.
 
 The head waits while the trainer pushes, and reads the bucket otherwise. Other relays wait for their
 neighbour. Objects that the neighbour sent wrong come from the bucket, and so does an announced
 version that the neighbour does not bring within `patience_s`.
+
+Objects are received from the neighbour while it receives them itself. Received bytes stay when that
+relay dies: the next source continues at that byte. A silence does not mean death, because the
+neighbour may be waiting too; after a silence this relay checks whether it lives.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from rollstream.errors import StoreError
+from rollstream.errors import CorruptObject, StoreError
 from rollstream.storage.relay.bucket import BucketReader
 from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import RelayLost, RelayRefused
-from rollstream.storage.relay.neighbour import NeighbourReader
+from rollstream.storage.relay.client import RelayConnection, RelayListing, RelayLost, RelayRefused
+from rollstream.storage.relay.object import (
+    CachedObject,
+    ObjectBusy,
+    ObjectDropped,
+    ObjectOffer,
+    version_of,
+)
 from rollstream.storage.relay.topology import ChainMember, RelayDirectory
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
+
+LISTING_S = 1.0
+SILENCES_MAX = 3  # from a neighbour that has the whole object; then the connection is at fault
+WRONG_MAX = 2
+
+
+class NeighbourReader:
+    """One thread's connection to its upstream. `mistrusted` are keys for which wrong bytes came
+    this way; they are to come from the bucket.
+    """
+
+    def __init__(self, cache: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
+        self._cache, self._is_upstream = cache, is_upstream
+        self._connection: RelayConnection | None = None
+        self._change_number = -1
+        self._wrong: Counter[str] = Counter()
+        self._silent: dict[str, int] = {}
+        self.mistrusted: set[str] = set()
+
+    def receive_next(self, upstream: ChainMember, stop: threading.Event) -> bool:
+        """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
+        Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
+        """
+        connection = self._connected(upstream)
+        listing = connection.listing(self._change_number, LISTING_S)
+        wanted = self.wanted(listing.objects)
+        self._change_number = listing.count
+        for offer in wanted:
+            if stop.is_set() or not self._take(connection, upstream, offer, stop, len(wanted) > 1):
+                self.disconnect()
+                break
+        return bool(wanted)
+
+    def wanted(self, offers: Iterable[ObjectOffer]) -> list[ObjectOffer]:
+        """Offers to receive: newest versions first, each in the order in which it was started.
+        Objects that were silent while others waited come last, so a push that never ends delays
+        nothing else.
+        """
+        wanted: list[ObjectOffer] = []
+        for offer in offers:
+            held = self._cache.find(offer.key)
+            has = held is not None and held.verified and held.offer.is_same(offer)
+            if not has and offer.key not in self.mistrusted and self._cache.wants(offer):
+                wanted.append(offer)
+        wanted.sort(key=lambda offer: version_of(offer.key) or (), reverse=True)
+        self._silent = {o.key: self._silent[o.key] for o in wanted if o.key in self._silent}
+        return sorted(wanted, key=lambda offer: self._silent.get(offer.key, 0))
+
+    def disconnect(self) -> None:
+        """Close the connection; the next turn opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._change_number = None, -1
+
+    def _connected(self, upstream: ChainMember) -> RelayConnection:
+        if self._connection is not None and self._connection.url != upstream.url:
+            self.disconnect()
+        if self._connection is None:
+            self._connection = RelayConnection(upstream.url)
+        return self._connection
+
+    def _take(
+        self,
+        connection: RelayConnection,
+        upstream: ChainMember,
+        offer: ObjectOffer,
+        stop: threading.Event,
+        is_one_of_many: bool,
+    ) -> bool:
+        """Receive one object. Returns whether the connection can be used for the next one."""
+        held = self._cache.accept(offer)
+        if held is None or held.verified:
+            return True
+        try:
+            with held.writing():
+                if not self._receive(connection, upstream, held, stop, is_one_of_many):
+                    return False
+        except ObjectBusy:
+            return True
+        except ObjectDropped:
+            return False
+        except CorruptObject as error:
+            self._note_wrong(connection, upstream, held, error)
+            return False
+        self._wrong.pop(held.key, None)
+        self._cache.completed(held)
+        return True
+
+    def _receive(
+        self,
+        connection: RelayConnection,
+        upstream: ChainMember,
+        held: CachedObject,
+        stop: threading.Event,
+        many: bool,
+    ) -> bool:
+        """Receive all missing bytes, from where an earlier upstream ended. Returns False when given
+        up.
+        """
+        if held.verified:
+            return True
+        headers = {"Range": f"bytes={held.written}-"}
+        status, _ = connection.request("GET", f"/{held.key}?receiving=1", headers)
+        if status not in (200, 206):
+            return False
+        silences = 0
+        while not held.verified:
+            count = connection.receive_into(held.room())
+            if count:
+                held.advance(count)
+                self._cache.add("relay_received_bytes_total", count)
+                silences = 0
+            else:
+                silences += 1
+                if stop.is_set() or not self._is_worth_waiting(upstream, held, silences, many):
+                    return False
+        return True
+
+    def _is_worth_waiting(
+        self, upstream: ChainMember, held: CachedObject, silences: int, many: bool
+    ) -> bool:
+        """After a silence: whether the upstream lives, is still the upstream, has this object, and
+        no other object waits behind it.
+        """
+        if many:
+            self._silent[held.key] = max(self._silent.values(), default=0) + 1
+        if many or not self._is_upstream(upstream):
+            return False
+        with RelayConnection(upstream.url) as second:
+            offer = _find(second.listing(), held.key)
+        if offer is None or not offer.is_same(held.offer):
+            return False
+        return not (offer.verified and silences >= SILENCES_MAX)
+
+    def _note_wrong(
+        self,
+        connection: RelayConnection,
+        upstream: ChainMember,
+        held: CachedObject,
+        error: Exception,
+    ) -> None:
+        """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
+        other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
+        bytes too; it receives the object again, and this relay from it.
+        """
+        log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
+        self._cache.add("relay_wrong_total", 1)
+        self._wrong[held.key] += 1
+        try:
+            offer = _find(connection.listing(), held.key)
+        except RelayLost:
+            offer = None
+        if (offer is not None and offer.verified) or self._wrong[held.key] >= WRONG_MAX:
+            self.mistrusted.add(held.key)
+            del self._wrong[held.key]
+
+
+def _find(listing: RelayListing, key: str) -> ObjectOffer | None:
+    return next((offer for offer in listing.objects if offer.key == key), None)
+
 
 GRACE_S = 2.0  # after such a silence a push is over; a new head waits so long for its first bytes
 IDLE_S = 0.05

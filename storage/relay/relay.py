@@ -24,8 +24,8 @@ from rollstream.storage.relay.client import TOKEN_VARIABLE, BandwidthLimiter, sh
 from rollstream.storage.relay.intake import RelayIntake
 from rollstream.storage.relay.object import URL_FILE
 from rollstream.storage.relay.server import RelayServer
-from rollstream.storage.relay.settings import RelaySettings
 from rollstream.storage.relay.topology import RELAY_TERMS, RelayDirectory
+from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import RELAYS, next_term
 from rollstream.streams.bus import Bus

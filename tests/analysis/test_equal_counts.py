@@ -12,7 +12,7 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.truncation import position_before, truncate
+from rollstream.streams.fence import position_before, truncate
 from rollstream.streams.values import Address
 from tests.analysis.asked_run import RUN, archive, make_run, open_log
 

@@ -26,9 +26,9 @@ from rollstream.storage.archive.reading import archived_files, archived_to, tabl
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
+from rollstream.streams.fence import ARCHIVE_GROUP, truncate
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import ARCHIVE_GROUP, truncate
 from testbed.servers import versity
 from tests.archive.archive_samples import append, restored, trajectory
 from tests.archive.archive_world import NEVER, TOPIC, Boundaries, Killed, World, die

@@ -23,9 +23,9 @@ from rollstream.storage.archive.file_names import message_bytes
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
 from rollstream.storage.archive.rows import classify_rows
 from rollstream.storage.archive.tables import originals_of
+from rollstream.streams.fence import ARCHIVE_GROUP, truncate
 from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import ARCHIVE_GROUP, truncate
 from tests.archive.archive_world import NEVER, SETTINGS, TOPIC, Boundaries, Killed, World, die
 
 

@@ -10,10 +10,10 @@ from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.file import FileStore
+from rollstream.streams.fence import position_before, truncate
 from rollstream.streams.records import Fence, GroupClosed
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import position_before, truncate
 from rollstream.streams.writer import FencedWriter
 
 RUN = "tiny"

@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
-from rollstream.consumers.dispatch.outliers import RunningRequest, plan_outliers
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,
     RolloutRoom,
@@ -20,7 +19,7 @@ from rollstream.consumers.dispatch.placement import (
     place_samples,
     share_out,
 )
-from rollstream.consumers.dispatch.repack import RolloutLoad
+from rollstream.consumers.dispatch.repack import RolloutLoad, RunningRequest, plan_outliers
 from rollstream.streams.records import Prompt
 from rollstream.streams.values import Sampling, Version
 

@@ -9,15 +9,15 @@ from hypothesis import given, strategies as st
 
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
-from rollstream.consumers.dispatch.outliers import (
+from rollstream.consumers.dispatch.repack import (
     LagBudget,
+    RolloutLoad,
     RunningRequest,
     StepDuration,
     is_outlier,
     lag_budget,
     plan_outliers,
 )
-from rollstream.consumers.dispatch.repack import RolloutLoad
 from rollstream.streams.values import Address, Version
 from tests.dispatch.test_recovery import V3, order_all, partial, state_with_group, status
 

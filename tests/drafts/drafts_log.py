@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rollstream.producers.drafts.history import prompt_key
-from rollstream.producers.drafts.source import HistoryView, look_up_draft
+from rollstream.producers.drafts.index import HistoryView, look_up_draft
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, PROMPT, Annotation, Partial, Prompt, Trajectory

@@ -5,22 +5,20 @@ pure rules.
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.producers.drafts.acceptance import (
+from rollstream.producers.drafts.index import NO_DRAFT, Draft
+from rollstream.producers.drafts.planner import (
     CURVE_EDGES,
     KNOWN_AFTER_MISTAKE,
     KNOWN_TOKENS_MAX,
     REFRESH_TRIALS,
     AcceptanceCurve,
-    HistoryAgreement,
-)
-from rollstream.producers.drafts.planner import (
     DraftOdds,
     DraftRow,
+    HistoryAgreement,
     StepCost,
     draft_lengths,
     tokens_per_s,
 )
-from rollstream.producers.drafts.source import NO_DRAFT, Draft
 
 CHANCES = st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32)
 

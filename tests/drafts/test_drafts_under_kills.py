@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.streams.draft_runs import accepted_tokens
 from rollstream.streams.records import Trajectory
+from rollstream.streams.values import accepted_tokens
 from testbed.kills.aimed_moves import ASKED, GIVEN_UP, WENT_ON
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted

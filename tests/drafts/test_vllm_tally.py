@@ -16,8 +16,7 @@ from rollstream.producers.engines.vllm.proposer_speculation import (
     SteppedRequest,
     open_draft_counters,
 )
-from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, join_drafts
-from rollstream.streams.values import Drafts
+from rollstream.streams.values import Drafts, accepted_mask, accepted_tokens, join_drafts
 from testbed.waiting import WAIT_S
 from tests.drafts.test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
 

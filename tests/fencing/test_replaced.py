@@ -8,7 +8,7 @@ import pytest
 from rollstream.errors import Fenced
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.storage.relay.relay import Relay
-from rollstream.storage.relay.settings import RelaySettings
+from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.memory import MemoryBus

@@ -21,7 +21,7 @@ from rollstream.storage.relay.client import (
 from rollstream.storage.relay.object import CHUNK_BYTES, ObjectOffer
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.server import RelayServer
-from rollstream.storage.relay.settings import RelaySettings
+from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import content_hash
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.stores.memory import MemoryStore

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.consumers.replay.offline_steps import index_log
-from rollstream.consumers.replay.recorded_steps import read_recorded
+from rollstream.consumers.replay.recorded_steps import index_log, read_recorded
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from tests.replay.test_replay_of_runs import killed, own_hashes

@@ -11,11 +11,11 @@ from rollstream.consumers.replay.topic_copy import HISTORY, TopicHash, hash_topi
 from rollstream.storage.claim_check import open_log
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
+from rollstream.streams.fence import truncate
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Fence, GroupClosed, Position
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import truncate
 from rollstream.streams.writer import FencedWriter
 from testbed.servers.kafka_broker import new_url
 from tests.support.kept_run import made

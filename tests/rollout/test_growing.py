@@ -14,10 +14,9 @@ from rollstream.errors import DecodeError
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.connect import open_bus
-from rollstream.streams.draft_runs import accepted_mask
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
 from rollstream.streams.topics import catalogue
-from rollstream.streams.values import Address, Drafts, Sampling, Version
+from rollstream.streams.values import Address, Drafts, Sampling, Version, accepted_mask
 from rollstream.streams.writer import publish
 from tests.rollout.chains import read_chain
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollstream.errors import RecordTooLarge
-from rollstream.producers.rollout.sender import RECORDS_MAX, BackgroundSender
+from rollstream.producers.rollout.publisher import RECORDS_MAX, BackgroundSender
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Annotation

@@ -4,7 +4,7 @@
 
 import pytest
 
-from rollstream.producers.rollout.update_policy import (
+from rollstream.producers.rollout.assignments import (
     UpdateInputs,
     is_draining,
     may_draw,

@@ -15,9 +15,9 @@ from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import PositionLost
 from rollstream.storage.checkpoints import delete_checkpoints, stored_checkpoints
 from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.fence import truncate
 from rollstream.streams.reader import from_end
 from rollstream.streams.records import Admitted, GroupClosed, Prompt, Take
-from rollstream.streams.truncation import truncate
 from testbed.waiting import WAIT_S, wait_for
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run

@@ -6,9 +6,14 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from rollstream.streams.codec import decode, encode, is_canonical
-from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, extend_runs, join_drafts
 from rollstream.streams.records import Trajectory
-from rollstream.streams.values import Drafts
+from rollstream.streams.values import (
+    Drafts,
+    accepted_mask,
+    accepted_tokens,
+    extend_runs,
+    join_drafts,
+)
 from testbed.sample_records import trajectory
 from tests.streams.record_equality import differences
 

@@ -3,15 +3,10 @@
 import pytest
 
 from rollstream.errors import PositionLost
+from rollstream.streams.fence import TRUNCATED_GROUP, earliest_positions, position_before, truncate
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Fence, GroupClosed, Position
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import (
-    TRUNCATED_GROUP,
-    earliest_positions,
-    position_before,
-    truncate,
-)
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 

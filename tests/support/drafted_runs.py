@@ -18,8 +18,8 @@ from rollstream.producers.drafts.shared_memory import (
     WRITER_WORD,
     segment_folder,
 )
-from rollstream.streams.draft_runs import accepted_tokens
 from rollstream.streams.records import Assignment, Trajectory
+from rollstream.streams.values import accepted_tokens
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.moments import FILL
 from testbed.run_process import read, run_line, running

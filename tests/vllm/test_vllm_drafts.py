@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
-from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import (
     Emission,
     EngineOptions,
@@ -26,9 +26,16 @@ from rollstream.producers.engines.base import (
 )
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
-from rollstream.streams.draft_runs import accepted_mask, accepted_tokens, join_drafts
 from rollstream.streams.records import PROMPT
-from rollstream.streams.values import Drafts, Sampling, Tokens, Version
+from rollstream.streams.values import (
+    Drafts,
+    Sampling,
+    Tokens,
+    Version,
+    accepted_mask,
+    accepted_tokens,
+    join_drafts,
+)
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (
     V1,

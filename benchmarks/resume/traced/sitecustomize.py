@@ -32,8 +32,8 @@ SECTIONS = {
     "rollstream.consumers.trainer.loop": {"Trainer._state": "checkpoint"},
     "rollstream.producers.rollout.publisher": {
         "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
+        "publish_all": "partials",
     },
-    "rollstream.producers.rollout.sender": {"publish_all": "partials"},
 }  # fmt: skip
 """Module → function → section that it counts for."""
 

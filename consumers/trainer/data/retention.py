@@ -13,10 +13,8 @@ from rollstream.errors import PositionLost
 from rollstream.storage.checkpoints import CheckpointId, checkpoint_state
 from rollstream.storage.claim_check import collect_blobs
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus, Message
-from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Position, RolloutStatus
-from rollstream.streams.truncation import (
+from rollstream.streams.bus import Bus, BusWrapper, Message
+from rollstream.streams.fence import (
     ARCHIVE_GROUP,
     DISPATCH_GROUP,
     REBUILD_TOPICS,
@@ -24,8 +22,9 @@ from rollstream.streams.truncation import (
     move_back_to_oldest,
     truncate,
 )
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Position, RolloutStatus
 from rollstream.streams.values import Address, Version
-from rollstream.streams.wrapper import BusWrapper
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.acceptance import HistoryAgreement
 from rollstream.producers.drafts.history import prompt_key
+from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
 from rollstream.producers.engines.randomness import uniforms
 from rollstream.producers.engines.torch.decoder import DraftedTokens

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder

@@ -28,8 +28,8 @@ from transformers import PreTrainedConfig
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import prompt_key
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource
-from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.base import (
     DraftStats,
     EngineOptions,

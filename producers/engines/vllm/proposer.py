@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.source import DraftSource
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.engines.vllm.proposer_speculation import (
     DraftCounters,
     ProposerSpeculation,

@@ -22,13 +22,12 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.acceptance import HistoryAgreement
-from rollstream.producers.drafts.source import NO_DRAFT, Draft
+from rollstream.producers.drafts.index import NO_DRAFT, Draft
+from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.vllm.staging import open_shared, shared_path
-from rollstream.streams.draft_runs import accepted_tokens
-from rollstream.streams.values import Drafts
+from rollstream.streams.values import Drafts, accepted_tokens
 
 _ALL, _EACH = len(fields(DraftStats)), 6  # words; the first word of a place is its stay
 

@@ -25,8 +25,8 @@ import torch
 
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
+from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
-from rollstream.producers.drafts.source import DraftSource
 from rollstream.producers.engines.vllm.parameter_map import served_tensors
 from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters
 from rollstream.producers.engines.vllm.release import (

@@ -4,10 +4,16 @@ An object appears when its one PUT, or the completion of its parts, is acknowled
 sees the complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server
 decides who wins. Every operation ends before its deadline: in success, or in a typed error with
 advice. `docs/reference/s3.md` has the interleavings.
+
+A conditional write that is repeated after its response was lost may find its own object. Each write
+therefore puts a nonce into the object's metadata. If a condition fails after a request in doubt,
+the object's nonce shows whose write it was.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ObjectExists, StoreError, SwapLost
@@ -19,19 +25,168 @@ from rollstream.storage.stores.base import (
     ObjectStat,
     check_key,
     check_prefix,
+    content_hash,
     is_key,
 )
 from rollstream.storage.stores.s3.address import S3Address
-from rollstream.storage.stores.s3.client import S3Client
+from rollstream.storage.stores.s3.client import (
+    PART_BYTES,
+    ByteRange,
+    S3Client,
+    WriteCondition,
+    plan_parts,
+)
 from rollstream.storage.stores.s3.errors import (
+    RETRIED_KINDS,
     Attempts,
     FailureKind,
     S3Failure,
+    TimeLimits,
+    allowance_s,
     time_limits,
     translate_s3_errors,
 )
-from rollstream.storage.stores.s3.read import S3Reader
-from rollstream.storage.stores.s3.write import S3Writer
+from rollstream.storage.stores.s3.read import HASH, NONCE, S3Reader, run_in_parallel
+
+UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
+_log = logging.getLogger(__name__)
+_LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
+
+
+class S3Writer:
+    """Writes to one bucket; `pool` bounds the requests in flight of all writes together."""
+
+    def __init__(
+        self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits
+    ) -> None:
+        self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
+
+    def put(self, name: str, data: Data) -> str:
+        if len(_view(data)) > PART_BYTES:
+            return self._put_multipart(name, data, WriteCondition())
+        return self._put_single(name, data, WriteCondition())
+
+    def create(self, name: str, data: Data) -> str:
+        """The etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object exists."""
+        condition = WriteCondition(if_absent=True)
+        if len(_view(data)) <= PART_BYTES:
+            return self._put_single(name, data, condition)
+        if self._exists(name):  # only saves an upload: the write's condition decides
+            raise S3Failure(FailureKind.PRECONDITION, "PreconditionFailed", "it exists", False)
+        return self._put_multipart(name, data, condition)
+
+    def swap(self, name: str, data: Data, etag: str) -> str:
+        """The new etag. Raises `S3Failure` of kind `PRECONDITION` or `MISSING` if the swap was
+        lost.
+
+        Always one request: some servers ignore If-Match when parts are completed.
+        """
+        return self._put_single(name, data, WriteCondition(if_etag=etag))
+
+    def _put_single(self, name: str, data: Data, condition: WriteCondition) -> str:
+        body = data if isinstance(data, bytes | bytearray) else bytes(data)
+        metadata = {HASH: content_hash(body), NONCE: uuid.uuid4().hex}
+        attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(body))))
+        write = lambda: self._client.put(name, body, metadata, condition)  # noqa: E731
+        return self._resolve_doubt(name, metadata[NONCE], attempts, write)
+
+    def _put_multipart(self, name: str, data: Data, condition: WriteCondition) -> str:
+        metadata = {HASH: content_hash(data), NONCE: uuid.uuid4().hex}
+        view = _view(data)
+        attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(view))))
+        for upload in range(1, UPLOADS + 1):
+            try:
+                return self._upload(name, view, metadata, condition, attempts)
+            except S3Failure as failure:
+                if failure.kind is not FailureKind.CONFLICT or upload == UPLOADS:
+                    raise
+                attempts.wait(failure)
+        raise AssertionError(UPLOADS)
+
+    def _upload(
+        self,
+        name: str,
+        view: memoryview,
+        metadata: dict[str, str],
+        condition: WriteCondition,
+        attempts: Attempts,
+    ) -> str:
+        """(1) Open the upload, (2) send its parts, (3) complete it, or abort it on failure."""
+        upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
+
+        def send(piece: tuple[int, ByteRange]) -> str:
+            number, part = piece
+            body = bytes(view[part.start : part.end])
+            own = Attempts(attempts.deadline)
+            return own.run(lambda: self._client.upload_part(name, upload, number, body))
+
+        def complete() -> str:
+            return self._client.complete_upload(name, upload, etags, condition)
+
+        try:
+            pieces = list(enumerate(plan_parts(len(view)), start=1))
+            etags = run_in_parallel(self._pool, send, pieces)  # 2
+            nonce = metadata[NONCE]
+            return self._resolve_doubt(
+                name, nonce, attempts, complete, frozenset({FailureKind.TRANSIENT})
+            )  # 3
+        except BaseException:
+            self._abort(name, upload)
+            raise
+
+    def _resolve_doubt(
+        self,
+        name: str,
+        nonce: str,
+        attempts: Attempts,
+        write: Callable[[], str],
+        again: Collection[FailureKind] = RETRIED_KINDS,
+    ) -> str:
+        """The result of `write`. A condition that failed after a request in doubt is resolved by
+        the nonce.
+        """
+        try:
+            return attempts.run(write, again)
+        except S3Failure as failure:
+            if failure.kind not in _LOST or not attempts.in_doubt:
+                raise
+            etag = self._own_etag(name, nonce, attempts.deadline)
+            if etag is None:
+                raise
+            return etag
+
+    def _own_etag(self, name: str, nonce: str, deadline: Deadline) -> str | None:
+        try:
+            found = self._reader.head(name, deadline)
+        except S3Failure as failure:
+            if failure.kind is FailureKind.MISSING:
+                return None
+            raise
+        return found.etag if found.metadata.get(NONCE) == nonce else None
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._reader.head(name)
+        except S3Failure as failure:
+            if failure.kind is FailureKind.MISSING:
+                return False
+            raise
+        return True
+
+    def _abort(self, name: str, upload: str) -> None:
+        """Free the parts if the server can be reached; other parts are removed by the bucket's
+        lifecycle rule.
+        """
+        try:
+            self._client.abort_upload(name, upload)
+        except S3Failure as failure:
+            if failure.kind is not FailureKind.NO_UPLOAD:
+                _log.warning("object store: upload of %s was not aborted: %s", name, failure)
+
+
+def _view(data: Data) -> memoryview:
+    return memoryview(data).cast("B")
+
 
 IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads together
 

@@ -18,11 +18,13 @@ from rollstream.storage.weights.delta.coding import (
     CodedTensor,
     Coding,
     Element,
+    StreamReader,
+    StreamWriter,
     ValueCoding,
+    corrupt_delta,
     element_of,
 )
 from rollstream.storage.weights.delta.sparse import decode_sparse, encode_sparse, segments
-from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter, corrupt_delta
 
 SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tried
 

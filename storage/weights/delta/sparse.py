@@ -44,9 +44,11 @@ from rollstream.storage.weights.delta.coding import (
     Changes,
     Element,
     Indices,
+    StreamReader,
+    StreamWriter,
     ValueCoding,
+    corrupt_delta,
 )
-from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter, corrupt_delta
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:

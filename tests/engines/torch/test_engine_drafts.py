@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 
 from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.producers.drafts.source import Draft
+from rollstream.producers.drafts.index import Draft
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.streams.draft_runs import accepted_tokens, join_drafts
-from rollstream.streams.values import Drafts, Sampling, Version
+from rollstream.streams.values import Drafts, Sampling, Version, accepted_tokens, join_drafts
 from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
 from tests.support.engine_samples import (
     V1,

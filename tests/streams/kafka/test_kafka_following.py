@@ -9,12 +9,11 @@ import pytest
 
 from rollstream.errors import PositionLost
 from rollstream.producers.drafts.feed import TopicFollower
-from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, Message
 from rollstream.streams.codec import encode
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.topics import Topic
-from rollstream.streams.wrapper import BusWrapper
 from testbed.servers import kafka_broker
 from testbed.waiting import WAIT_S
 

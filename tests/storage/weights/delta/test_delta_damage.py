@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor
-from rollstream.storage.weights.delta.coding import ELEMENTS
-from rollstream.storage.weights.delta.streams import StreamReader, StreamWriter
+from rollstream.storage.weights.delta.coding import ELEMENTS, StreamReader, StreamWriter
 from tests.storage.weights.delta.delta_samples import optimiser_step, pairs
 
 CODINGS = [("sparse", "ulp"), ("sparse", "absolute"), ("dense", ""), ("same", "")]
