@@ -1,5 +1,5 @@
-"""Opens a bus from its URL: `sqlite:FOLDER`, `kafka://HOST:PORT/PREFIX` or `memory:`. A run on a
-cluster differs from an embedded one only in this URL and the store's.
+"""Opens a bus from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. A run on a cluster
+differs from an embedded one only in this URL and the store's.
 """
 
 import os
@@ -11,7 +11,6 @@ from typing import Literal
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import Bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.sqlite.bus import SqliteBus
 
 
@@ -26,13 +25,10 @@ def open_bus(
     scheme, _, path = url.partition(":")
     if scheme == "sqlite" and path:
         return SqliteBus(Path(path), clock, sync=sync)
-    if url == "memory:":
-        return MemoryBus(clock)
     if url.startswith("kafka://"):
         return _kafka(url, clock)
     raise ConfigurationError(
-        f"{url!r} is no bus that is known; known are sqlite:FOLDER, kafka://HOST:PORT/PREFIX and "
-        "memory:"
+        f"{url!r} is no bus that is known; known are sqlite:FOLDER and kafka://HOST:PORT/PREFIX"
     )
 
 

@@ -24,12 +24,12 @@ from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.service import drop_silent_rollouts
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.producers.rollout.heartbeat import StatusRepeats
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RolloutStatus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish_all
+from testbed.memory import MemoryBus
 
 ROLLOUTS = 1000
 DEAD, STUCK = 30, 10

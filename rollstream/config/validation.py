@@ -37,8 +37,6 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
 
 def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
     for key, url in (("bus", c.bus), ("store", c.store)):
-        if url.startswith("memory:"):
-            yield SettingProblem(key, "must be shared by several processes")
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield SettingProblem(key, must)

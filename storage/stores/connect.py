@@ -12,23 +12,17 @@ from typing import Literal
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.stores.s3.address import parse_s3_url
 
 
 def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:
-    """The store that `url` names; every `memory:` is a new one.
-
-    `sync` is for back ends on disks (see `FileStore`).
-    """
+    """The store that `url` names. `sync` is for back ends on disks (see `FileStore`)."""
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:
         return FileStore(rest.removeprefix("//"), sync)
-    if url == "memory:":
-        return MemoryStore()
     if url.startswith("s3://"):
         return _open_s3(url)
-    known = "file:PATH, memory:, s3://BUCKET/PREFIX"
+    known = "file:PATH, s3://BUCKET/PREFIX"
     what = f"unknown scheme {scheme!r}" if separator else "no scheme"
     raise ConfigurationError(f"store URL {url!r}: {what}; known are {known}")
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from rollstream.storage.claim_check import ClaimCheck
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.memory import MemoryBus
 from testbed.hostile.records import Hostile, hostile_records
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton, Process
 from testbed.stepped.run import Shape, SteppedRun
 from testbed.stepped.trials import Trial, scratch_folder, tried

@@ -25,12 +25,12 @@ from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.bus import Bus
-from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Applied, Record, Trajectory, WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -85,7 +85,7 @@ class HandFed:
     bounds: TrainingBounds = UNBOUNDED
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     deadline_s: float = 600.0
-    bus: Bus = field(default_factory=lambda: open_bus("memory:"))
+    bus: Bus = field(default_factory=MemoryBus)
     terms: int = 0
     partitions: int = 1
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.connect import open_bus
-from rollstream.streams.memory import MemoryBus
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton
 from testbed.stepped.crashes import AllAtOnce, Drawn, Plan, Rates, Side
 from testbed.stepped.findings import Findings, findings

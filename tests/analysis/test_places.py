@@ -14,7 +14,7 @@ from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.memory import MemoryStore
+from testbed.memory import MemoryStore
 from testbed.repository import ROOT
 from testbed.servers import moto_s3
 

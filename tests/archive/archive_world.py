@@ -10,11 +10,10 @@ from rollstream.consumers.settings import ArchiveSettings
 from rollstream.storage.archive.reading import archived_files, table_from
 from rollstream.storage.archive.rows import classify_rows
 from rollstream.storage.archive.tables import originals_of
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Message
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus, MemoryStore
 from tests.archive.archive_samples import append_of_term
 
 TOPIC = "admissions"

@@ -27,8 +27,8 @@ from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus
 from testbed.servers import versity
 from tests.archive.archive_samples import append, restored, trajectory
 from tests.archive.archive_world import NEVER, TOPIC, Boundaries, Killed, World, die

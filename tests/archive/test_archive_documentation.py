@@ -13,8 +13,8 @@ from rollstream.consumers.settings import ArchiveSettings
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.storage.archive.schema import ENVELOPE_COLUMNS, topic_columns
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus
 from testbed.repository import ROOT
 from tests.archive.archive_samples import append, trajectory
 

@@ -24,8 +24,8 @@ from rollstream.storage.archive.reading import archived_files, archived_to, tabl
 from rollstream.storage.archive.rows import classify_rows
 from rollstream.storage.archive.tables import originals_of
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus
 from tests.archive.archive_world import NEVER, SETTINGS, TOPIC, Boundaries, Killed, World, die
 
 

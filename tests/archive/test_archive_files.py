@@ -36,9 +36,9 @@ from rollstream.storage.archive.schema import arrow_schema
 from rollstream.storage.archive.tables import records_of
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence, Trajectory
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus, MemoryStore
 from tests.archive.archive_samples import admission, append, log_of, trajectory
 
 FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
@@ -185,14 +185,14 @@ def test_a_store_of_files_gives_the_path_and_any_store_the_table(folder: Path) -
     assert all(isinstance(record, Trajectory) for record in records_of(table))
     narrow = table_from(store, file, ["offset", "reward"])
     assert narrow.column_names == ["offset", "reward"]
-    other = open_store("memory:")
+    other = MemoryStore()
     other.put(file.key, store.get(file.key))
     assert local_path(other, file.key) is None
     assert table_from(other, file).equals(table)
 
 
 def store_with(data: bytes) -> tuple[ObjectStore, ArchiveFile]:
-    store = open_store("memory:")
+    store = MemoryStore()
     key = archive_key("trajectories", "tiny", 0, 0, FRIDAY_MS)
     store.create(key, data)
     return store, archived_files(store)[0]
@@ -224,7 +224,7 @@ def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
         store, file = store_with(broken)
         with pytest.raises(CorruptObject, match="is damaged"):
             file_end(store, file)
-    store = open_store("memory:")
+    store = MemoryStore()
     store.create(archive_key("trajectories", "tiny", 0, 5, FRIDAY_MS), renamed)
     with pytest.raises(CorruptObject, match="holds offsets 0 to 0"):
         partition_ends(store, "tiny", "trajectories")

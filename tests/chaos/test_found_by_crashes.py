@@ -18,17 +18,16 @@ from rollstream.errors import Fenced
 from rollstream.storage.checkpoints import stored_checkpoints, write_checkpoint
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.fence import DISPATCH_GROUP
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import from_begin, from_end
 from rollstream.streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus, MemoryStore
 
 
 def memory_bus() -> MemoryBus:

@@ -6,9 +6,8 @@ import pytest
 
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
 from rollstream.storage.log_view import LogView
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import GroupClosed
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton
 from testbed.stepped.crashes import Drawn, Rates
 from testbed.stepped.run import RUN, Shape, SteppedRun

@@ -11,9 +11,8 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.storage.log_view import LogView
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Assignment, Record, Trajectory
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton, Process
 from testbed.stepped.crashes import Drawn, Rates, Side
 from testbed.stepped.findings import findings

@@ -143,7 +143,6 @@ def test_a_model_that_is_missing_has_its_download_command(toml):
         ("model.config.max_position_embeddings=64", "context_max must be ≤ model.config"),
         ("model.path=nowhere", "path must be a folder with a Hugging Face checkpoint"),
         ("warmup.enabled=false", "path must be given when warmup.enabled is false"),
-        ("bus=memory:", "bus must be shared by several processes"),
         ("task.environment=['AWS_PROFILE']", "environment must not name AWS_PROFILE"),
     ],
 )

@@ -34,9 +34,9 @@ from rollstream.roles.roles import run_role
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.records import Configured
 from rollstream.streams.release import RELEASE
+from testbed.memory import MemoryStore
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import LOOKUP_S, RoleTerms, next_term
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import (
     Admitted,
     Applied,
@@ -31,6 +29,7 @@ from rollstream.streams.records import (
 from rollstream.streams.topics import catalogue, partition_of
 from rollstream.streams.values import Address, Drafts, Sampling, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus, MemoryStore
 from tests.dispatch.test_recovery import PACE, V3, partial, status
 
 NAMES = ("a", "b")

@@ -9,12 +9,11 @@ from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_gr
 from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.persistence import DispatchPersistence
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Admitted
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus, MemoryStore
 from tests.dispatch.test_recovery import partial
 
 PACE = AdmissionPace(groups_per_step=2, max_lag=1, ready_groups_max=5, waves_max=1000)

@@ -13,15 +13,14 @@ from rollstream.consumers.trainer.data.retention import (
     PinnedVersions,
 )
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.pointer import Pointer
 from rollstream.storage.weights.retention import StoredVersion, plan_retention
 from rollstream.streams.bus import Bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Position, RolloutStatus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryBus, MemoryStore
 from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
 from tests.support.hand_clock import HandClock
 

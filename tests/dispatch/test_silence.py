@@ -8,10 +8,10 @@ from rollstream.consumers.dispatch.inbox import STATUS_KEY_S, DispatchInbox
 from rollstream.consumers.dispatch.service import drop_silent_rollouts
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.bus import Bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import RolloutStatus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import publish_all
+from testbed.memory import MemoryBus
 from tests.dispatch.test_recovery import status
 from tests.support.hand_clock import HandClock
 

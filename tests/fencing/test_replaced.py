@@ -9,13 +9,12 @@ from rollstream.errors import Fenced
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.settings import RelaySettings
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Assignment, RelayStatus
 from rollstream.streams.topics import catalogue, partition_of
 from rollstream.streams.values import Sampling, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus, MemoryStore
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import GroupClosed, Position, WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 from tests.support import planted_states as planted
 from tests.support.synthetic_run import GROUPS
 

@@ -1,10 +1,10 @@
 """The relays that a process takes for alive: by its own clock, from a topic read to its end."""
 
 from rollstream.storage.relay.topology import RelayDirectory
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import RelayStatus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import publish_all
+from testbed.memory import MemoryBus
 from tests.support.hand_clock import HandClock
 
 TIMEOUT_S = 5.0

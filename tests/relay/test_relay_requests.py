@@ -24,11 +24,10 @@ from rollstream.storage.relay.server import RelayServer
 from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import content_hash
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.memory import MemoryStore
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.relay_network import manifest_of
 
 V1, V2 = Version(1, 1), Version(2, 1)

@@ -16,11 +16,11 @@ from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.manifest import manifest_key, read_manifest, version_folder
 from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryStore
 from testbed.relay_network import RelayNet, manifest_of
 from testbed.waiting import WAIT_S, wait_for
 

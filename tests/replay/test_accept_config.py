@@ -18,8 +18,8 @@ from rollstream.config.config import (
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.records import Configured, StepDone
+from testbed.memory import MemoryStore
 from tests.support.tiny_run import TinyRun, tiny_run
 
 

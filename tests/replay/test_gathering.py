@@ -13,12 +13,12 @@ from rollstream.consumers.replay.offline_log import (
 )
 from rollstream.errors import ConfigurationError
 from rollstream.streams.admissible import TrainingBounds
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryBus
 
 VOCABULARY = 10
 

@@ -13,11 +13,11 @@ from rollstream.errors import DecodeError
 from rollstream.producers.rollout import chain
 from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
 from rollstream.streams.bus import AppendEntry
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Partial, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Drafts, Span, Version
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryBus
 from tests.rollout.test_giving_up import Scene, order, whole
 
 V3 = Version(3, 1)

@@ -14,14 +14,13 @@ from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.bus import Bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Assignment, Partial, Record, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
 from rollstream.streams.writer import FencedWriter
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.fake_engine import FakeEngine, FakeRewards
 from testbed.synchronous_sender import SynchronousSender
 from tests.rollout.chains import read_chain

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from rollstream.errors import DecodeError
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.streams.connect import open_bus
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Drafts, Sampling, Version, accepted_mask
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryBus
 from tests.rollout.chains import read_chain
 
 ORDER = Assignment(
@@ -63,7 +63,7 @@ def test_spans_tile_the_generated_tokens_and_neighbours_differ(parts: list[tuple
 def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environment_said(
     parts: list[tuple[int, int]], cuts: set[int], told: set[int]
 ):
-    bus = open_bus("memory:")
+    bus = MemoryBus()
     bus.create(catalogue(2))
     growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
@@ -85,7 +85,7 @@ def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environm
 
 def test_a_zombies_partials_between_are_not_mixed_in():
     """Each partial names its predecessor, so two attempts never mix."""
-    bus = open_bus("memory:")
+    bus = MemoryBus()
     bus.create(catalogue(1))
     first, second = grown([(2, 0)]), grown([(2, 0)])
     first.partial_published(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
@@ -98,7 +98,7 @@ def test_a_zombies_partials_between_are_not_mixed_in():
 
 
 def test_a_chain_that_names_another_trajectory_is_refused():
-    bus = open_bus("memory:")
+    bus = MemoryBus()
     bus.create(catalogue(1))
     growing = grown([(2, 0)])
     at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 0.0))
@@ -135,7 +135,7 @@ def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
     """Whether or not the engines before and after report drafts; without drafts no record has the
     field.
     """
-    bus = open_bus("memory:")
+    bus = MemoryBus()
     bus.create(catalogue(1))
     growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):

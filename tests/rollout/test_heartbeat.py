@@ -9,10 +9,10 @@ import pytest
 from rollstream.errors import BusError
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusRepeats
 from rollstream.streams.bus import AppendEntry
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RolloutStatus
 from rollstream.streams.topics import catalogue
+from testbed.memory import MemoryBus
 from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
 from tests.rollout.following import Followed

@@ -16,8 +16,8 @@ from rollstream.consumers.dispatch.persistence import (
 )
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.errors import Fenced
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.streams.records import Position, StepDone
+from testbed.memory import MemoryStore
 from testbed.waiting import wait_for
 from tests.runs.test_resume import hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, tiny_run

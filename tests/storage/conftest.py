@@ -4,7 +4,7 @@ import pytest
 
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.memory import MemoryStore
+from testbed.memory import MemoryStore
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import TINY
 

@@ -22,13 +22,13 @@ from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import CLAIM_START, Envelope, encode
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.fence import position_before, truncate
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Annotation, Claim
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 
 
 def sealed(header: bytes) -> bytes:

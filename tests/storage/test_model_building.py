@@ -10,10 +10,10 @@ from rollstream.storage.models import (
     model_files,
 )
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 from testbed.versions import model_from_version, published_tensors
 from tests.storage.storage_samples import TINY
 

@@ -15,7 +15,6 @@ from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json, seal
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import next_term, read_role, role_key
 from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, read_pointer, take_pointer
@@ -24,6 +23,7 @@ from rollstream.storage.weights.retention import stored_versions
 from rollstream.streams.records import Position
 from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 
 V0 = Version(0, 1)
 

@@ -14,8 +14,8 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.pointer import take_pointer
+from testbed.memory import MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
 
 

@@ -18,8 +18,8 @@ from rollstream.storage.leases import (
     may_take,
     renew_once,
 )
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import RoleRecord, next_term, read_role, role_key
+from testbed.memory import MemoryStore
 from testbed.waiting import WAIT_S
 from tests.storage.storage_samples import in_threads
 

@@ -9,6 +9,7 @@ from rollstream.storage.claim_check import ClaimCheck
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
+from testbed.memory import MemoryBus
 from testbed.servers import kafka_broker
 from tests.support.hand_clock import HandClock
 
@@ -22,9 +23,8 @@ def clock() -> HandClock:
 
 
 def opened(kind: str, folder: Path, clock: HandClock) -> Iterator[Bus]:
-    embedded = f"sqlite:{folder}/bus"
-    urls = {"sqlite": embedded, "claims": embedded, "memory": "memory:"}
-    bus = open_bus(urls[kind] if kind in urls else kafka_broker.new_url(), clock)
+    url = kafka_broker.new_url() if kind == "kafka" else f"sqlite:{folder}/bus"
+    bus = MemoryBus(clock) if kind == "memory" else open_bus(url, clock)
     if kind == "claims":
         bus = ClaimCheck(bus, FileStore(str(folder / "store")), CLAIMS_ABOVE)
     yield bus

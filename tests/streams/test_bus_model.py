@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollstream.errors import PositionLost
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.topics import Topic, partition_of
+from testbed.memory import MemoryBus
 from testbed.servers import kafka_broker
 
 PARTITIONS = 2

@@ -14,11 +14,11 @@ from rollstream.streams.dead_letters import (
     DeadLetterReader,
     DeadLetterWriter,
 )
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Dead, Position
 from rollstream.streams.topics import DEAD_RETENTION_S, Topic, catalogue
 from rollstream.streams.writer import publish
+from testbed.memory import MemoryBus
 from testbed.sample_records import trajectory
 
 TOPIC = "trajectories"

@@ -10,7 +10,6 @@ import pytest
 from rollstream.errors import BusError, BusTimeout, PositionLost, RecordTooLarge, SequenceGap
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, encode, record_hash
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin, from_end, read_all_at, read_at
 from rollstream.streams.records import (
     Annotation,
@@ -24,6 +23,7 @@ from rollstream.streams.records import (
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Version
 from rollstream.streams.writer import FencedWriter, publish, publish_all
+from testbed.memory import MemoryBus
 from testbed.sample_records import SAMPLES, trajectory
 from tests.streams.record_equality import differences
 

@@ -12,11 +12,11 @@ from rollstream.streams import release
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import Envelope, decode, encode
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import SCHEMAS, Claim, Dead, GroupClosed, Opened
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 from testbed.sample_records import trajectory
 from tests.streams.test_codec import sealed, tampered
 

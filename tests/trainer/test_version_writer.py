@@ -5,16 +5,15 @@ import torch
 
 from rollstream.consumers.trainer.versions import LIST_EVERY, VersionWriter
 from rollstream.storage.settings import WeightsSettings
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, read_manifest
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
+from testbed.memory import MemoryBus, MemoryStore
 
 FILES = {"config.json": b"{}"}
 

@@ -175,8 +175,6 @@ def publish(arguments: argparse.Namespace) -> int:
         check_topic(topic)
         if is_dead_letter_topic(topic):
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
-    if arguments.to.startswith("memory:"):
-        raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")
     with open_replay_source(arguments.runs[0], arguments.name) as source:
         here = _present(source, topics, bool(arguments.topic))
         wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))

@@ -9,12 +9,12 @@ from rollstream.storage.models import (
     build_model,
     model_files,
 )
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, version_folder
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 from testbed.versions import model_from_version, published_tensors
 from tests.storage.storage_samples import TINY
 from tests.storage.weights.version_samples import (

@@ -8,7 +8,6 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rollstream.errors import Fenced, SwapLost
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key
 from rollstream.storage.weights.pointer import (
@@ -20,6 +19,7 @@ from rollstream.storage.weights.pointer import (
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.retention import delete_versions, plan_retention, stored_versions
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
 
 

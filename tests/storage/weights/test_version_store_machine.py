@@ -16,15 +16,14 @@ from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import Fenced
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
+from testbed.memory import MemoryBus, MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
 from tests.storage.weights.version_samples import FILES, assert_same, changed, first_tensors
 

@@ -17,7 +17,6 @@ from rollstream.errors import (
 )
 from rollstream.storage.models import model_files
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, parse_version, version_folder
 from rollstream.storage.weights.pointer import (
@@ -30,6 +29,7 @@ from rollstream.storage.weights.pointer import (
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.shards import pack_tensors, plan_ranges, plan_shards
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 from testbed.versions import published_tensors
 
 V1, V2 = Version(1, 1), Version(2, 1)

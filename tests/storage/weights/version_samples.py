@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 
 FILES = {"config.json": b"{}"}
 

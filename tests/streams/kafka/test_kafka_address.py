@@ -164,9 +164,9 @@ except ValueError as error:
 
 def test_an_embedded_run_does_not_load_the_client() -> None:
     script = """
-import sys
+import sys, tempfile
 from rollstream.streams.connect import open_bus
-open_bus("memory:")
+open_bus(f"sqlite:{tempfile.mkdtemp()}")
 print("kafka" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -7,7 +7,6 @@ import pytest
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
-from rollstream.streams.memory import MemoryBus
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.sqlite.database import network_file_system
 from rollstream.streams.topics import Topic
@@ -143,10 +142,9 @@ def test_urls_name_their_bus(tmp_path: Path) -> None:
     with_files = open_bus(f"sqlite:{tmp_path}/bus", sync="full")
     assert isinstance(with_files, SqliteBus)
     with_files.close()
-    assert isinstance(open_bus("memory:"), MemoryBus)
 
 
-@pytest.mark.parametrize("url", ["kafka:host", "sqlite:", "memory:x", "runs/bus", ""])
+@pytest.mark.parametrize("url", ["kafka:host", "sqlite:", "memory:", "runs/bus", ""])
 def test_an_unknown_bus_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"sqlite:FOLDER, kafka:.*memory:"):
+    with pytest.raises(ConfigurationError, match=r"sqlite:FOLDER and kafka:"):
         open_bus(url)

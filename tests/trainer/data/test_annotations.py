@@ -18,12 +18,12 @@ from rollstream.consumers.trainer.data.sample import (
 )
 from rollstream.consumers.trainer.data.selection import NO_ANNOTATION_S, AnnotationWatch
 from rollstream.streams.bus import Bus
-from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 from tests.trainer.data.test_intake_of_foreign_records import RECORD
 
 MEMBERS = ("0.0", "0.1", "0.2")
@@ -76,7 +76,7 @@ def test_members_that_died_and_those_unscored_are_counted_apart():
 @pytest.fixture
 def bus() -> Bus:
     """An admitted group of three, all of which finished and the last of which died."""
-    one = open_bus("memory:")
+    one = MemoryBus()
     one.create(catalogue(1))
     writer = FencedWriter(one, "admissions", "dispatch", 1)
     writer.open()

@@ -12,12 +12,12 @@ from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.errors import DecodeError
 from rollstream.streams.bus import Bus
-from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 from rollstream.streams.topics import catalogue, partition_of
 from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
+from testbed.memory import MemoryBus
 
 RECORD = Trajectory(
     trajectory="0.0",
@@ -52,7 +52,7 @@ def opened() -> Opened:
 
 def open_intake(partitions: int) -> Opened:
     """Group 0 is admitted."""
-    bus = open_bus("memory:")
+    bus = MemoryBus()
     bus.create(catalogue(partitions))
     writer = FencedWriter(bus, "admissions", "dispatch", 1)
     writer.open()
