@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from rollstream.consumers.audit.exactly_once import is_counted_at_intake
 from rollstream.consumers.audit.folds import (
     AuditMessage,
     Coverage,
@@ -39,7 +38,7 @@ from rollstream.consumers.audit.trainer_reads import (
 )
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
-from rollstream.streams.admissible import BelievedVersions
+from rollstream.streams.admissible import BelievedVersions, is_usable_annotation
 from rollstream.streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
 from rollstream.streams.values import Address, Version
 
@@ -180,7 +179,7 @@ class DecisionAudit:
     # ---- annotations -----------------------------------------------------------------------------
 
     def _note(self, note: Annotation, seen: AuditMessage) -> None:
-        if self.rule is None or note.name not in self.rule.names or not is_counted_at_intake(note):
+        if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
             return
         key = (note.trajectory, note.name)
         held = self._held.get(note.group)

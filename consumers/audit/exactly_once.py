@@ -22,6 +22,7 @@ from rollstream.consumers.audit.folds import (
     starts_complete,
 )
 from rollstream.consumers.audit.source import TrajectoryRows
+from rollstream.streams.admissible import is_usable_annotation
 from rollstream.streams.records import Annotation, Take, Trajectory
 from rollstream.streams.values import Address
 
@@ -148,9 +149,8 @@ AnnotationKey = tuple[str, str]
 @dataclass(slots=True)
 class AnnotationAudit:
     """Checks that the annotation used by a take is the first one, at the address and with the hash
-    that the ledger states. An annotation without finite numbers and without a reason is ignored, as
-    at the trainer's intake. Needs the ledger before `annotations`; shares its result with
-    `ExactlyOnceAudit`.
+    that the ledger states. An annotation that the trainer's intake refuses is ignored. Needs the
+    ledger before `annotations`; shares its result with `ExactlyOnceAudit`.
     """
 
     ledger: LedgerIndex
@@ -163,7 +163,7 @@ class AnnotationAudit:
             return
         key = (record.trajectory, record.name)
         used = self.ledger.notes.get(key)
-        if used is None or key in self._firsts or not is_counted_at_intake(record):
+        if used is None or key in self._firsts or not is_usable_annotation(record):
             return
         self._firsts.add(key)
         if (used.at, used.hash) != (seen.address, seen.hash):
@@ -182,12 +182,3 @@ class AnnotationAudit:
                 self.tally.add_violation(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
         elif missing:
             self.tally.add_unchecked(f"{len(missing)} annotations that takes name are missing")
-
-
-def is_counted_at_intake(record: Annotation) -> bool:
-    """Whether the annotation counts at the trainer's intake: finite numbers, or a reason for their
-    absence.
-    """
-    if record.reason:
-        return True
-    return len(record.values) > 0 and bool(np.isfinite(record.values).all())

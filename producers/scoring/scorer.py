@@ -21,6 +21,7 @@ from rollstream.metric_values import MetricValues
 from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
 from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.tasks.base import turns_of
+from rollstream.streams.admissible import NUMBER_MAX, is_bounded_number
 from rollstream.streams.bus import Bus, GroupReader, Message
 from rollstream.streams.codec import decode
 from rollstream.streams.records import PROMPT, Annotation, Trajectory
@@ -98,8 +99,10 @@ def _annotation(
     found: Sequence[float] = () if reason else (values[name],)
     with np.errstate(over="ignore"):
         array = np.array(found, np.float32)
-    if not np.isfinite(array).all():
-        array, reason = np.empty(0, np.float32), f"{values[name]:g} is not a 32-bit number"
+    if not all(map(is_bounded_number, array.tolist())):  # the trainer would ignore the record
+        is_wide = bool(np.isfinite(array).all())
+        kind = f"beyond ±{NUMBER_MAX:g}" if is_wide else "not a 32-bit number"
+        array, reason = np.empty(0, np.float32), f"{values[name]:g} is {kind}"
     return Annotation(record.trajectory, record.group, name, array, scorer, reason)
 
 

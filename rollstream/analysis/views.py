@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rollstream.streams.admissible import NUMBER_MAX
+
 METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
     "gradient_norm", "learning_rate", "length_median", "length_p99", "lag_finish_mean",
@@ -62,7 +64,7 @@ FROM (
     ) AS first
     FROM (SELECT *, coalesce(reason_, '') AS why FROM annotations)
     WHERE {_is_valid("annotation/1")} AND (why != '' OR (
-        len(values) > 0 AND len(list_filter(values, lambda v: NOT isfinite(v))) = 0))
+        len(values) > 0 AND len(list_filter(values, lambda v: NOT abs(v) <= {NUMBER_MAX})) = 0))
     GROUP BY trajectory, name
 )
 """

@@ -119,7 +119,7 @@ def publish_rest(bus: Bus) -> None:
         publish(bus, "trajectories", "2", trajectory(2, index, ((0, 9, 1),), 1.0))
     publish(bus, "trajectories", "3", dead(3, 0))
     bus.append("trajectories", [AppendEntry(b"3", b"no record", 0)])
-    for values in ([float("nan")], [0.5], [1.0]):
+    for values in ([float("nan")], [2e6], [0.5], [1.0]):
         publish(bus, "annotations", "1", note("1.0", "reward", values))
     publish(bus, "annotations", "1", note("1.1", "reward", [0.75]))
     publish(bus, "annotations", "1", note("1.1", "length", [], "the scorer gave up"))

@@ -4,10 +4,15 @@ the position.
 
 from pathlib import Path
 
+import numpy as np
+
+from rollstream.consumers.audit.exactly_once import AnnotationAudit
+from rollstream.consumers.audit.folds import AuditMessage, InvariantResult, LedgerIndex
 from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import encode, record_hash
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Admitted, GroupClosed, Opened, StepDone
-from rollstream.streams.values import Span, Version
+from rollstream.streams.records import Admitted, Annotation, GroupClosed, Opened, StepDone
+from rollstream.streams.values import Address, AnnotationUsed, Span, Version
 from testbed.violations.healthy_run import KEEP, TOKENS, audited, completion, open_run, order
 from testbed.violations.planted import append_raw
 
@@ -117,3 +122,14 @@ def test_resumed_tokens_of_a_version_that_was_never_compared_are_counted(folder:
     found = audited(folder)[3]
     assert found.counts["versions taken and not compared"] == 1, places(found)
     assert found.violations == 0, places(found)
+
+
+def test_an_annotation_that_the_trainer_refuses_is_not_the_first_one() -> None:
+    """The trainer ignores a value beyond its bounds and uses the next one: no violation."""
+    notes = [Annotation("6.0", 6, "reward", np.array([v], np.float32), "judge") for v in (2e6, 0.5)]
+    used = AnnotationUsed("6.0", "reward", Address(0, 1), record_hash(encode(notes[1])))
+    fold = AnnotationAudit(LedgerIndex(notes={("6.0", "reward"): used}), InvariantResult(2, ""))
+    for offset, note in enumerate(notes):
+        at, data = Address(0, offset), encode(note)
+        fold.apply(AuditMessage("annotations", at, note, None, "", False, data))
+    assert fold.tally.violations == 0

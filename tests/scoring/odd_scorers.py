@@ -29,7 +29,13 @@ def misbehaves(finished: Finished) -> object:
         time.sleep(600)
     if finished.reference == "exits":
         os._exit(9)
-    results = {"text": "good", "nan": float("nan"), "huge": 1e300, "less": {"other": 1.0}}
+    results = {
+        "text": "good",
+        "nan": float("nan"),
+        "huge": 1e300,
+        "wide": -2e6,
+        "less": {"other": 1.0},
+    }
     return results.get(finished.reference, {"quality": 1.0, "other": 0.5})
 
 

@@ -61,7 +61,7 @@ def test_a_lone_number_is_the_first_name(bus: Bus):
 
 
 def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
-    kinds = ("raises", "hangs", "exits", "text", "nan", "huge", "less", "fine")
+    kinds = ("raises", "hangs", "exits", "text", "nan", "huge", "wide", "less", "fine")
     post(bus, *[finished(f"{n}.0", reference=kind) for n, kind in enumerate(kinds)])
     one = scorer(bus, "tests.scoring.odd_scorers:misbehaves", ("quality",), limit_s=1.0)
     with running(one):
@@ -76,6 +76,7 @@ def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
     assert reasons["text"] == "the result is a str, not a number"
     assert reasons["nan"] == "the result is nan"
     assert reasons["huge"] == "1e+300 is not a 32-bit number"
+    assert reasons["wide"] == "-2e+06 is beyond ±1e+06"
     assert reasons["less"] == "not among what was given (other)"
 
 
