@@ -49,7 +49,6 @@ class UnreadableRecords:
     bus: Bus | None
     tally: InvariantResult
     was_read: Callable[[str, Address], bool]
-    _ends: dict[str, int] = field(default_factory=dict[str, int])
     _copies: dict[str, dict[Address, str]] = field(default_factory=dict[str, dict[Address, str]])
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 

@@ -214,7 +214,7 @@ class DraftGate:
             self._load.changed_mode()
             self.probing = self._is_trial = False
         elif self.probing:
-            self._end_probe(rows, now_s)
+            self._end_probe(now_s)
         elif self.on:
             self._judge(rows, now_s)
         elif self._comes_on(now_s, rows):
@@ -308,7 +308,7 @@ class DraftGate:
         self._turn(False, now_s)
         self._load.changed_mode()
 
-    def _end_probe(self, rows: int, now_s: float) -> None:
+    def _end_probe(self, now_s: float) -> None:
         """End a probe: drafting resumes and is judged by the times just measured."""
         if self._probed < PROBE_STEPS:
             return

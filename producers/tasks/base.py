@@ -158,36 +158,6 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
-class PartDescription(Protocol):
-    """One task of a mixture (`rollstream.producers.settings.PartSettings`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def options(self) -> Mapping[str, Option]: ...
-
-
-class TaskDescription(Protocol):
-    """A task (`rollstream.producers.settings.TaskSettings` documents the fields)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> Mapping[str, Option]: ...
-    @property
-    def parts(self) -> Sequence[PartDescription]: ...
-    @property
-    def template(self) -> Literal["chat", "plain"]: ...
-    @property
-    def system(self) -> str: ...
-    @property
-    def tokenizer(self) -> str | None: ...
-
-
 class PlainPart(msgspec.Struct, frozen=True):
     """`PartSettings` without validation."""
 

@@ -10,14 +10,17 @@ names the setting and what was found instead; nothing is guessed.
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable, nearest
-from rollstream.producers.tasks.base import Option, PartDescription, Task, TaskDescription
+from rollstream.producers.tasks.base import Option, PlainPart, PlainTask, Task
 from rollstream.producers.tasks.mixture import MixturePart, mix
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+
+if TYPE_CHECKING:  # pydantic: a reward process decodes `PlainTask`
+    from rollstream.producers.settings import PartSettings, TaskSettings
 
 TASKS = {
     "dataset": "rollstream.producers.tasks.dataset:Dataset",
@@ -32,7 +35,7 @@ MIXTURE = "mixture"
 _PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 
-def load_task(settings: TaskDescription, prompt_tokens_max: int | None = None) -> Task:
+def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | None = None) -> Task:
     """The task that the settings describe.
 
     `settings.tokenizer` is the folder with a text task's tokenizer; None is the built-in byte-level
@@ -46,7 +49,7 @@ def load_task(settings: TaskDescription, prompt_tokens_max: int | None = None) -
     return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])
 
 
-def _part(settings: PartDescription, text: TaskText, place: int) -> MixturePart:
+def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> MixturePart:
     where = f"task.parts[{place}]"
     if settings.name == MIXTURE:
         raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")

@@ -21,7 +21,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from rollstream.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
@@ -110,9 +109,7 @@ class TextTokenizer:
         return frozenset(number for number in found if isinstance(number, int))
 
     @cached_property
-    def light(self) -> "Tokenizer":
-        from tokenizers import Tokenizer
-
+    def light(self) -> Tokenizer:
         if self.folder is None:
             return byte_tokenizer()
         path = self.folder / _FILE
