@@ -23,9 +23,9 @@ CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions
 
 
 class GroupCoordinator(Protocol):
-    """A bus that also keeps the group's leases."""
+    """Keeps the leases of groups."""
 
-    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
+    def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         """Renew the member and its leases, and return the partitions that it holds now."""
         ...
 
@@ -50,7 +50,7 @@ class LeasedGroupReader:
         self._coordinator = coordinator
         self._names = (group, topic, member)
         self._positions: dict[int, int] = {}
-        coordinator.claim(group, topic, member)
+        self._claim()
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
         deadline = Deadline(wait_s)
@@ -86,12 +86,15 @@ class LeasedGroupReader:
         self._coordinator.leave(*self._names)
         self._positions = {}
 
+    def _claim(self) -> frozenset[int]:
+        return self._coordinator.claim(*self._names, self._bus.partitions(self._names[1]))
+
     def _update_claim(self) -> None:
         """Drop partitions that moved to another member; start new ones at the group's commit, or at
         their begin if there is none.
         """
         group, topic, _ = self._names
-        held = self._coordinator.claim(*self._names)
+        held = self._claim()
         if held != self._positions.keys():
             committed = self._bus.committed(group, topic)
             begin = self._bus.begin(topic)

@@ -177,10 +177,9 @@ class MemoryBus:
 
     # Coordinator (consumer_groups.py)
 
-    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
+    def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         with self._changed:
             state, now_s = self._group(group, topic), self._clock()
-            partitions = self._topic(topic)[0].partitions
             claimed = claim_partitions(member, state.members, state.leases, partitions, now_s)
             state.members[member] = now_s + self._lease_s
             for partition in claimed.released:

@@ -91,18 +91,15 @@ class Audit:
             self._coverage[topic] = self._read(source, topic, folds)
         for fold in folds.all:
             fold.finish(self._coverage)
+        stored: list[InvariantResult] = []
         if self.store is None:
             folds.versions.tally.add_unchecked("there is no store")
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
-            return [
-                self.reading,
-                *_results_by_invariant(folds.all, folds.fences.unknown),
-                checkpoints.tally,
-            ]
-        return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown)]
+            stored.append(checkpoints.tally)
+        return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown), *stored]
 
     def _folds(self) -> AuditFolds:
         topics = {topic.name: topic for topic in catalogue()}

@@ -25,7 +25,7 @@ from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
 from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
-from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
+from rollstream.consumers.dispatch.state import DispatchState, VoidAssignment
 from rollstream.consumers.dispatch.version_reload import VersionReload
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.errors import CorruptObject, ObjectMissing
@@ -113,10 +113,15 @@ class Dispatch:
             self._append_and_apply(state, assignments, releases=_release_records(released))
             inbox.remove_silent_keys()
             gone = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
-            self._count_lost(gone)
+            self.counts["lost"] += len(gone)
+            for rollout in gone:
+                log.warning(
+                    "rollout %s is silent or stuck: its trajectories are reassigned", rollout
+                )
             if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
-                self._append_and_apply(state, assignments, self._plan(state, inbox))
+                plan = self.ordering.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
+                self._append_and_apply(state, assignments, plan)
             self._repack(state, inbox, assignments)
             if news:
                 memory.keep(state, inbox, admissions, assignments)
@@ -141,12 +146,6 @@ class Dispatch:
         if records:
             writer.append([(str(record.group), record) for record in records])
 
-    def _plan(self, state: DispatchState, inbox: DispatchInbox) -> list[PlannedAssignment]:
-        """Assignments for open trajectories that no living rollout generates, as far as there is
-        room.
-        """
-        return self.ordering.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
-
     def _bytes_of(self, version: Version) -> int | None:
         """Bytes to read to load this version in full; None when retention deleted it."""
         try:
@@ -166,12 +165,13 @@ class Dispatch:
         if plan is None:
             return
         plan_s = self.monotonic() - began_s
-        late = {trajectory: state.assignments[trajectory] for trajectory in plan.deferred}
         restarts = self.ordering.restart_on_newest(state, plan.deferred, inbox.lengths)
         void = [
-            _release_for(state, o.record.trajectory, late[o.record.trajectory]) for o in restarts
+            VoidAssignment(state.group_of(t), t, state.assignments[t])
+            for t in (restart.record.trajectory for restart in restarts)
         ]
-        self._append_and_apply(state, writer, restarts, [*plan.releases, *void])
+        releases = [*plan.releases, *_release_records(void)]
+        self._append_and_apply(state, writer, restarts, releases)
         self.counts["moved"] += len(plan.releases)
         for one in plan.summaries():
             log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
@@ -213,11 +213,6 @@ class Dispatch:
                 for record in records
             ]
         )
-
-    def _count_lost(self, rollouts: Sequence[str]) -> None:
-        self.counts["lost"] += len(rollouts)
-        for rollout in rollouts:
-            log.warning("rollout %s is silent or stuck: its trajectories are reassigned", rollout)
 
     def metric_values(self) -> MetricValues:
         """Metrics; counts of groups are of the whole run, counts of assignments of this term."""
@@ -269,17 +264,9 @@ def drop_silent_rollouts(
 
 
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
-    """Releases of assignments whose groups ended."""
+    """Releases of assignments whose groups ended, or that another attempt replaces."""
     return [
         release_record(one.group.prompt, one.trajectory, one.assignment)
         for one in released
         if one.group.prompt is not None
     ]
-
-
-def _release_for(
-    state: DispatchState, trajectory: str, assignment: CurrentAssignment
-) -> Assignment:
-    prompt = state.group_of(trajectory).prompt
-    assert prompt is not None, "an assignment is planned only once its prompt was read"
-    return release_record(prompt, trajectory, assignment)

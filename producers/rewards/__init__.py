@@ -1,5 +1,5 @@
 """Rewards and environment replies, computed by a task's own code in separate processes.
 
-`pool` is the interface: it queues questions and returns one outcome for each. `worker` is the
-parent's end of one process, `process` the program that runs in it.
+`pool` is the interface: it queues questions and returns one outcome for each. `process` is the
+program that runs in each process.
 """

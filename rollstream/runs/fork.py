@@ -72,7 +72,7 @@ from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
-from rollstream.storage.weights.export import export_version
+from rollstream.storage.weights.fetch import export_version
 from rollstream.storage.weights.pointer import believed_pointer, read_pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin

@@ -4,7 +4,7 @@ rollouts.
 `publish` writes a version, as an anchor or as a delta (`delta/`), in files (`shards`) that a
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
 `retention` which versions are deleted. A reader plans the cheapest way to each tensor
-(`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, `resident` keeps
-them in memory and updates them. `tensors` converts tensors to bytes, also those that several
-processes hold. `verify` checks and compares versions, `export` writes one as a folder.
+(`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
+version as a folder; `resident` keeps them in memory and updates them. `tensors` converts tensors to
+bytes, also those that several processes hold. `verify` checks and compares versions.
 """

@@ -65,7 +65,7 @@ class SqliteBus:
                 f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
                 "use a local folder, or a Kafka bus to span machines"
             )
-        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s)
+        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s, clock)
 
     def create(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
@@ -127,7 +127,7 @@ class SqliteBus:
         self._written = next(self._writes)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return LeasedGroupReader(self, self, group, topic, member)
+        return LeasedGroupReader(self, self._groups, group, topic, member)
 
     def close(self) -> None:
         with self._lock:
@@ -135,19 +135,6 @@ class SqliteBus:
                 log.close()
             self._logs.clear()
             self._groups.close()
-
-    # Coordinator (consumer_groups.py)
-
-    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
-        return self._groups.claim(group, topic, member, self.partitions(topic), self._clock())
-
-    def commit_held(
-        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
-    ) -> None:
-        self._groups.commit_held(group, topic, member, positions, self._clock())
-
-    def leave(self, group: str, topic: str, member: str) -> None:
-        self._groups.leave(group, topic, member)
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.db"

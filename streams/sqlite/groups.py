@@ -1,7 +1,7 @@
 """Positions and leases of consumer groups, in one file for all topics."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rollstream.streams.consumer_groups import PartitionLease, claim_partitions
@@ -21,13 +21,13 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 class SqliteGroups:
-    """Commits, members and leases. Every change is one transaction; within it a member's commit is
+    """A `GroupCoordinator` that also keeps commits. Every change is one transaction; within it a member's commit is
     checked against its lease.
     """
 
-    def __init__(self, path: Path, sync: Sync, lease_s: float) -> None:
+    def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:
         self._database = Database(path, sync)
-        self._lease_s = lease_s
+        self._lease_s, self._clock = lease_s, clock
         with self._database.writing("create") as connection:
             for table in _TABLES:
                 connection.execute(table)
@@ -43,10 +43,9 @@ class SqliteGroups:
             )
             return {p: Position(offset, Fence(term, seq)) for p, offset, term, seq in rows}
 
-    def claim(
-        self, group: str, topic: str, member: str, partitions: int, now_s: float
-    ) -> frozenset[int]:
-        of_group, expires_s = (group, topic), now_s + self._lease_s
+    def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
+        of_group, now_s = (group, topic), self._clock()
+        expires_s = now_s + self._lease_s
         with self._database.writing("join a group in") as connection:
             members = dict(
                 connection.execute(f"SELECT member, expires_s FROM members {_OF_GROUP}", of_group)
@@ -67,8 +66,9 @@ class SqliteGroups:
         return claimed.held
 
     def commit_held(
-        self, group: str, topic: str, member: str, positions: Mapping[int, Position], now_s: float
+        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
+        now_s = self._clock()
         with self._database.writing("commit to") as connection:
             leases = _leases(connection, group, topic)
             held = {p for p, at in leases.items() if at.owner == member and at.expires_s > now_s}

@@ -164,7 +164,7 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from rollstream.storage.weights.export import export_version
+    from rollstream.storage.weights.fetch import export_version
 
     if (arguments.folder is None) == (arguments.out is None):
         raise ConfigurationError("give the new folder once: --out DIR, or DIR behind the version")
