@@ -21,8 +21,8 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 class SqliteGroups:
-    """A `GroupCoordinator` that also keeps commits. Every change is one transaction; within it a member's commit is
-    checked against its lease.
+    """A `GroupCoordinator` that also keeps commits. Every change is one transaction; within it a
+    member's commit is checked against its lease.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:
