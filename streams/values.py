@@ -172,7 +172,7 @@ def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     if all(drafts is None for _, drafts in known):
         return None
     runs = [0]
-    whole = [drafts or _undrafted(count) for count, drafts in known]
+    whole = [drafts or Drafts((count,), count, 0, 0, 0, 0.0) for count, drafts in known]
     for drafts in whole:
         for index, length in enumerate(drafts.runs):
             extend_runs(runs, length, guessed=index % 2 == 1)
@@ -193,7 +193,3 @@ def extend_runs(runs: list[int], length: int, *, guessed: bool) -> None:
         runs[-1] += length
     elif length:
         runs.append(length)
-
-
-def _undrafted(count: int) -> Drafts:
-    return Drafts((count,), count, 0, 0, 0, 0.0)

@@ -11,7 +11,6 @@ import msgspec
 
 from rollstream.consumers.audit.folds import (
     AuditMessage,
-    Completeness,
     Coverage,
     InvariantResult,
     LedgerIndex,
@@ -97,7 +96,9 @@ class GroupAudit:
             self.tally.add_unchecked(few)
         for topic in ("admissions", "ledger"):
             if not starts_complete(coverage[topic]):
-                self.tally.add_unchecked(f"{topic} is {_describe_incomplete(coverage[topic])}")
+                is_missing = coverage[topic] == "absent"
+                kept = "missing" if is_missing else "not kept from its first record to its last"
+                self.tally.add_unchecked(f"{topic} is {kept}")
         if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
                 self.tally.add_violation(what, "ledger", at)
@@ -190,7 +191,3 @@ class GroupAudit:
             if number != found:
                 what = f"step {done.step} states {number} {name}, the ledger holds {found}"
                 self.tally.add_violation(what, "ledger", at)
-
-
-def _describe_incomplete(kept: Completeness) -> str:
-    return "missing" if kept == "absent" else "not kept from its first record to its last"

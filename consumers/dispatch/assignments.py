@@ -72,11 +72,6 @@ def continuation(
     return Continuation("resume", attempt, chain.at, exact, moves, discards_tokens=False)
 
 
-def rollouts_holding(versions: Mapping[str, Version], needed: Version | None) -> set[str]:
-    """Rollouts that may take a resume that needs exactly this version; all of them when None."""
-    return {name for name, version in versions.items() if needed is None or version == needed}
-
-
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
@@ -113,9 +108,10 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Rollouts that may resume work that needs this version."""
+    """Rollouts that may resume work that needs exactly this version; all of them when None."""
     serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
-    return rollouts_holding(serving | state.loading(), version)
+    held = serving | state.loading()
+    return {name for name, its in held.items() if version is None or its == version}
 
 
 def is_serving(seen: TrackedRollout) -> bool:

@@ -93,11 +93,6 @@ def refused_partial(partial: Partial, assignment: CurrentAssignment | None) -> s
     return malformed_partial(partial)
 
 
-def accept_any_term(role: str, name: str, term: int) -> bool:
-    """Accepts every name and term; used in place of `RoleTerms.has_taken` without a store."""
-    return True
-
-
 @dataclass(slots=True)
 class SilenceClock:
     """The clock by which dispatch measures the silence of rollouts: listening time is `now_s`, in
@@ -165,7 +160,7 @@ class DispatchInbox:
         lengths: LengthHistory | None = None,
         groups_per_wave: int = 1,
         timeout_s: float = 10.0,
-        has_taken: Callable[[str, str, int], bool] = accept_any_term,
+        has_taken: Callable[[str, str, int], bool] = lambda role, name, term: True,
     ) -> None:
         self._bus = bus
         self._state = state

@@ -267,7 +267,7 @@ def plan_outliers(
     for name in sorted(by, key=lambda n: (-len(by[n]), n)):
         mine = {
             one.trajectory: _reserve_destination(one, takers, bins, slack)
-            for one in _longest_first(by[name])
+            for one in sorted(by[name], key=lambda r: (-r.kv, r.trajectory))
         }
         if not bins[name].gains or not all(mine.values()):
             takers.append(name)  # the moves would not empty it: it becomes a destination
@@ -279,10 +279,6 @@ def plan_outliers(
 
 def _usual_length_max(expected: ExpectedLength) -> float:
     return expected.mean + DEVIATIONS * expected.spread
-
-
-def _longest_first(outliers: Sequence[RunningRequest]) -> list[RunningRequest]:
-    return sorted(outliers, key=lambda r: (-r.kv, r.trajectory))
 
 
 def _reserve_destination(

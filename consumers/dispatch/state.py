@@ -231,11 +231,12 @@ class DispatchState:
                 self.rollouts[record.rollout] = replace(seen, at_s=-inf)
             return
         peak, speed = record.kv_used, seen.speed if seen is not None else 0.0
-        if seen is not None and _has_same_version(seen.status, record):
+        now = (record.term, record.version)
+        if seen is not None and (seen.status.term, seen.status.version) == now:
             peak = max(peak, seen.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
-            now = record.tokens_per_s / record.running
-            speed = now if not speed else speed + (now - speed) / SPEED_REPORTS_SMOOTHED
+            new = record.tokens_per_s / record.running
+            speed = new if not speed else speed + (new - speed) / SPEED_REPORTS_SMOOTHED
         self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed)
 
     def silent(self, before_s: float) -> list[str]:
@@ -290,7 +291,3 @@ class DispatchState:
 def has_left(status: RolloutStatus) -> bool:
     """Whether the rollout takes no more work and has released or finished all it had."""
     return status.health == "leaving" and not status.running and not status.waiting
-
-
-def _has_same_version(before: RolloutStatus, now: RolloutStatus) -> bool:
-    return (before.term, before.version) == (now.term, now.version)

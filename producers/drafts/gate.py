@@ -330,14 +330,11 @@ class DraftGate:
             self._tried_s, self.bias = None, 1.0
             for size, until in self._rests.items():
                 self._rests[size] = until - max(0.0, until - now_s) * DRIFT_SHORTENS
-        if now_s < self._rests_until(rows):
+        if now_s < self._rests.get(_size(rows), 0.0):
             return False
         if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
             return True
         return self.bias * self.advantage(rows) > MARGIN_ON
-
-    def _rests_until(self, rows: int) -> float:
-        return self._rests.get(_size(rows), 0.0)
 
 
 def _rest_s(lost_s: float) -> float:

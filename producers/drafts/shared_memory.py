@@ -46,13 +46,6 @@ HISTORY_TOKENS_MIN, HISTORY_TOKENS_MAX = 16, 1 << 31
 NGRAM_LENGTH_MAX = 64
 
 
-def table_slots(entries: int) -> int:
-    """Slots of a table for this many entries: a power of two, plus the slots that the last ones
-    probe beyond the end, in place of wrapping around.
-    """
-    return (1 << max(4, (entries - 1).bit_length())) + PROBES
-
-
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
     """The parameters that determine the sizes of all arrays."""
@@ -63,8 +56,12 @@ class HistoryLayout:
 
     @property
     def slots(self) -> int:
-        """Slots for a key per token and length, and a quarter more so that probes stay short."""
-        return table_slots(len(self.lengths) * self.tokens_max * 5 // 4)
+        """Slots for a key per token and length, and a quarter more so that probes stay short: a
+        power of two, plus the slots that the last ones probe beyond the end, in place of wrapping
+        around.
+        """
+        entries = len(self.lengths) * self.tokens_max * 5 // 4
+        return (1 << max(4, (entries - 1).bit_length())) + PROBES
 
     @property
     def bytes(self) -> int:

@@ -142,11 +142,3 @@ def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
     """Whether the rollout starts nothing new until it is empty and has pulled."""
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)
-
-
-def drawn_from_history(inputs: UpdateInputs, resumed: int) -> int:
-    """The number of trajectories that count as drawn under an old version that was loaded again to
-    resume `resumed` trajectories. If the version is more than one behind, the whole quota counts as
-    drawn, so the rollout starts no new trajectory under it.
-    """
-    return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)

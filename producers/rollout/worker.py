@@ -16,7 +16,6 @@ from rollstream.producers.engines.base import Emission, Engine, UpdateMode
 from rollstream.producers.rollout.assignments import (
     AssignmentQueue,
     UpdateInputs,
-    drawn_from_history,
     is_draining,
     may_draw,
     quota_left,
@@ -158,10 +157,12 @@ class RolloutLoop:
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Trajectories that count as drawn under a version from history."""
-        return drawn_from_history(
-            self._update_inputs(), sum(o.version == version for o in self._resumes())
-        )
+        """Trajectories that count as drawn under a version from history: those that it was loaded
+        for. If it is more than one behind, the whole quota counts, so the rollout starts no new
+        trajectory under it.
+        """
+        inputs, resumed = self._update_inputs(), sum(o.version == version for o in self._resumes())
+        return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)
 
     def _take_verdict(self) -> None:
         """Publish that a version is served if its comparison with the fetched tensors matched.

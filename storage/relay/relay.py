@@ -75,7 +75,8 @@ class Relay:
         self._failed: BaseException | None = None
         self.server = _start_server(settings, self.cache, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
-        (folder / URL_FILE).write_text(_url(_local_host(settings.host), self.server.port))
+        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+        (folder / URL_FILE).write_text(_url(own, self.server.port))  # for processes of this node
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`. Raises the error of its intake, or `Fenced` if a higher term has its
@@ -244,8 +245,3 @@ def _is_loopback(host: str) -> bool:
 def _url(host: str, port: int) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
-def _local_host(host: str) -> str:
-    """The host for processes of the same node."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
@@ -45,7 +46,6 @@ from rollstream.streams.kafka.topic_settings import (
     topic_of,
     unreplicated_topics,
     with_recorded_partitions,
-    with_writer,
 )
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import Topic, partition_of
@@ -105,7 +105,7 @@ class KafkaBus:
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
             found = with_recorded_partitions(
-                with_writer(existing[topic.name].topic, topic.writer), topic.partitions
+                replace(existing[topic.name].topic, writer=topic.writer), topic.partitions
             )
             check_same_settings(found, topic)
             self._topics[topic.name] = found

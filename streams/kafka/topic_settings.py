@@ -130,7 +130,3 @@ def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
         "records. Give replication=3&min_isr=2 in the bus URL before the topics are created, or "
         "change the topics (kafka-reassign-partitions, kafka-configs)"
     )
-
-
-def with_writer(topic: Topic, writer: str) -> Topic:
-    return dataclasses.replace(topic, writer=writer)
