@@ -3,7 +3,7 @@
 `records` and `values` define every record, `codec` its bytes, `topics` the catalogue of topics.
 `bus` is the contract of the log; `sqlite/` and `kafka/` implement it, and `connect` opens
 one from its URL. Roles write with `writer` and read with `reader`, which applies the `fence` of
-single-holder roles and writes `dead_letters`; `consumer_groups` spreads partitions over members.
+single-holder roles and writes `dead_letters`; consumer groups spread partitions over members.
 `fence` also removes the old end of a topic. `admissible` decides which trajectories and partials
 are valid; `release` decides which releases can work together.
 """

@@ -29,6 +29,8 @@ from rollstream.metric_values import MetricValues, ProvidesMetrics
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
+LEASE_S = 10.0  # a group's member that does not poll for this long loses its partitions
+
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):
     """One record to append. A `value` of None is a tombstone. Without `partition` the key chooses

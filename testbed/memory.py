@@ -22,6 +22,7 @@ from rollstream.storage.stores.base import (
     content_hash,
 )
 from rollstream.streams.bus import (
+    LEASE_S,
     AppendEntry,
     GroupReader,
     Message,
@@ -30,13 +31,8 @@ from rollstream.streams.bus import (
     check_same_settings,
     missing_topic,
 )
-from rollstream.streams.consumer_groups import (
-    LEASE_S,
-    LeasedGroupReader,
-    PartitionLease,
-    claim_partitions,
-)
 from rollstream.streams.records import Position
+from rollstream.streams.sqlite.groups import LeasedGroupReader, PartitionLease, claim_partitions
 from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 
 
@@ -175,7 +171,7 @@ class MemoryBus:
     def close(self) -> None:
         """Keep the records: other holders of the bus may still read them."""
 
-    # Coordinator (consumer_groups.py)
+    # Coordinator (sqlite/groups.py)
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         with self._changed:

@@ -32,7 +32,7 @@ from rollstream.storage.weights.manifest import (
 )
 from rollstream.storage.weights.publish import SHARD_INDEX, shard_index
 from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.shards import pack_tensors, plan_shards, shard_name
+from rollstream.storage.weights.shards import packed_shards
 from rollstream.storage.weights.tensors import DTYPES, tensor_hash, tensor_of, untie
 from rollstream.streams.values import Version
 
@@ -181,11 +181,8 @@ def export_version(
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         kept, tied = untie(tensors)
-        shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
         entries: dict[str, TensorEntry] = {}
-        for number, names in enumerate(shards, start=1):
-            file = shard_name("model", number, len(shards))
-            data, placed = pack_tensors({name: kept[name] for name in names}, file)
+        for file, data, placed in packed_shards(kept, "model", shard_bytes):
             (partial / file).write_bytes(data)
             entries.update(placed)
         (partial / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))

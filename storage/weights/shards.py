@@ -136,15 +136,22 @@ def write_shards(
     if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
     kept, tied = untie(tensors)
-    shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
     files: list[FileEntry] = []
     entries: dict[str, TensorEntry] = {}
-    for number, names in enumerate(shards, start=1):
-        file = shard_name(stem, number, len(shards))
-        data, placed = pack_tensors({name: kept[name] for name in names}, file)
+    for file, data, placed in packed_shards(kept, stem, shard_bytes):
         files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
         entries.update(placed)
     return TensorFiles(tuple(files), entries, tied)
+
+
+def packed_shards(
+    tensors: Mapping[str, torch.Tensor], stem: str, shard_bytes: int
+) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
+    """Each file in turn: its name, its bytes, and the place of each tensor in it."""
+    shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
+    for number, names in enumerate(shards, start=1):
+        file = shard_name(stem, number, len(shards))
+        yield file, *pack_tensors({name: tensors[name] for name in names}, file)
 
 
 @dataclass(frozen=True, slots=True)

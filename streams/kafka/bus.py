@@ -16,6 +16,7 @@ from dataclasses import replace
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
 from rollstream.streams.bus import (
+    LEASE_S,
     AppendEntry,
     GroupReader,
     Message,
@@ -23,7 +24,6 @@ from rollstream.streams.bus import (
     check_same_settings,
     missing_topic,
 )
-from rollstream.streams.consumer_groups import LEASE_S
 from rollstream.streams.kafka.address import KafkaAddress, Secrets
 from rollstream.streams.kafka.admin import ANSWER_S, RetryingAdmin, call_with_retries
 from rollstream.streams.kafka.client import (

@@ -1,5 +1,5 @@
 """The embedded bus: one SQLite file per topic, one for consumer groups.
 
-`bus` implements the contract over `topic_log` (one topic) and `groups` (positions and leases of
-consumer groups). `database` opens a file, runs its transactions and translates its errors.
+`bus` implements the contract over `topic_log` (one topic) and `groups` (consumer groups).
+`database` opens a file, runs its transactions and translates its errors.
 """

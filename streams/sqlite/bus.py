@@ -15,11 +15,10 @@ from pathlib import Path
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
-from rollstream.streams.bus import AppendEntry, GroupReader, Message, missing_topic
-from rollstream.streams.consumer_groups import LEASE_S, LeasedGroupReader
+from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message, missing_topic
 from rollstream.streams.records import Position
 from rollstream.streams.sqlite.database import Database, Sync, network_file_system, read_mounts
-from rollstream.streams.sqlite.groups import SqliteGroups
+from rollstream.streams.sqlite.groups import LeasedGroupReader, SqliteGroups
 from rollstream.streams.sqlite.topic_log import TopicLog
 from rollstream.streams.topics import Topic
 

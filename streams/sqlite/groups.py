@@ -1,12 +1,146 @@
-"""Positions and leases of consumer groups, in one file for all topics."""
+"""Consumer groups: positions and leases in one file for all topics, one member's reader, and the
+rule that gives partitions to members.
+
+Delivery is at least once: records that were read but not committed are read again by the
+partition's next owner.
+
+The rule is a pure function over lease rows. Partitions are dealt to the live members in turn, in
+the order of their names. At most one member holds a partition at a time: a member takes a partition
+only if its lease is free, expired or already its own, and gives back those outside its share.
+"""
 
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from rollstream.streams.consumer_groups import PartitionLease, claim_partitions
+from rollstream.deadline import Deadline
+from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.database import Database, Sync
+
+CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions were freed
+
+
+class GroupCoordinator(Protocol):
+    """Keeps the leases of groups."""
+
+    def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
+        """Renew the member and its leases, and return the partitions that it holds now."""
+        ...
+
+    def commit_held(
+        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
+    ) -> None:
+        """Store the positions of partitions whose lease the member still holds; ignore the
+        others.
+        """
+        ...
+
+    def leave(self, group: str, topic: str, member: str) -> None: ...
+
+
+class LeasedGroupReader:
+    """A `GroupReader` (bus.py) based on leases that `poll` renews."""
+
+    def __init__(
+        self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
+    ) -> None:
+        self._bus = bus
+        self._coordinator = coordinator
+        self._names = (group, topic, member)
+        self._positions: dict[int, int] = {}
+        self._claim()
+
+    def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
+        deadline = Deadline(wait_s)
+        while True:
+            self._update_claim()
+            if not records_max:
+                return []
+            slice_s = min(deadline.remaining_s(), CLAIM_EVERY_S)
+            if self._positions:
+                messages = self._bus.read(
+                    self._names[1], self._positions, records_max=records_max, wait_s=slice_s
+                )
+                if messages:
+                    for message in messages:
+                        self._positions[message.partition] = message.offset + 1
+                    return messages
+            elif slice_s:
+                time.sleep(min(slice_s, 0.01))
+            if deadline.passed():
+                return []
+
+    def commit(self) -> None:
+        positions = {partition: Position(at) for partition, at in self._positions.items()}
+        self._coordinator.commit_held(*self._names, positions)
+
+    def pass_lost(self) -> dict[int, int]:
+        begin = self._bus.begin(self._names[1])
+        lost = {p: begin[p] - at for p, at in self._positions.items() if at < begin[p]}
+        self._positions |= {p: begin[p] for p in lost}
+        return lost
+
+    def close(self) -> None:
+        self._coordinator.leave(*self._names)
+        self._positions = {}
+
+    def _claim(self) -> frozenset[int]:
+        return self._coordinator.claim(*self._names, self._bus.partitions(self._names[1]))
+
+    def _update_claim(self) -> None:
+        """Drop partitions that moved to another member; start new ones at the group's commit, or at
+        their begin if there is none.
+        """
+        group, topic, _ = self._names
+        held = self._claim()
+        if held != self._positions.keys():
+            committed = self._bus.committed(group, topic)
+            begin = self._bus.begin(topic)
+            for partition in self._positions.keys() - held:
+                del self._positions[partition]
+            for partition in held - self._positions.keys():
+                at = committed.get(partition)
+                self._positions[partition] = begin[partition] if at is None else at.offset
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLease:
+    """`owner` holds something until `expires_s` on the bus's clock."""
+
+    owner: str
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionClaim:
+    """What a member holds after its poll: `held` partitions are renewed, `released` ones go back to
+    the group.
+    """
+
+    held: frozenset[int]
+    released: frozenset[int]
+
+
+def claim_partitions(
+    member: str,
+    members: Mapping[str, float],
+    leases: Mapping[int, PartitionLease],
+    partitions: int,
+    now_s: float,
+) -> PartitionClaim:
+    """Compute the partitions of `member`. `members` maps names to expiry times, and `member` itself
+    counts as alive; `leases` are by partition.
+    """
+    alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
+    share = {p for p in range(partitions) if alive[p % len(alive)] == member}
+    mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
+    taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
+    return PartitionClaim(frozenset(share - taken), frozenset(mine - share))
+
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS commits (group_name TEXT, topic TEXT, partition INTEGER, "

@@ -5,9 +5,9 @@ Kafka's own groups: `test_kafka_groups.py`.
 import pytest
 
 from rollstream.errors import PositionLost
-from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.consumer_groups import LEASE_S, PartitionLease, claim_partitions
+from rollstream.streams.bus import LEASE_S, AppendEntry, Bus
 from rollstream.streams.records import Position
+from rollstream.streams.sqlite.groups import PartitionLease, claim_partitions
 from rollstream.streams.topics import Topic
 from tests.support.hand_clock import HandClock
 
