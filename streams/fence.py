@@ -24,7 +24,6 @@ Compaction makes holes, so in compacted topics gaps are normal and only terms an
 """
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 
 from rollstream.errors import PositionLost, SequenceGap
 from rollstream.streams.bus import Bus
@@ -33,39 +32,32 @@ from rollstream.streams.records import Fence, Position
 from rollstream.streams.values import Address
 
 
-class FenceVerdict(Enum):
-    """Whether a record counts."""
-
-    LIVE = "live"
-    VOID = "void"
-
-
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
-) -> tuple[Fence, FenceVerdict]:
-    """The fence after a record, and whether the record counts; `opens` if it is an `Opened`.
+) -> tuple[Fence, bool]:
+    """The fence after a record, and whether the record counts (False: it is void); `opens` if it is an `Opened`.
 
     Raises `SequenceGap` as described above.
     """
     presumed = not opens and (fence.presumed or fence == Fence())
     after = Fence(envelope.term, envelope.sequence + 1, presumed)
     if envelope.term < fence.term:
-        return fence, FenceVerdict.VOID
+        return fence, False
     if envelope.term > fence.term:
         if not (opens or compacted or presumed):
             raise SequenceGap(
                 f"{envelope.role} term {envelope.term} wrote #{envelope.sequence} before any "
                 f"`Opened` of it was read (fence at term {fence.term}); the log lost a record"
             )
-        return after, FenceVerdict.LIVE
+        return after, True
     if envelope.sequence < fence.sequence:
-        return fence, FenceVerdict.VOID
+        return fence, False
     if envelope.sequence > fence.sequence and not compacted:
         raise SequenceGap(
             f"{envelope.role} term {envelope.term} wrote #{envelope.sequence} where "
             f"#{fence.sequence} comes next; the log lost a record"
         )
-    return after, FenceVerdict.LIVE
+    return after, True
 
 
 TRUNCATED_GROUP = "truncated"

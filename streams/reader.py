@@ -23,7 +23,7 @@ from rollstream.errors import BusError, DecodeError, NewerRelease, PositionLost,
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import Decoded, Envelope, decode, envelope_of, record_hash
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.streams.fence import FenceVerdict, advance_fence, truncated_begin
+from rollstream.streams.fence import advance_fence, truncated_begin
 from rollstream.streams.records import SCHEMAS_BY_TOPIC, Claim, Fence, Opened, Position, Record
 from rollstream.streams.release import missing_features, upgrade_advice
 from rollstream.streams.values import Address
@@ -63,8 +63,8 @@ def classify_message(
     void = False
     if fenced and envelope is not None:
         opens = decoded is not None and isinstance(decoded.record, Opened)
-        fence, verdict = advance_fence(fence, envelope, opens=opens, compacted=compacted)
-        void = verdict is FenceVerdict.VOID
+        fence, counts = advance_fence(fence, envelope, opens=opens, compacted=compacted)
+        void = not counts
     return fence, ClassifiedMessage(decoded, envelope, reason, void, "" if void else newer)
 
 

@@ -20,6 +20,7 @@ from rollstream.consumers.dispatch.assignments import (
     FreeRoom,
     UnassignedSamples,
     assignment_record,
+    continuation,
     eligible_rollouts,
     find_unassigned,
     free_room,
@@ -144,7 +145,9 @@ class AssignmentPlanner:
                     continue
                 for room in (free.new, free.resumes):
                     room.pop(rollout, None)
-                how = {trajectory: _resume_after_reload(state, trajectory)}
+                known, chain = state.assignments.get(trajectory), state.chains[trajectory]
+                assert chain.version is not None, "its version is loaded"
+                how = {trajectory: continuation(known, chain, True, (chain.version,))}
                 yield self._assigned(state, replace(one, how=how), trajectory, rollout)
 
     def _moved(
@@ -196,12 +199,6 @@ class AssignmentPlanner:
         how, predicted = one.how[trajectory], round(one.mean)
         record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
         return PlannedAssignment(record, how.discards_tokens)
-
-
-def _resume_after_reload(state: DispatchState, trajectory: str) -> Continuation:
-    chain, known = state.chains[trajectory], state.assignments.get(trajectory)
-    attempt, moves = (1, 0) if known is None else (known.attempt + 1, known.moves + 1)
-    return Continuation("resume", attempt, chain.at, chain.version, moves, discards_tokens=False)
 
 
 def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:

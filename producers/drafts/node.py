@@ -71,7 +71,6 @@ class SharedHistory:
         return self._view
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         return look_up_draft((self.view(),), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -207,7 +206,6 @@ class CombinedSource:
         self.context = running.context
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
