@@ -35,7 +35,8 @@ from rollstream.streams.values import Address
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, bool]:
-    """The fence after a record, and whether the record counts (False: it is void); `opens` if it is an `Opened`.
+    """The fence after a record, and whether the record counts (False: it is void); `opens` if it is
+    an `Opened`.
 
     Raises `SequenceGap` as described above.
     """
