@@ -226,6 +226,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "simulator/real.py": {"sim_vs_real_error": "≤ 0.1"},
         },
     ),
+    "sizes": Benchmark(
+        "benchmarks.sizes.plan_error",
+        {"sizes/plan_error.py": {"plan_error": "≤ 0.1"}},
+    ),
     "soak": Benchmark(
         "benchmarks.soak.soak",
         {

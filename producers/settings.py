@@ -93,6 +93,33 @@ class SamplingSettings(Settings):
     """Most generated tokens of a trajectory."""
 
 
+EngineArgument = bool | int | float | str | list[str] | dict[str, object]
+"""A value of `rollouts.vllm.args`."""
+OWN_ARGUMENTS = {
+    "model": "model.path",
+    "load_format": "the published versions",
+    "skip_tokenizer_init": "the task's tokenizer",
+    "generation_config": "[sampling]",
+    "dtype": "rollouts.vllm.dtype",
+    "max_model_len": "rollouts.context_max",
+    "max_num_seqs": "rollouts.slots",
+    "hf_overrides": "rollouts.vllm.head_float32",
+    "tensor_parallel_size": "rollouts.vllm.tensor_parallel",
+    "gpu_memory_utilization": "rollouts.vllm.memory_share",
+    "num_gpu_blocks_override": "rollouts.vllm.kv_gib",
+    "kv_cache_memory_bytes": "rollouts.vllm.kv_gib",
+    "enable_prefix_caching": "the engine (a prefix belongs to one version)",
+    "logprobs_mode": "the engine (the trainer needs those after the temperature)",
+    "async_scheduling": "rollouts.vllm.process",
+    "speculative_config": "rollouts.drafts",
+    "worker_extension_cls": "the engine",
+    "weight_transfer_config": "the engine",
+}
+"""Arguments of vLLM's engine that a run sets itself, each with its setting; they are refused in
+`rollouts.vllm.args`.
+"""
+
+
 class VllmSettings(Settings):
     """Settings of the engine `vllm` (docs/how-to/vllm.md)."""
 
@@ -111,6 +138,10 @@ class VllmSettings(Settings):
     head_float32: bool = True
     """Compute logits in float32 for every `dtype`, as the trainer does; false where vLLM cannot: a
     quantised head.
+    """
+    args: dict[str, EngineArgument] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine by their names there, such as `quantization`,
+    `pipeline_parallel_size`, `attention_backend` or a table `kv_transfer_config`.
     """
     url: str | None = Field(default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")
     """A vLLM server (`http://host:8000`) that generates for this rollout alone. The other settings
@@ -133,6 +164,10 @@ class RolloutSettings(Settings):
         "in_flight"
     )
     """How a rollout takes new weights."""
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    """Device of the engine `torch`, also for evaluation; `auto`: CUDA if available."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type in which the layers of the engine `torch` compute; its head stays float32."""
     slots: int = Field(default=64, ge=1)
     """Sequences decoded together."""
     context_max: Annotated[int, ESSENTIAL] = Field(default=512, ge=2)

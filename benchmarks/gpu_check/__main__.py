@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen, seen
 from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
 from rollstream.producers.engines.vllm.environment import INSTALL, installed_release
+from rollstream.sizes.devices import accelerator_named
 from testbed.run_process import kill_all, run_line
 
 NO_GPU = (
@@ -181,12 +181,12 @@ def _per_s(rate: float | None, bare: float | None = None) -> str:
 
 
 def _mfu(model: Path, found: Seen, card: str) -> str:
-    rate, peak = found.trained_per_s(), peak_of(card)
-    if rate is None or peak is None:
+    rate, known = found.trained_per_s(), accelerator_named(card)
+    if rate is None or known is None:
         return "MFU unknown" + (
-            "" if peak else " (the card's peak is not in benchmarks/gpu_check/cards.py)"
+            "" if known else " (the card's peak is not in rollstream/sizes/devices.py)"
         )
-    flops = 6 * parameters(model) * rate
+    flops, peak = 6 * parameters(model) * rate, known.flops
     return (
         f"MFU {flops / peak:.3f} (6·N·tokens/s = {flops / 1e12:.1f} of {peak / 1e12:.0f} TFLOP/s)"
     )

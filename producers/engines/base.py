@@ -198,7 +198,8 @@ class EngineOptions:
     `slots` sequences of at most `context_max` tokens are decoded together.
 
     A running trajectory is emitted every `emit_every` tokens. `device` None is the CPU for the
-    engine `torch`, and a GPU where there is one for `vllm`. With `drafts` the engine verifies
+    engine `torch`, and a GPU where there is one for `vllm`. The layers of the engine `torch`
+    compute in `dtype`. With `drafts` the engine verifies
     drafts from this source while `gate` (default: a new one) finds that they pay.
     """
 
@@ -206,6 +207,7 @@ class EngineOptions:
     context_max: int
     emit_every: int = 64
     device: str | None = None
+    dtype: str = "float32"
     drafts: DraftSource | None = None
     gate: DraftGate | None = None
 

@@ -40,7 +40,8 @@ def open_engine(
     Raises `ConfigurationError` for an unknown name and for an engine that is not installed.
     """
     if name == "torch":
-        return TorchEngine(model_config, tensors, version, options)
+        kind: torch.dtype = getattr(torch, options.dtype)
+        return TorchEngine(model_config, tensors, version, options, dtype=kind)
     if name == "vllm":
         from rollstream.producers.engines.vllm.engine import (
             VllmEngine,  # only where it is configured

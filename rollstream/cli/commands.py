@@ -32,6 +32,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         "",
         run="start all roles of CONFIG with a live view; the same command resumes",
         warmup="create the run's initial model by training on the task's documents",
+        plan="compute what a run of MODEL needs on given GPUs, and a configuration that fits",
         profile="measure the engine's step times here; rollouts derive B_max from them",
         simulate="simulate policies on a cluster, with the planners of the service",
     ),
@@ -75,6 +76,7 @@ GROUP_TITLES = {
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 MEANT = {
+    "sizes": "plan", "estimate": "plan",
     "logs": "tail", "status": "top", "watch": "top", "start": "run", "resume": "run",
     "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",

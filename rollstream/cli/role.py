@@ -27,6 +27,7 @@ from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES
+from rollstream.supervisor.cards import ranks_of_slurm
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
 from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
@@ -125,6 +126,8 @@ def main(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
     """Run the role; `on_run` receives the run's name once it is known."""
     role, is_rank = ROLES[arguments.command], arguments.command == "train"
+    if is_rank:
+        os.environ.update(ranks_of_slurm(os.environ))
     end_with_parent(rank_environment() if is_rank else os.environ)
     grace_s = _grace_s(arguments)
     configuration, folder = load_and_settle(arguments)

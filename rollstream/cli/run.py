@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from rollstream.config.identity import (
 )
 from rollstream.config.run_folder import (
     RunFolder,
+    model_folder,
     open_run_log_for_writing,
     store_for_writing,
     store_url,
@@ -36,12 +38,14 @@ from rollstream.monitor.view import LiveView
 from rollstream.report.history import drop_bias_warnings
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
+from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
+from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
 from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
 from rollstream.warmup.process import WarmupProcess
@@ -91,6 +95,18 @@ def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -
         record_configuration(store, configuration)
 
 
+def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[GpuCard]]:
+    """The GPUs of each process (`[devices]`). Raises `ConfigurationError` for an assignment that
+    cannot be, and where the memory of the cards is known to be too small for the run's model.
+    """
+    if not uses_gpus(c):
+        return {}
+    cards = read_cards(os.environ)
+    assigned = assign_cards(c, cards)
+    check_memory(c, model_folder(c, folder.path), assigned or unassigned_use(c, cards))
+    return assigned
+
+
 def _supervise(
     configuration: Configuration,
     folder: RunFolder,
@@ -104,7 +120,8 @@ def _supervise(
     store = open_store(store_url(configuration, folder.path), configuration.sync)
     log = LogView(bus, store, configuration.run)
     onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
-    wanted = process_specs(configuration, folder, arguments.accept_config)
+    assigned = _assign_cards(configuration, folder)
+    wanted = process_specs(configuration, folder, arguments.accept_config, assigned)
     seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
     watch = ProcessMetrics(signals.stop)
     with (

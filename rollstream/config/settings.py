@@ -54,6 +54,19 @@ class MetricsSettings(Settings):
     """`/healthz` answers 503 when a role's loop has not turned for this many seconds."""
 
 
+class DevicesSettings(Settings):
+    """GPUs of this machine by role (docs/how-to/several-gpus.md). Positions count the GPUs that
+    `rollstream run` sees, from 0. Without any of them every process sees all.
+    """
+
+    trainer: int | tuple[int, ...] | None = None
+    """Number of the trainer's GPUs, or their positions; as many as `trainer.processes`."""
+    rollouts: int | tuple[int, ...] | None = None
+    """Number of the rollouts' GPUs, or their positions; engines take equal groups in turn."""
+    evaluation: Literal["rollouts", "trainer"] = "rollouts"
+    """The role whose first GPUs the evaluation uses too."""
+
+
 class Configuration(Settings):
     """All settings of one run."""
 
@@ -81,6 +94,8 @@ class Configuration(Settings):
     """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
     """Scorers of this machine."""
+    devices: Annotated[DevicesSettings, INCIDENTAL] = DevicesSettings()
+    """GPUs of this machine."""
     rollouts: Annotated[RolloutSettings, INCIDENTAL] = RolloutSettings()
     """Rollouts of this machine."""
     evaluation: Annotated[EvaluationSettings, INCIDENTAL] = EvaluationSettings()

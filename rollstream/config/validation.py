@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollstream.config.settings import Configuration
-from rollstream.producers.settings import OWN_VARIABLES
+from rollstream.producers.settings import OWN_ARGUMENTS, OWN_VARIABLES
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
 from rollstream.streams.kafka.address import parse_kafka_url as parse_kafka
 
@@ -101,6 +101,7 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem(
             "rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)"
         )
+    yield from _check_engine_arguments(c)
     longest = _model_context_max(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"
@@ -114,6 +115,17 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
     if c.dispatch.stuck_timeout_s < c.dispatch.heartbeat_timeout_s:
         least = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
         yield SettingProblem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
+
+
+def _check_engine_arguments(c: Configuration) -> Iterator[SettingProblem]:
+    args = c.rollouts.vllm.args
+    if args and c.rollouts.has_server:
+        must = "must be empty with rollouts.vllm.url: that server was started with its own"
+        yield SettingProblem("rollouts.vllm.args", must)
+    for name in sorted(args.keys() & OWN_ARGUMENTS):
+        yield SettingProblem(
+            "rollouts.vllm.args", f"must not have {name!r}, which is set by {OWN_ARGUMENTS[name]}"
+        )
 
 
 def _check_paced(c: Configuration) -> Iterator[SettingProblem]:

@@ -21,7 +21,7 @@ from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailab
 from rollstream.metric_values import ProvidesMetrics
 from rollstream.metrics.collector import ProcessMetrics
 from rollstream.producers.prompt_source import PromptOrder
-from rollstream.producers.settings import TaskSettings
+from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
@@ -89,6 +89,23 @@ def set_torch_threads(threads: int) -> None:
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
+
+
+def engine_device(rollouts: RolloutSettings) -> str | None:
+    """The device of an engine, None where the engine chooses it. Raises `ConfigurationError` for a
+    device that this process does not see.
+    """
+    import torch
+
+    if rollouts.engine != "torch":
+        return None
+    is_there = torch.cuda.is_available()
+    if rollouts.device == "cuda" and not is_there:
+        raise ConfigurationError(
+            "rollouts.device: PyTorch sees no CUDA device here; set it to 'cpu' or 'auto', or "
+            "install a CUDA build of PyTorch"
+        )
+    return "cuda" if is_there and rollouts.device != "cpu" else "cpu"
 
 
 def check_vocabulary(configuration: Configuration, task: Task) -> None:

@@ -25,6 +25,7 @@ from rollstream.producers.tasks.base import Task
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
+    engine_device,
     load_run_task,
     set_torch_threads,
     task_settings,
@@ -174,7 +175,12 @@ class Evaluator:
                 config,
                 self.held.tensors,
                 version,
-                EngineOptions(slots=c.evaluation.slots, context_max=c.rollouts.context_max),
+                EngineOptions(
+                    slots=c.evaluation.slots,
+                    context_max=c.rollouts.context_max,
+                    device=engine_device(c.rollouts) if name == "torch" else None,
+                    dtype=c.rollouts.dtype,
+                ),
                 vllm=c.rollouts.vllm,
             )
         plan = EvaluationPlan(

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from rollstream.config.run_folder import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
@@ -53,6 +55,7 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
+    engine_device,
     load_run_task,
     prompt_tokens_max,
     set_torch_threads,
@@ -112,13 +115,14 @@ def measure_profile(
     set_torch_threads(c.rollouts.threads)
     model = _load_or_build_model(c, folder)
     slots, context = c.rollouts.slots, c.rollouts.context_max
-    weights = model.state_dict()
+    weights, device = model.state_dict(), engine_device(c.rollouts)
     engine = open_engine(
         c.rollouts.engine,
         model.config,
         weights,
         Version(0, 0),
-        EngineOptions(slots=slots, context_max=context),
+        EngineOptions(slots=slots, context_max=context, device=device, dtype=c.rollouts.dtype),
+        vllm=c.rollouts.vllm,
     )
     timing = TimedEngine(engine, slots, context, int(model.config.vocab_size))
     points: list[StepTiming] = []
@@ -126,7 +130,7 @@ def measure_profile(
         points.append(point)
         tell(point)
     profile = fit_profile(c.rollouts.engine, model_key(model.config), slots, context, points)
-    return replace(profile, device="cpu")
+    return replace(profile, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
@@ -261,6 +265,8 @@ def open_rollout_engine(
         EngineOptions(
             slots=slots,
             context_max=context,
+            device=engine_device(c.rollouts),
+            dtype=c.rollouts.dtype,
             drafts=drafts,
             gate=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
         ),

@@ -1,23 +1,28 @@
 """The processes that a configuration needs on this machine, with their command lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
 from rollstream.import_path import module_command, module_environment
 from rollstream.roles.catalogue import ROLES
+from rollstream.supervisor.cards import GpuCard, visibility
 from rollstream.supervisor.process import ProcessSpec
 
 ACCEPT_CONFIG = "--accept-config"
 
 
 def process_specs(
-    configuration: Configuration, folder: RunFolder, accept_config: bool = False
+    configuration: Configuration,
+    folder: RunFolder,
+    accept_config: bool = False,
+    cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
     """The processes of all roles in the order of their start; `accept_config` is passed on to the
-    trainer.
+    trainer. With `cards` each process sees those of its name alone.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -28,7 +33,7 @@ def process_specs(
                 [*_command(folder, role.name), "--name", name, *accept],
                 role.ends,
                 role.single_holder,
-                _environment(role.threads(configuration)),
+                _environment(role.threads(configuration)) | visibility(cards, name),
                 role.stops_last,
             )
             specs.append(spec)

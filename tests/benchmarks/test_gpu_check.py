@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check.__main__ import Check, report
-from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
 from rollstream.config.config import load
@@ -26,22 +25,6 @@ def test_without_a_gpu_one_sentence_and_status_2():
     assert ended.stdout == ""
     assert ended.stderr.startswith("There is no GPU here")
     assert len(ended.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA A10", 125e12),
-        ("NVIDIA GeForce RTX 4090", 165e12),
-        ("something else", None),
-    ],
-)
-def test_peaks_go_by_the_name_of_the_card(name: str, peak: float | None):
-    assert peak_of(name) == peak
 
 
 @pytest.mark.parametrize("is_random", [True, False])

@@ -256,3 +256,20 @@ def test_a_setting_has_its_own_scope_else_that_of_its_table() -> None:
         "rollouts.of_another_release": INCIDENTAL,
     }
     assert {key: setting_scope(key) for key in scopes} == scopes
+
+
+def test_arguments_of_vllm_pass_through_and_those_of_the_run_are_refused_by_name(toml):
+    text = (
+        '[rollouts.vllm.args]\nquantization = "fp8"\nkv_transfer_config = {kv_role = "kv_both"}\n'
+    )
+    found = load(toml(text), ["rollouts.vllm.args.pipeline_parallel_size=2"], {})
+    assert found.rollouts.vllm.args == {
+        "quantization": "fp8",
+        "kv_transfer_config": {"kv_role": "kv_both"},
+        "pipeline_parallel_size": 2,
+    }
+    own = refusal(toml(""), "rollouts.vllm.args.max_model_len=10")
+    assert "'max_model_len', which is set by rollouts.context_max" in own
+    url = "rollouts.vllm.url=http://host:8000"
+    served = refusal(toml(text), "rollouts.engine=vllm", "rollouts.count=1", url)
+    assert "must be empty with rollouts.vllm.url" in served

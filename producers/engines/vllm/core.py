@@ -19,16 +19,18 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from rollstream.errors import EngineRefused
-from rollstream.producers.engines.vllm.environment import VllmShape
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engines.vllm.environment import VllmShape, installed_release
 from rollstream.producers.engines.vllm.parameter_map import architecture_of
 from rollstream.producers.engines.vllm.proposer import draft_config, request_arguments
 from rollstream.producers.engines.vllm.protocol import (
@@ -237,12 +239,13 @@ class LocalCore:
 
 def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
     """Reuse a released core of this model and shape, else open one. Raises `EngineRefused` for a
-    model that vLLM cannot serve on this machine.
+    model that vLLM cannot serve on this machine, `ConfigurationError` for an unknown argument.
     """
     for core in _CORES:
         if core.is_free and core.opened_for == (config.to_json_string(), shape):
             core.is_free = False
             return core
+    check_arguments(shape.args)
     try:
         core = LocalCore(config, shape)
         core.test_step()
@@ -257,37 +260,68 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
 
 
+def check_arguments(args: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for an argument that the installed vLLM does not have, with the
+    nearest name.
+    """
+    from rollstream.producers.engines.vllm.release import EngineArgs
+
+    known = [one.name for one in fields(EngineArgs)]
+    for name in args.keys() - set(known):
+        near = get_close_matches(name, known, n=1)
+        nearest = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"rollouts.vllm.args: vLLM {installed_release()} has no argument {name!r}{nearest}"
+        )
+
+
 def _engine_arguments(folder: str, shape: VllmShape) -> Any:
     """vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
-    from rollstream.producers.engines.vllm.release import EngineArgs, WeightTransferConfig
+    from rollstream.producers.engines.vllm.release import EngineArgs
 
-    dtype: Any = shape.dtype
-    return EngineArgs(
-        model=folder,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        dtype=dtype,
-        max_model_len=shape.context_max,
-        max_num_seqs=shape.slots,
-        hf_overrides=FP32_HEAD if shape.head_float32 else {},
-        tensor_parallel_size=shape.tensor_parallel,
-        gpu_memory_utilization=shape.memory_share,
-        enforce_eager=shape.eager,
-        enable_chunked_prefill=shape.chunked,
-        max_num_batched_tokens=shape.step_tokens,
-        block_size=shape.block,
-        num_gpu_blocks_override=shape.blocks,
-        kv_cache_memory_bytes=shape.kv_bytes,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
+    return EngineArgs(**_own_arguments(folder, shape) | _typed_arguments(shape.args))
+
+
+def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a run with tables as vLLM's own classes, where it does not convert them."""
+    from rollstream.producers.engines.vllm.release import KVTransferConfig
+
+    found = dict(args)
+    if isinstance(found.get("kv_transfer_config"), dict):
+        found["kv_transfer_config"] = KVTransferConfig(**found["kv_transfer_config"])
+    return found
+
+
+def _own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
+    """The arguments that a run sets itself; `OWN_ARGUMENTS` names those that no user may set."""
+    from rollstream.producers.engines.vllm.release import WeightTransferConfig
+
+    return {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": shape.dtype,
+        "max_model_len": shape.context_max,
+        "max_num_seqs": shape.slots,
+        "hf_overrides": FP32_HEAD if shape.head_float32 else {},
+        "tensor_parallel_size": shape.tensor_parallel,
+        "gpu_memory_utilization": shape.memory_share,
+        "enforce_eager": shape.eager,
+        "enable_chunked_prefill": shape.chunked,
+        "max_num_batched_tokens": shape.step_tokens,
+        "block_size": shape.block,
+        "num_gpu_blocks_override": shape.blocks,
+        "kv_cache_memory_bytes": shape.kv_bytes,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
         # Within one process a step under way would end under the next version; and a draft
         # needs the tokens of the step before.
-        async_scheduling=None if shape.process and not shape.drafts else False,
-        speculative_config=draft_config(shape.drafts, shape.slots, shape.eager),
-        worker_extension_cls=WORKER_CLASS,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-    )
+        "async_scheduling": None if shape.process and not shape.drafts else False,
+        "speculative_config": draft_config(shape.drafts, shape.slots, shape.eager),
+        "worker_extension_cls": WORKER_CLASS,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+    }
 
 
 def _step_output(output: Any) -> StepOutput:

@@ -8,14 +8,15 @@ computed from a run's settings and the device.
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.settings import VllmSettings
+from rollstream.producers.settings import EngineArgument, VllmSettings
 
 CPU_BLOCK_TOKENS = 32  # tokens; the block size of vLLM's attention on the CPU
 CPU_STEP_TOKENS = 2048  # tokens
@@ -45,6 +46,8 @@ class VllmShape:
     step_tokens: int | None = None
     drafts: int = 0
     head_float32: bool = False
+    args: Mapping[str, EngineArgument] = field(default_factory=dict[str, EngineArgument])
+    """Arguments of `rollouts.vllm.args`, passed on as they are."""
 
 
 def shape_for(
@@ -73,6 +76,7 @@ def shape_for(
             kv_bytes=given,
             drafts=drafts,
             head_float32=head,
+            args=settings.args,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
     blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM reserves one block
@@ -95,6 +99,7 @@ def shape_for(
         step_tokens=max(CPU_STEP_TOKENS, context_max, slots * (1 + drafts)),
         drafts=drafts,
         head_float32=head,
+        args=settings.args,
     )
 
 

@@ -4,7 +4,7 @@ Importing this module imports vLLM, so import it inside of functions, after `req
 """
 
 from vllm import EngineArgs, SamplingParams
-from vllm.config import WeightTransferConfig
+from vllm.config import KVTransferConfig, WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -34,6 +34,7 @@ __all__ = [
     "EngineArgs",
     "EngineCoreRequestType",
     "EngineDeadError",
+    "KVTransferConfig",
     "LLMEngine",
     "RequestOutputKind",
     "SamplingParams",

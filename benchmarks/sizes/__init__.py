@@ -1,0 +1,1 @@
+"""Memory of real processes against what `rollstream plan` computes."""

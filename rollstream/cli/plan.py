@@ -1,0 +1,186 @@
+"""`rollstream plan MODEL --gpus 8xH100`: what a run of this model needs, before a card is rented.
+
+Everything is arithmetic on the model's configuration (docs/explanation/sizes.md).
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rollstream.cli.arguments import CommandParser
+from rollstream.errors import ConfigurationError
+from rollstream.sizes import proposal
+from rollstream.sizes.arithmetic import MemoryLine, total
+from rollstream.sizes.devices import GB, parse_gpus
+from rollstream.sizes.planner import PlanRequest, RunPlan, plan_run, usable
+from rollstream.sizes.shapes import find_shape
+
+CONTEXT = 4096
+EXIT_SHORT = 1
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "qwen2.5-7b --gpus 8xH100",
+        "qwen2.5-1.5b --gpus 1x24GB --lora 16 --toml plan.toml",
+        "llama-3.1-405b --gpus 1024xH100 --store-gbps 400 --json",
+    )
+    help = (
+        "a checkpoint's folder, a Hub name in this machine's cache, or a usual model (qwen2.5-7b)"
+    )
+    command.add_argument("model", metavar="MODEL", help=help)
+    help = "number and kind of all cards, as 8xH100 or 2x24GB"
+    command.add_argument("--gpus", metavar="NxCARD", required=True, help=help)
+    help = f"tokens of the longest sequence, prompt included (default {CONTEXT})"
+    command.add_argument("--context", metavar="N", type=int, default=CONTEXT, help=help)
+    help = "train a LoRA adapter of this rank in place of all parameters"
+    command.add_argument("--lora", metavar="RANK", type=int, default=0, help=help)
+    help = "Gbit/s of the object store (default 10)"
+    command.add_argument("--store-gbps", metavar="G", type=float, default=10.0, help=help)
+    help = "Gbit/s between two machines (default 100)"
+    command.add_argument("--network-gbps", metavar="G", type=float, default=100.0, help=help)
+    help = "write the proposed configuration to this file; - prints it"
+    command.add_argument("--toml", metavar="FILE", help=help)
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the plan; exit code 1 if it does not fit as asked."""
+    plan = plan_run(_request(arguments))
+    proposed = plan.proposed
+    if arguments.toml is not None and proposed is not None:
+        _write(arguments.toml, proposal.toml_text(proposed))
+    if arguments.json:
+        print(json.dumps(proposal.figures(plan)))
+    elif arguments.toml != "-":
+        _print(plan)
+    return 0 if plan.layout is not None else EXIT_SHORT
+
+
+def _request(arguments: argparse.Namespace) -> PlanRequest:
+    """The question of the command line. Raises `ConfigurationError` for values that make none."""
+    cards, card = parse_gpus(arguments.gpus)
+    shape = find_shape(arguments.model)
+    for option, value in (
+        ("--store-gbps", arguments.store_gbps),
+        ("--network-gbps", arguments.network_gbps),
+    ):
+        if not 0 < value < float("inf"):
+            raise ConfigurationError(f"{option} must be > 0, got {value:g}")
+    if not 2 <= arguments.context <= shape.positions:
+        raise ConfigurationError(
+            f"--context must lie in [2, {shape.positions}], the positions of {shape.name}, "
+            f"got {arguments.context}"
+        )
+    if arguments.lora < 0:
+        raise ConfigurationError(f"--lora must be ≥ 0, got {arguments.lora}")
+    return PlanRequest(
+        shape=shape,
+        card=card,
+        cards=cards,
+        context=arguments.context,
+        store_gbps=arguments.store_gbps,
+        network_gbps=arguments.network_gbps,
+        lora_rank=arguments.lora,
+    )
+
+
+def _write(file: str, text: str) -> None:
+    if file == "-":
+        print(text, end="")
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--toml {file}: {error.strerror}") from None
+
+
+def _print(plan: RunPlan) -> None:
+    console = Console()
+    request, proposed = plan.request, plan.proposed
+    shape = request.shape
+    active = "" if shape.experts is None else f", {shape.active_parameters / GB:.1f} active"
+    console.print(
+        f"{shape.name}: {shape.parameters / GB:.3f} billion parameters{active}; "
+        f"{request.cards} x {request.card.name}, context {request.context}",
+        highlight=False,
+    )
+    if plan.layout is None:
+        console.print(f"does not fit: {proposal.shortage_text(plan)}", highlight=False)
+    if proposed is None:
+        return
+    if plan.layout is None:
+        console.print("with that change:", highlight=False)
+    layout = proposed.layout
+    assert layout is not None
+    console.print(_memory_table(proposed))
+    console.print(_link_table(proposed))
+    console.print(_account(proposed), highlight=False, soft_wrap=True)
+
+
+def _memory_table(plan: RunPlan) -> Table:
+    assert plan.layout is not None
+    title = (
+        f"memory, GB: {plan.layout.trainer_cards} training, "
+        f"{plan.layout.engines} x {plan.layout.tensor_parallel} generating"
+    )
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    table.add_column("what", no_wrap=True)
+    table.add_column("GB", justify="right")
+    card = plan.request.card
+    parts: Sequence[tuple[str, tuple[MemoryLine, ...], float]] = (
+        ("trainer, one card", proposal.trainer_lines(plan), usable(card)),
+        ("trainer, host memory of one rank", proposal.host_lines(plan), 0.0),
+        (
+            "rollout, one card",
+            proposal.rollout_lines(plan),
+            card.memory * plan.layout.memory_share,
+        ),
+    )
+    for title, lines, available in parts:
+        of = f" of {available / GB:.1f}" if available else ""
+        table.add_row(title, f"{total(lines) / GB:.1f}{of}", style="bold")
+        for line in lines:
+            if line.bytes:
+                table.add_row(f"  {line.what}", f"{line.bytes / GB:.2f}")
+    return table
+
+
+def _link_table(plan: RunPlan) -> Table:
+    title = (
+        f"seconds per version: store {plan.request.store_gbps:g} Gbit/s, machines "
+        f"{plan.request.network_gbps:g} Gbit/s"
+    )
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    columns = ("form", "GB", "publish", "fetch", "relay", "load")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "form" else "right")
+    sizes = proposal.figures(plan)["version_bytes"]
+    for kind, seconds in proposal.transfer_seconds(plan).items():
+        times = (f"{seconds[name]:.3g}" for name in columns[2:])
+        table.add_row(kind, f"{sizes[kind] / GB:.3g}", *times)
+    return table
+
+
+def _account(plan: RunPlan) -> str:
+    found, layout = proposal.figures(plan), plan.layout
+    assert layout is not None
+    lines = [
+        f"micro-batch: {layout.form.micro_batch_tokens} tokens (largest that fits: "
+        f"{layout.micro_batch_max}), layers "
+        f"{'recomputed' if layout.form.recompute else 'kept'}",
+        f"KV cache of an engine: {layout.kv_tokens} tokens, {found['kv_slots']} longest sequences; "
+        f"{layout.slots} slots",
+    ]
+    if layout.tokens_per_s:
+        lines.append(
+            f"tokens/s: training {layout.train_tokens_per_s:,.0f}, generating "
+            f"{layout.rollout_tokens_per_s:,.0f}; log {found['log_bytes_per_day'] / GB:.1f} GB and "
+            f"archive {found['archive_bytes_per_day'] / GB:.1f} GB a day"
+        )
+    lines.append("the proposed configuration: --toml -")
+    return "\n".join(lines)

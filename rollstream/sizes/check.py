@@ -1,0 +1,105 @@
+"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started.
+
+The check is that of `arithmetic`, on cards whose memory the driver reports. A run on the CPU, a
+model whose parameters are not counted, and machines without a listing of their cards are not
+checked. A micro-batch that is too large is no reason where the trainer halves it by itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.sizes import arithmetic as sums
+from rollstream.sizes.arithmetic import total
+from rollstream.sizes.devices import GB
+from rollstream.sizes.shapes import ModelShape, shape_of
+from rollstream.storage.hf_folder import read_hf_config
+from rollstream.supervisor.cards import GpuCard, cards_per_engine
+
+
+def uses_gpus(c: Configuration) -> bool:
+    """Whether a role of this run may compute on a GPU."""
+    r = c.rollouts
+    is_on_gpu = r.engine == "vllm" and not r.has_server
+    is_on_gpu |= r.engine == "torch" and r.device != "cpu"
+    has_devices = c.devices.trainer is not None or c.devices.rollouts is not None
+    return has_devices or is_on_gpu or (c.trainer.learner == "torch" and c.trainer.device != "cpu")
+
+
+def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
+    """The cards that processes take by themselves where `[devices]` assigns none: those from the
+    first visible one on.
+    """
+    r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
+    if c.trainer.device != "cpu":
+        found["trainer"] = cards[: c.trainer.processes]
+    if r.engine == "vllm" or r.device != "cpu":
+        for number in range(r.count):
+            found[f"rollout-{number}"] = cards[: cards_per_engine(r)]
+        if c.evaluation.enabled:
+            found["eval"] = cards[: cards_per_engine(r)]
+    return found
+
+
+def check_memory(c: Configuration, model: Path, used: Mapping[str, Sequence[GpuCard]]) -> None:
+    """Raise `ConfigurationError` with one sentence if a card cannot hold what its processes need at
+    least: what does not fit, and what to change.
+    """
+    try:
+        shape = shape_of(read_hf_config(model), model.name)
+    except ConfigurationError:
+        return  # not counted here; the loader reports a folder that is wrong
+    needs: defaultdict[GpuCard, dict[str, float]] = defaultdict(dict)
+    for name, cards in used.items():
+        for card in cards:
+            needs[card][name] = needed_bytes(c, shape, name, card)
+    for card, parts in needs.items():
+        needed = sum(parts.values())
+        if needed > card.memory:
+            raise ConfigurationError(_refusal(c, shape, card, parts))
+
+
+def needed_bytes(c: Configuration, shape: ModelShape, process: str, card: GpuCard) -> float:
+    """The least memory of one process on one card: with a micro-batch of one longest sequence, and
+    a KV cache of one. A vLLM engine takes its whole share.
+    """
+    r, context = c.rollouts, c.rollouts.context_max
+    if process == "trainer":
+        form = sums.form_of(c.trainer, c.trainer.processes)
+        if form.ranks == 1:
+            tokens = min(form.micro_batch_tokens, context)
+            form = replace(form, micro_batch_tokens=tokens, workers=1)
+        return total(sums.trainer_lines(shape, form)) + sums.CONTEXT_BYTES
+    if r.engine == "vllm":
+        engine = sums.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c))
+        cache = sums.BFLOAT16 * shape.kv_numbers * context / cards_per_engine(r)
+        return max(card.memory * r.vllm.memory_share, total(engine) + cache)
+    slots = r.slots if process.startswith("rollout") else c.evaluation.slots
+    item = sums.FLOAT32 if r.dtype == "float32" else sums.BFLOAT16
+    lines = sums.torch_engine_lines(shape, slots, context, item, published_item=0)
+    return total(lines) + sums.CONTEXT_BYTES
+
+
+def _weight_item(c: Configuration) -> float:
+    """Bytes of a weight in vLLM; quantised ones have half a byte or more."""
+    return 0.5 if c.rollouts.vllm.args.get("quantization") else sums.BFLOAT16
+
+
+def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[str, float]) -> str:
+    roles = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in parts.items())
+    if "trainer" in parts and len(parts) == 1:
+        advice = "raise trainer.processes and devices.trainer"
+        if not c.trainer.gradient_checkpointing:
+            advice = "set trainer.gradient_checkpointing = true, or " + advice
+    elif "trainer" in parts:
+        advice = "lower rollouts.vllm.memory_share, or give the roles GPUs of their own (devices)"
+    else:
+        advice = "raise rollouts.vllm.tensor_parallel, or lower rollouts.slots and context_max"
+    return (
+        f"the run does not fit: GPU {card.index} ({card.name}) has {card.memory / GB:.1f} GB, and "
+        f"{shape.parameters / GB:.2f} billion parameters need at least {roles} there; {advice} "
+        f"(`rollstream plan {c.model.path or 'MODEL'} --gpus …` proposes a configuration)"
+    )

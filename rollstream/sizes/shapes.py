@@ -1,0 +1,266 @@
+"""The sizes of decoder models: a table of usual ones, and the reading of any `config.json`.
+
+Counts of parameters are exact for the listed families: tests compare them with the totals that the
+models' authors publish. A family that is not listed is refused by name, because a wrong count would
+be worse than none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rollstream.errors import ConfigurationError
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download, read_hf_config
+
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Values of `model_type` whose parameters are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """The feed-forward part of a mixture of experts: each token uses `used` of `count` experts."""
+
+    count: int
+    used: int
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder's sizes. `width` is that of one attention head; `positions` is the longest
+    sequence.
+    """
+
+    name: str
+    family: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    width: int
+    vocabulary: int
+    positions: int
+    tied: bool = False
+    experts: ExpertSizes | None = None
+
+    @property
+    def query_size(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of one token's keys in one layer; its values have as many."""
+        return self.kv_heads * self.width
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether queries and keys are normalised per head."""
+        return self.family.startswith("qwen3")
+
+    @property
+    def linear_layers(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of the matrices of one layer; those of every expert."""
+        d, f = self.hidden, self.intermediate
+        attention = (
+            (d, self.query_size), (d, self.kv_size), (d, self.kv_size), (self.query_size, d),
+        )  # fmt: skip
+        count = 1
+        if self.experts is not None:
+            f, count = self.experts.intermediate, self.experts.count
+        return attention + ((d, f), (d, f), (f, d)) * count
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer: matrices, norms, biases, router."""
+        small = 2 * self.hidden
+        if self.family == "qwen2":
+            small += self.query_size + 2 * self.kv_size
+        if self.has_head_norms:
+            small += 2 * self.width
+        if self.experts is not None:
+            small += self.hidden * self.experts.count
+        return small + sum(rows * columns for rows, columns in self.linear_layers)
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside of the layers: embedding, head unless it is tied, final norm."""
+        return self.embedding_parameters * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.root_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses; all of a dense model."""
+        if self.experts is None:
+            return self.parameters
+        e = self.experts
+        unused = (e.count - e.used) * 3 * self.hidden * e.intermediate
+        return self.parameters - self.layers * unused
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that the KV cache keeps per token."""
+        return 2 * self.layers * self.kv_size
+
+    @property
+    def feed_forward(self) -> int:
+        """Intermediate numbers that one token has in one layer's feed-forward part."""
+        return self.intermediate if self.experts is None else self._active_feed_forward
+
+    @property
+    def _active_feed_forward(self) -> int:
+        assert self.experts is not None
+        return self.experts.used * self.experts.intermediate
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of a LoRA adapter of this rank on all linear layers: r · (inputs + outputs)
+        each (Hu et al., "LoRA", arXiv 2106.09685).
+        """
+        return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
+
+
+def _qwen2(name: str, sizes: tuple[int, ...], tied: bool, positions: int = 32_768) -> ModelShape:
+    layers, hidden, intermediate, heads, kv_heads, vocabulary = sizes
+    return ModelShape(
+        name=name, family="qwen2", layers=layers, hidden=hidden, intermediate=intermediate,
+        heads=heads, kv_heads=kv_heads, width=hidden // heads, vocabulary=vocabulary,
+        positions=positions, tied=tied,
+    )  # fmt: skip
+
+
+def _qwen3(name: str, sizes: tuple[int, ...], tied: bool) -> ModelShape:
+    layers, hidden, intermediate, heads, kv_heads = sizes
+    return ModelShape(
+        name=name, family="qwen3", layers=layers, hidden=hidden, intermediate=intermediate,
+        heads=heads, kv_heads=kv_heads, width=128, vocabulary=151_936, positions=40_960, tied=tied,
+    )  # fmt: skip
+
+
+def _llama(name: str, sizes: tuple[int, ...], width: int = 128, tied: bool = False) -> ModelShape:
+    layers, hidden, intermediate, heads, kv_heads = sizes
+    return ModelShape(
+        name=name, family="llama", layers=layers, hidden=hidden, intermediate=intermediate,
+        heads=heads, kv_heads=kv_heads, width=width, vocabulary=128_256, positions=131_072,
+        tied=tied,
+    )  # fmt: skip
+
+
+def _with_experts(
+    name: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
+) -> ModelShape:
+    """A mixture of experts with the attention of `base`."""
+    return replace(base, name=name, family=family, experts=experts, vocabulary=vocabulary)
+
+
+_TABLE = (
+    _qwen2("qwen2.5-0.5b", (24, 896, 4_864, 14, 2, 151_936), True),
+    _qwen2("qwen2.5-1.5b", (28, 1_536, 8_960, 12, 2, 151_936), True),
+    _qwen2("qwen2.5-3b", (36, 2_048, 11_008, 16, 2, 151_936), True),
+    _qwen2("qwen2.5-7b", (28, 3_584, 18_944, 28, 4, 152_064), False, 131_072),
+    _qwen2("qwen2.5-14b", (48, 5_120, 13_824, 40, 8, 152_064), False, 131_072),
+    _qwen2("qwen2.5-32b", (64, 5_120, 27_648, 40, 8, 152_064), False, 131_072),
+    _qwen2("qwen2.5-72b", (80, 8_192, 29_568, 64, 8, 152_064), False, 131_072),
+    _qwen3("qwen3-0.6b", (28, 1_024, 3_072, 16, 8), True),
+    _qwen3("qwen3-1.7b", (28, 2_048, 6_144, 16, 8), True),
+    _qwen3("qwen3-4b", (36, 2_560, 9_728, 32, 8), True),
+    _qwen3("qwen3-8b", (36, 4_096, 12_288, 32, 8), False),
+    _qwen3("qwen3-14b", (40, 5_120, 17_408, 40, 8), False),
+    _qwen3("qwen3-32b", (64, 5_120, 25_600, 64, 8), False),
+    _llama("llama-3.2-1b", (16, 2_048, 8_192, 32, 8), 64, True),
+    _llama("llama-3.2-3b", (28, 3_072, 8_192, 24, 8), 128, True),
+    _llama("llama-3.1-8b", (32, 4_096, 14_336, 32, 8)),
+    _llama("llama-3.1-70b", (80, 8_192, 28_672, 64, 8)),
+    _llama("llama-3.1-405b", (126, 16_384, 53_248, 128, 8)),
+    _with_experts(
+        "mixtral-8x7b", "mixtral", _llama("", (32, 4_096, 14_336, 32, 8)),
+        ExpertSizes(8, 2, 14_336), 32_000,
+    ),
+    _with_experts(
+        "mixtral-8x22b", "mixtral", _llama("", (56, 6_144, 16_384, 48, 8)),
+        ExpertSizes(8, 2, 16_384), 32_000,
+    ),
+    _with_experts(
+        "qwen3-30b-a3b", "qwen3_moe", _qwen3("", (48, 2_048, 6_144, 32, 4), False),
+        ExpertSizes(128, 8, 768), 151_936,
+    ),
+    _with_experts(
+        "qwen3-235b-a22b", "qwen3_moe", _qwen3("", (94, 4_096, 12_288, 64, 4), False),
+        ExpertSizes(128, 8, 1_536), 151_936,
+    ),
+)  # fmt: skip
+SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
+"""Usual models by lower-case name, from their published `config.json`."""
+
+
+def find_shape(model: str) -> ModelShape:
+    """The shape of a checkpoint folder, of a Hub name in this machine's cache, or of a model in the
+    table (`Qwen/Qwen2.5-7B-Instruct` is its `qwen2.5-7b`). Raises `ConfigurationError` with the
+    nearest name.
+    """
+    folder = find_hf_folder(model)
+    if (folder / CONFIG).is_file():
+        return shape_of(read_hf_config(folder), model)
+    name = model.rpartition("/")[2].lower().removeprefix("meta-")
+    listed = [one for one in SHAPES if name == one or name.startswith(f"{one}-")]
+    if listed and not Path(model).exists():
+        return SHAPES[max(listed, key=len)]
+    near = get_close_matches(name, SHAPES, n=1, cutoff=0.5)
+    nearest = f"nearest: {near[0]}" if near else f"known: {', '.join(SHAPES)}"
+    raise ConfigurationError(
+        f"{model!r} is no checkpoint folder, no Hub name in this machine's cache and not in the "
+        f"table of models; {nearest}{how_to_download(model)}"
+    )
+
+
+def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that a `config.json` describes. Raises `ConfigurationError` for a family whose
+    parameters are not counted here, and for a missing field.
+    """
+    family = fields.get("model_type")
+    if family not in (*DENSE, *EXPERTS):
+        raise ConfigurationError(
+            f"{name}: parameters of model type {family!r} are not counted; known are "
+            f"{', '.join((*DENSE, *EXPERTS))}"
+        )
+    try:
+        heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+        return ModelShape(
+            name=name,
+            family=family,
+            layers=int(fields["num_hidden_layers"]),
+            hidden=hidden,
+            intermediate=int(fields["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(fields.get("num_key_value_heads") or heads),
+            width=int(fields.get("head_dim") or hidden // heads),
+            vocabulary=int(fields["vocab_size"]),
+            positions=int(fields.get("max_position_embeddings") or 32_768),
+            tied=bool(fields.get("tie_word_embeddings", False)),
+            experts=_experts_of(fields) if family in EXPERTS else None,
+        )
+    except KeyError as error:
+        raise ConfigurationError(f"{name}: its configuration has no {error}") from None
+
+
+def _experts_of(fields: Mapping[str, Any]) -> ExpertSizes:
+    if fields["model_type"] == "mixtral":
+        return ExpertSizes(
+            int(fields["num_local_experts"]),
+            int(fields["num_experts_per_tok"]),
+            int(fields["intermediate_size"]),
+        )
+    return ExpertSizes(
+        int(fields["num_experts"]),
+        int(fields["num_experts_per_tok"]),
+        int(fields["moe_intermediate_size"]),
+    )

@@ -1,0 +1,219 @@
+"""The GPUs of this machine, and which of them each process of `rollstream run` gets
+(`devices.trainer`, `devices.rollouts`).
+
+The assignment is a pure function of the settings and the visible cards. Every process then sees
+only its own cards (`CUDA_VISIBLE_DEVICES`), numbered from 0, and a process without cards sees none.
+Without `[devices]` nothing is assigned, and every process inherits the environment.
+
+`ranks_of_slurm` translates the variables of `srun` into those of `torchrun`, so that a trainer's
+ranks may be started by either.
+"""
+
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.producers.settings import RolloutSettings
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order in which nvidia-smi counts
+QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+QUERY_S = 20.0
+MIB = 1 << 20
+BESIDE_TRAINER = 0.85
+"""Most of a card that engines may take together where the trainer uses it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCard:
+    """A visible card: its number as CUDA counts it, its name, and its memory in bytes."""
+
+    index: str
+    name: str
+    memory: float
+
+
+def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
+    """The cards that a process with this environment sees; none without NVIDIA's driver."""
+    try:
+        found = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return visible_cards(found.stdout, environment.get(VISIBLE))
+
+
+def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
+    """The cards of a listing by `QUERY` that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs;
+    None: all) leaves, in its order. As CUDA does, it stops at the first unknown one.
+    """
+    by_name: dict[str, GpuCard] = {}
+    for line in listing.splitlines():
+        index, uuid, name, memory = (part.strip() for part in line.split(","))
+        by_name[index] = by_name[uuid] = GpuCard(index, name, float(memory) * MIB)
+    if visible is None:
+        return tuple({card.index: card for card in by_name.values()}.values())
+    kept: list[GpuCard] = []
+    for word in filter(None, (part.strip() for part in visible.split(","))):
+        names = [name for name in by_name if name == word or _is_short_uuid(word, name)]
+        if len(names) != 1:
+            break
+        kept.append(by_name[names[0]])
+    return tuple(kept)
+
+
+def _is_short_uuid(word: str, name: str) -> bool:
+    return word.startswith("GPU-") and name.startswith(word)
+
+
+def cards_per_engine(rollouts: RolloutSettings) -> int:
+    """Cards of one engine of these settings."""
+    if rollouts.engine != "vllm":
+        return 1
+    factors = (rollouts.vllm.args.get(name, 1) for name in PARALLEL_ARGUMENTS)
+    cards = rollouts.vllm.tensor_parallel
+    for factor in factors:
+        cards *= factor if isinstance(factor, int) else 1
+    return cards
+
+
+PARALLEL_ARGUMENTS = ("pipeline_parallel_size", "data_parallel_size")
+"""Arguments of vLLM that multiply the cards of an engine."""
+
+
+def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
+    """The cards of each process by its name; empty without `[devices]`. Counts take cards in their
+    order, the trainer first; lists name positions among `cards`. Rollouts take equal groups in
+    turn, and the evaluation the first group. Raises `ConfigurationError` for cards that do not
+    exist, groups that do not come out even, and overlaps without room.
+    """
+    d = c.devices
+    if d.trainer is None and d.rollouts is None:
+        return {}
+    trainer = _positions("devices.trainer", d.trainer, 0, cards)
+    after = len(trainer) if isinstance(d.trainer, int) else 0
+    rollouts = _positions("devices.rollouts", d.rollouts, after, cards)
+    found: dict[str, tuple[int, ...]] = {}
+    if trainer:
+        found["trainer"] = tuple(trainer)
+        _check_trainer(c, len(trainer))
+    groups = _groups(c.rollouts, rollouts)
+    if groups:
+        for number in range(c.rollouts.count):
+            found[f"rollout-{number}"] = groups[number % len(groups)]
+    if c.evaluation.enabled:
+        own = cards_per_engine(c.rollouts)
+        shared = groups[0] if groups and d.evaluation == "rollouts" else tuple(trainer[:own])
+        if len(shared) == own:
+            found["eval"] = shared
+    _check_overlaps(c, found)
+    return {name: tuple(cards[at] for at in positions) for name, positions in found.items()}
+
+
+def _positions(
+    key: str, wanted: int | tuple[int, ...] | None, after: int, cards: Sequence[GpuCard]
+) -> list[int]:
+    """Positions of the wanted cards; a count takes those behind the first `after`."""
+    if wanted is None:
+        return []
+    positions = list(range(after, after + wanted)) if isinstance(wanted, int) else list(wanted)
+    if len(set(positions)) != len(positions):
+        raise ConfigurationError(f"{key} names a GPU twice: {positions}")
+    if missing := [at for at in positions if not 0 <= at < len(cards)]:
+        raise ConfigurationError(
+            f"{key} needs GPU {missing[0]}, and {len(cards)} are visible here ({VISIBLE}, "
+            f"`nvidia-smi`); ask for fewer, or name those that exist"
+        )
+    return positions
+
+
+def _check_trainer(c: Configuration, count: int) -> None:
+    t = c.trainer
+    if t.device not in ("cuda", "auto"):
+        raise ConfigurationError(
+            f"trainer.device must be 'cuda' with devices.trainer, got {t.device!r}: the trainer's "
+            "GPUs are numbered from 0 in its own processes"
+        )
+    if count != t.processes:
+        raise ConfigurationError(
+            f"devices.trainer has {count} GPUs, and trainer.processes is {t.processes}: each "
+            "process takes one; set both to the same number"
+        )
+
+
+def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[int, ...]]:
+    """The cards in groups of one engine each."""
+    own = cards_per_engine(rollouts)
+    if not positions:
+        return []
+    if rollouts.engine == "torch" and rollouts.device == "cpu":
+        raise ConfigurationError(
+            "rollouts.device must be 'cuda' or 'auto' with devices.rollouts and the engine 'torch'"
+        )
+    if len(positions) % own:
+        raise ConfigurationError(
+            f"devices.rollouts has {len(positions)} GPUs, and one engine takes {own} "
+            "(rollouts.vllm.tensor_parallel and parallel sizes in rollouts.vllm.args): give a "
+            "multiple"
+        )
+    return [tuple(positions[at : at + own]) for at in range(0, len(positions), own)]
+
+
+def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> None:
+    """Raise `ConfigurationError` for a card whose engines' shares leave no room for one another or
+    for the trainer. The embedded engine has no share, so it takes a card of its own, or one that a
+    list names for both.
+    """
+    users: defaultdict[int, list[str]] = defaultdict(list)
+    for name, positions in found.items():
+        for at in positions:
+            users[at].append(name)
+    own = c.rollouts.vllm.memory_share if c.rollouts.engine == "vllm" else 0.0
+    for at, names in sorted(users.items()):
+        share = own * sum(name != "trainer" for name in names)
+        most = BESIDE_TRAINER if "trainer" in names else 1.0
+        if len(names) > 1 and share > most:
+            raise ConfigurationError(
+                f"GPU {at} is given to {', '.join(names)}, whose engines take {share:g} of it "
+                f"(rollouts.vllm.memory_share = {own:g} each): at most {most:g} leaves room; lower "
+                "the share, or give them other GPUs (devices)"
+            )
+
+
+def visibility(assigned: Mapping[str, Sequence[GpuCard]], name: str) -> dict[str, str]:
+    """The variables with which process `name` sees its cards alone; none without an assignment."""
+    if not assigned:
+        return {}
+    return {VISIBLE: ",".join(card.index for card in assigned.get(name, ())), **ORDER}
+
+
+_FIRST_PORT, _PORTS = 29_500, 10_000
+
+
+def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `torchrun` for a task of a step of several tasks (`srun`); empty elsewhere,
+    and where `RANK` or `WORLD_SIZE` is set already. All tasks of a step agree on the address: the
+    first host, and a port drawn from the job's number.
+    """
+    tasks, task = environment.get("SLURM_STEP_NUM_TASKS"), environment.get("SLURM_PROCID")
+    if tasks is None or task is None or int(tasks) < 2 or {"RANK", "WORLD_SIZE"} & {*environment}:
+        return {}
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    sees_one = len(environment.get(VISIBLE, ",").split(",")) == 1  # --gpus-per-task=1
+    port = _FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % _PORTS
+    return {
+        "RANK": task,
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": "0" if sees_one else environment.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(hosts),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+    }
+
+
+def first_host(hosts: str) -> str:
+    """The first host of Slurm's compact list: `gpu[03-05,9],login1` is `gpu03`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
+    return "127.0.0.1" if match is None else match[1] + (match[2] or "")

@@ -1,0 +1,74 @@
+"""`rollstream plan`: one JSON object, a configuration that loads, and one line for a question that
+makes no plan.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollstream.cli.main import main
+from rollstream.config.config import load
+from rollstream.sizes import arithmetic as sums
+from rollstream.sizes.arithmetic import total
+from rollstream.sizes.check import needed_bytes
+from rollstream.sizes.shapes import SHAPES
+from rollstream.supervisor.cards import GpuCard
+from testbed.repository import EXAMPLES
+
+QWEN = {"model_type": "qwen2", "max_position_embeddings": 32_768}
+
+
+def test_a_plan_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "qwen2.5-7b", "--gpus", "8xH100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert found["version_bytes"]["full"] == 2 * found["parameters"]
+    assert found["trainer_gpus"] + found["rollouts"] * found["tensor_parallel"] == 8
+    assert sum(found["trainer_bytes"].values()) <= found["trainer_usable_bytes"]
+    assert set(found["seconds"]["delta"]) == {"publish", "fetch", "relay", "load"}
+
+
+def test_the_written_configuration_is_one_that_run_takes(tmp_path: Path) -> None:
+    file, model = tmp_path / "plan.toml", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN))
+    assert main(["plan", "qwen2.5-0.5b", "--gpus", "1x24GB", "--toml", str(file), "--json"]) == 0
+    c = load(file, [f"model.path={model}"], {})
+    assert (c.devices.trainer, c.devices.rollouts) == ((0,), (0,))
+    assert c.rollouts.vllm.memory_share < 0.85
+
+
+def test_a_plan_that_does_not_fit_says_so_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "qwen2.5-3b", "--gpus", "1x24GB"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "does not fit: trainer needs" in text
+    assert "with that change" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["qwen2.5-7b", "--gpus", "8xK80"], "known cards"),
+        (["qwen2.5-77b", "--gpus", "8xH100"], "nearest: qwen2.5-72b"),
+        (["qwen2.5-7b", "--gpus", "8xH100", "--context", "1"], "--context must lie in"),
+        (["qwen2.5-7b", "--gpus", "8xH100", "--store-gbps", "0"], "--store-gbps must be > 0"),
+    ],
+)
+def test_a_question_that_makes_no_plan_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_example_of_one_gpu_fits_24_gb(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    c = load(EXAMPLES / "one-gpu.toml", [f"model.path={tmp_path}"], {})
+    shape, card = SHAPES["qwen2.5-0.5b"], GpuCard("0", "RTX 4090", 24e9)
+    form = sums.form_of(c.trainer, ranks=1)
+    trainer = total(sums.trainer_lines(shape, form)) / (1 - sums.FRAGMENTED)
+    rollout = needed_bytes(c, shape, "rollout-0", card)
+    assert trainer + rollout + 2 * sums.CONTEXT_BYTES <= card.memory

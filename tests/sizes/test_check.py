@@ -1,0 +1,74 @@
+"""A run that cannot fit its GPUs is refused at its start by one sentence, and a run without known
+GPUs never is.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollstream.config.config import SettingLayers, validate_layers
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.supervisor.cards import GpuCard
+
+FIELDS = {  # of Qwen2.5-1.5B
+    "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960,
+    "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+CARD = GpuCard("0", "NVIDIA RTX 4090", 24e9)
+
+
+def configuration(**tables: dict[str, Any]) -> Configuration:
+    return validate_layers(SettingLayers(dict(tables)))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    return tmp_path
+
+
+def test_a_trainer_that_cannot_fit_is_refused_with_what_to_change(model: Path) -> None:
+    c = configuration(trainer={"device": "cuda"})
+    with pytest.raises(ConfigurationError) as refused:
+        check_memory(c, model, {"trainer": [CARD]})
+    text = str(refused.value)
+    assert "GPU 0 (NVIDIA RTX 4090) has 24.0 GB" in text
+    assert "trainer" in text
+    assert "gradient_checkpointing" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_the_same_trainer_fits_a_larger_card(model: Path) -> None:
+    c = configuration(trainer={"device": "cuda", "compute": "bfloat16"})
+    check_memory(c, model, {"trainer": [GpuCard("0", "H100", 80e9)]})
+
+
+def test_roles_that_share_a_card_must_fit_together(model: Path) -> None:
+    c = configuration(
+        trainer={"device": "cuda", "compute": "bfloat16", "gradient_checkpointing": True},
+        rollouts={"engine": "vllm", "count": 1},
+        evaluation={"enabled": False},
+    )
+    used = unassigned_use(c, [GpuCard("0", "H100", 80e9)])
+    assert set(used) == {"trainer", "rollout-0"}
+    with pytest.raises(ConfigurationError, match=r"rollout-0 72.0 GB.*memory_share"):
+        check_memory(c, model, used)
+
+
+def test_an_engine_that_is_too_large_for_its_share_is_refused(model: Path) -> None:
+    c = configuration(rollouts={"engine": "vllm"}, evaluation={"enabled": False})
+    small = GpuCard("0", "small", 4e9)
+    with pytest.raises(ConfigurationError, match="tensor_parallel"):
+        check_memory(c, model, {"rollout-0": [small]})
+
+
+def test_runs_on_the_cpu_and_unknown_models_are_never_refused(tmp_path: Path, model: Path) -> None:
+    assert not uses_gpus(configuration())
+    assert uses_gpus(configuration(trainer={"device": "cuda"}))
+    check_memory(configuration(trainer={"device": "cuda"}), model, {})
+    check_memory(configuration(), tmp_path / "none", {"trainer": [CARD]})

@@ -1,0 +1,91 @@
+"""Parameters are counted exactly: as the models' authors publish them, and as transformers builds
+them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollstream.errors import ConfigurationError
+from rollstream.sizes.shapes import SHAPES, find_shape, shape_of
+
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+"""Totals of the checkpoints' safetensors, as their pages on the Hub show them."""
+SMALL: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+OWN = {
+    "qwen2": {"head_dim": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_table_has_the_published_number_of_parameters(name: str) -> None:
+    assert SHAPES[name].parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_is_counted_as_transformers_builds_it(family: str, tied: bool) -> None:
+    import torch
+    import transformers
+
+    fields = SMALL | OWN.get(family, {}) | {"tie_word_embeddings": tied}
+    model_class: Any = getattr(transformers, ARCHITECTURES[family])
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**fields))
+    shape = shape_of({"model_type": family, **fields}, family)
+    assert shape.parameters == sum(one.numel() for one in model.parameters())
+
+
+def test_active_parameters_are_those_of_the_experts_used() -> None:
+    assert SHAPES["qwen3-30b-a3b"].active_parameters == pytest.approx(3.35e9, rel=0.01)
+    dense = SHAPES["qwen2.5-7b"]
+    assert dense.active_parameters == dense.parameters
+
+
+def test_an_adapter_has_rank_times_inputs_and_outputs() -> None:
+    shape = shape_of({"model_type": "llama", **SMALL}, "small")
+    sums = (32 + 64) + 2 * (32 + 32) + (64 + 32) + 2 * (32 + 48) + (48 + 32)
+    assert shape.adapter_parameters(8) == 8 * 2 * sums
+
+
+def test_a_model_is_found_by_folder_by_table_and_by_hub_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SMALL}))
+    assert find_shape(str(tmp_path)).hidden == 32
+    assert find_shape("Qwen/Qwen2.5-7B-Instruct") is SHAPES["qwen2.5-7b"]
+    assert find_shape("meta-llama/Meta-Llama-3.1-405B") is SHAPES["llama-3.1-405b"]
+
+
+def test_an_unknown_model_names_the_nearest_and_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"nearest: qwen2.5-7b"):
+        find_shape("qwen2-7b")
+    with pytest.raises(ConfigurationError, match=r"model type 'mamba' are not counted"):
+        shape_of({"model_type": "mamba"}, "m")
+    with pytest.raises(ConfigurationError, match="has no 'hidden_size'"):
+        shape_of({"model_type": "llama", "num_attention_heads": 2}, "m")
