@@ -22,11 +22,17 @@ from rollstream.supervisor.cards import GpuCard, cards_per_engine
 
 def uses_gpus(c: Configuration) -> bool:
     """Whether a role of this run may compute on a GPU."""
-    r = c.rollouts
-    is_on_gpu = r.engine == "vllm" and not r.has_server
-    is_on_gpu |= r.engine == "torch" and r.device != "cpu"
     has_devices = c.devices.trainer is not None or c.devices.rollouts is not None
-    return has_devices or is_on_gpu or (c.trainer.learner == "torch" and c.trainer.device != "cpu")
+    return has_devices or _generates_on_gpus(c) or _trains_on_gpus(c)
+
+
+def _trains_on_gpus(c: Configuration) -> bool:
+    return c.trainer.learner == "torch" and c.trainer.device != "cpu"
+
+
+def _generates_on_gpus(c: Configuration) -> bool:
+    r = c.rollouts
+    return (r.engine == "vllm" and not r.has_server) or (r.engine == "torch" and r.device != "cpu")
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
@@ -34,9 +40,10 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
     first visible one on.
     """
     r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
-    if c.trainer.device != "cpu":
-        found["trainer"] = cards[: c.trainer.processes]
-    if r.engine == "vllm" or r.device != "cpu":
+    if _trains_on_gpus(c):
+        first = int(c.trainer.device.partition(":")[2] or 0)
+        found["trainer"] = cards[first : first + c.trainer.processes]
+    if _generates_on_gpus(c):
         for number in range(r.count):
             found[f"rollout-{number}"] = cards[: cards_per_engine(r)]
         if c.evaluation.enabled:
