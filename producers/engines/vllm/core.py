@@ -266,7 +266,8 @@ def check_arguments(args: Mapping[str, Any]) -> None:
     """
     from rollstream.producers.engines.vllm.release import EngineArgs
 
-    known = [one.name for one in fields(EngineArgs)]
+    arguments: Any = EngineArgs
+    known = [one.name for one in fields(arguments)]
     for name in args.keys() - set(known):
         near = get_close_matches(name, known, n=1)
         nearest = f"; did you mean {near[0]!r}?" if near else ""
