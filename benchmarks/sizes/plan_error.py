@@ -1,8 +1,8 @@
 """How far `rollstream plan` is from the peak memory of real processes on this machine.
 
 Four settings: a trainer and a rollout, each of two models made from a configuration, with other
-micro-batches and slots. `trainer-56m` and `rollout-116m` were looked at when the constants of
-`rollstream/sizes/arithmetic.py` were set; `trainer-116m` and `rollout-56m` were not. What is
+micro-batches and slots. `trainer-62m` and `rollout-117m` were looked at when the constants of
+`rollstream/sizes/arithmetic.py` were set; `trainer-117m` and `rollout-62m` were not. What is
 compared is the sum of the plan's lines and the memory of the same process before it has a model,
 against the peak of anonymous and shared memory, sampled while it works.
 """
@@ -51,20 +51,20 @@ class MeasuredSetting:
 
 SETTINGS = (
     MeasuredSetting(
-        "trainer-56m", "trainer",
-        {"model": SMALL, "tokens": 4096, "context": 512, "compute": "float32", "recompute": False},
+        "trainer-62m", "trainer",
+        {"model": SMALL, "tokens": 2048, "context": 512, "compute": "float32", "recompute": False},
         held_out=False,
     ),
     MeasuredSetting(
-        "trainer-116m", "trainer",
-        {"model": LARGE, "tokens": 2048, "context": 1024, "compute": "bfloat16", "recompute": True},
+        "trainer-117m", "trainer",
+        {"model": LARGE, "tokens": 1024, "context": 1024, "compute": "bfloat16", "recompute": True},
         held_out=True,
     ),
     MeasuredSetting(
-        "rollout-116m", "rollout", {"model": LARGE, "slots": 16, "context": 512}, held_out=False
+        "rollout-117m", "rollout", {"model": LARGE, "slots": 16, "context": 512}, held_out=False
     ),
     MeasuredSetting(
-        "rollout-56m", "rollout", {"model": SMALL, "slots": 48, "context": 768}, held_out=True
+        "rollout-62m", "rollout", {"model": SMALL, "slots": 48, "context": 768}, held_out=True
     ),
 )  # fmt: skip
 

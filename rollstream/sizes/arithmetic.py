@@ -40,9 +40,9 @@ COPIES = 2
 where publishing keeps up (`consumers/trainer/publisher.py`; at most four).
 """
 CHECKPOINT_BYTES = 12
-"""Per trained parameter in a checkpoint, and in host memory while it is written: master and two
-moments.
-"""
+"""Per trained parameter in a checkpoint, and in host memory while it is written."""
+FILE_BYTES = 1 << 30
+"""The largest file of a checkpoint, put together in host memory (`storage/checkpoints.py`)."""
 SPARE_COLUMNS = 256
 """Columns of the torch engine's cache beyond the context (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
@@ -242,6 +242,7 @@ def trainer_host_lines(
     return (
         MemoryLine("copies being published", COPIES * published_item * own),
         MemoryLine("checkpoint being written", CHECKPOINT_BYTES * own),
+        MemoryLine("one file of it", min(FILE_BYTES, CHECKPOINT_BYTES * own)),
     )
 
 
