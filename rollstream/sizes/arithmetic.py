@@ -36,8 +36,8 @@ CONTEXT_BYTES = 0.6e9
 FRAGMENTED = 0.05
 """Share of a card that torch's caching allocator cannot use; assumed, 0.02 to 0.10."""
 COPIES = 2
-"""Copies of the published tensors in host memory: the newest base and the one being published,
-where publishing keeps up (`consumers/trainer/publisher.py`; at most four).
+"""Copies of the published tensors in host memory: the base and the one being published, where
+publishing keeps up (`consumers/trainer/publisher.py`).
 """
 CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory while it is written."""
@@ -46,8 +46,7 @@ FILE_BYTES = 1 << 30
 SPARE_COLUMNS = 256
 """Columns of the torch engine's cache beyond the context (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
-"""The prefix cache of prompts holds at most slots · context / 4 tokens (`engines/torch/engine.py`).
-"""
+"""The prefix cache holds at most slots · context / 4 tokens (`engines/torch/engine.py`)."""
 PREFILL_TOKENS = 1024
 """Tokens that the torch engine prefills at once (`AHEAD_TOKENS` in `engines/torch/prefill.py`)."""
 UPDATE_COPIES = 2

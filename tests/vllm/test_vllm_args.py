@@ -13,7 +13,7 @@ from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.engines.vllm.core import _own_arguments  # pyright: ignore[reportPrivateUsage]
 from rollstream.producers.engines.vllm.environment import VllmShape, require_vllm
 from rollstream.producers.settings import OWN_ARGUMENTS, EngineArgument, VllmSettings
-from rollstream.roles.profiling import measure_profile
+from rollstream.roles.rollout import measure_profile
 from testbed.repository import EXAMPLES
 from tests.support.engine_samples import V1
 from tests.vllm.vllm_samples import vllm_model
