@@ -148,6 +148,18 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "lora": Benchmark(
+        "benchmarks.weights.lora",
+        {
+            "weights/lora.py": {
+                "lora_bytes": "≤ 1.05 ×",
+                "lora_versions": "≥ 0.9 ×",
+                "lora_drain": "0 ms",
+                "lora_stale_hits": "0",
+                "lora_difference": "≥ -0.02",
+            }
+        },
+    ),
     "pipeline": Benchmark(
         "benchmarks.pipeline.pipeline",
         {

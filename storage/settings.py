@@ -34,6 +34,21 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class LoraSettings(Settings):
+    """A low-rank adapter that is trained in place of the model's own weights, which stay frozen
+    (docs/explanation/lora.md).
+    """
+
+    rank: int = Field(default=0, ge=0, le=512)
+    """Rank of the adapter's matrices; 0: all weights are trained, without an adapter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's product is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
+    """Names of the linear layers that get an adapter (`q_proj`, …); `all-linear`: every one but the
+    head.
+    """
+
+
 class ModelSettings(Settings):
     """The policy model at the start of a run."""
 
@@ -45,6 +60,8 @@ class ModelSettings(Settings):
     """Class of transformers to build from scratch."""
     config: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """Fields of that architecture's configuration (hidden_size, num_hidden_layers, …)."""
+    lora: LoraSettings = LoraSettings()
+    """Train a low-rank adapter instead of all weights."""
 
 
 class WeightsSettings(Settings):

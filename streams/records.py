@@ -154,7 +154,8 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     free in a decode step. `pulling`: it changes to other weights as soon as they have arrived.
     `queued` of the `waiting` were not submitted to the engine yet. `preemptible`: it may be taken
     away at any moment. `stalled_s`: seconds since the last turn of its loop, set when a heartbeat
-    thread sends this status; the other fields are then those of that last turn.
+    thread sends this status; the other fields are then those of that last turn. `versions`: all
+    that it serves side by side, if these are more than `version`, the newest.
     """
 
     rollout: str
@@ -179,6 +180,12 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     queued: int = 0
     preemptible: bool = False
     stalled_s: float = 0.0
+    versions: tuple[Version, ...] = ()
+
+    @property
+    def held(self) -> set[Version]:
+        """All versions that it serves."""
+        return {self.version, *self.versions}
 
 
 class RelayStatus(RecordStruct, tag="relay_status/1"):
@@ -250,7 +257,7 @@ class WeightsAnnounced(RecordStruct, tag="weights/1"):
     version: Version
     manifest: str
     manifest_hash: str
-    kind: Literal["anchor", "delta"]
+    kind: Literal["anchor", "delta", "adapter"]
     parent: Version | None
     bytes: int
     time_s: float

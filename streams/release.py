@@ -40,7 +40,10 @@ NEEDED_FEATURES = tuple(
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
 """Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
 
-KNOWN_FEATURES = frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS
+ADAPTERS = "adapters"
+"""The feature of a run whose versions are adapters (`weights/1` of kind `adapter`)."""
+
+KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS}
 """Features that this release understands."""
 
 

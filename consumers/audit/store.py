@@ -158,18 +158,21 @@ class StoreAudit:
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
         named = version in self.versions.hashes
-        return named or any(m.parent == version for m in self._manifests.values())
+        return named or any(version in (m.parent, m.base) for m in self._manifests.values())
 
     def _check_base(self, manifest: Manifest) -> None:
-        delta, parent = manifest.delta, manifest.parent
-        if delta is None or parent is None:
+        if manifest.adapter:
+            named, wanted = manifest.anchor, manifest.adapter.base_hash
+        elif manifest.delta is not None and manifest.parent is not None:
+            named, wanted = manifest.parent, manifest.delta.parent_hash
+        else:
             return
-        base, key = self._manifests.get(parent), manifest_key(manifest.version)
+        base, key = self._manifests.get(named), manifest_key(manifest.version)
         if base is None:
-            if manifest.kind == "delta" and self._has_manifest(manifest.version):
-                self.tally.add_violation(f"its base {parent} is missing", key=key)
-        elif delta.parent_hash != base.hash:
-            what = f"it applies to manifest {delta.parent_hash}, but {parent} has {base.hash}"
+            if manifest.base == named and self._has_manifest(manifest.version):
+                self.tally.add_violation(f"its base {named} is missing", key=key)
+        elif wanted != base.hash:
+            what = f"it applies to manifest {wanted}, but {named} has {base.hash}"
             self.tally.add_violation(what, key=key)
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:

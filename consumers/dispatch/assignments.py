@@ -7,7 +7,7 @@ after admitting), its rollout died, restarted under a new term, or released it f
 leaving. One rule serves admission, recovery, moves and a new holder of dispatch's lease.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,8 +87,8 @@ def admission_record(
 
 def held_versions(state: DispatchState) -> set[Version]:
     """Versions that a rollout serves or is loading."""
-    held = {seen.status.version for seen in state.rollouts.values() if is_serving(seen)}
-    return held | set(state.loading().values())
+    serving = [seen.status.held for seen in state.rollouts.values() if is_serving(seen)]
+    return set[Version]().union(*serving, state.loading().values())
 
 
 def continuations(
@@ -151,7 +151,7 @@ def assignment_record(
         moves=how.moves,
         wave=wave,
         predicted=predicted,
-        from_history=how.version not in (None, state.rollouts[rollout].status.version),
+        from_history=how.version not in (None, *state.rollouts[rollout].status.held),
         first=None if chain is None or how.partial is None else chain.first,
     )
 
@@ -244,13 +244,19 @@ class UnassignedSamples:
 
 
 def find_unassigned(
-    state: DispatchState, lengths: LengthHistory, keep_version: bool
+    state: DispatchState,
+    lengths: LengthHistory,
+    keep_version: bool,
+    is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
     """All unassigned trajectories, oldest wave first; those of a group whose prompt was not read
-    yet are left out.
+    yet are left out. `is_loadable`: whether a rollout can load this version beside those that it
+    holds; None: rollouts hold one version.
     """
     found = unassigned_trajectories(state)
     held = held_versions(state) if found and keep_version else set[Version]()
+    if is_loadable is not None:
+        held |= {version for version in _named(state, found) - held if is_loadable(version)}
     for trajectories in found:
         group = state.group_of(trajectories[0])
         if group.prompt is None:
@@ -260,6 +266,17 @@ def find_unassigned(
         for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
             alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
             yield UnassignedSamples(group, group.prompt, tuple(alike), how, mean)
+
+
+def _named(state: DispatchState, found: Sequence[Sequence[str]]) -> set[Version]:
+    """Versions of unassigned chains; a trajectory gets at most one load from history in a row."""
+    chains = (
+        state.chains.get(trajectory)
+        for ones in found
+        for trajectory in ones
+        if (known := state.assignments.get(trajectory)) is None or not known.from_history
+    )
+    return {chain.version for chain in chains if chain is not None and chain.version is not None}
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:

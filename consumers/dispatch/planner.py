@@ -6,7 +6,7 @@ returned records.
    after their version was loaded from history. 3. New samples, in their order.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollstream.consumers.dispatch.admission import (
@@ -36,6 +36,7 @@ from rollstream.consumers.dispatch.placement import (
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
 from rollstream.streams.records import Assignment, Prompt
+from rollstream.streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,17 @@ class PlannedAssignment:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
-    """Plans assignments under one run's settings."""
+    """Plans assignments under one run's settings. With `is_loadable` rollouts serve adapters: each
+    of them may resume a trajectory of any version for which it returns True, and loads that version
+    beside those that it holds.
+    """
 
     pace: AdmissionPace
     keep_version: bool
     queue_per_slot: float
     waves: WaveLayouts
     history: VersionReload | None = None
+    is_loadable: Callable[[Version], bool] | None = None
 
     def plan(
         self,
@@ -65,7 +70,7 @@ class AssignmentPlanner:
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
         """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
-        unassigned = list(find_unassigned(state, lengths, self.keep_version))
+        unassigned = list(find_unassigned(state, lengths, self.keep_version, self.is_loadable))
         if not unassigned:
             return []
         free = free_room(state, self.queue_per_slot)
@@ -76,7 +81,7 @@ class AssignmentPlanner:
         rest = [part for one in unassigned if (part := one.without(settled)).trajectories]
         resumes = [one for one in rest if one.kind == "resume"]
         for version in sorted({one.version for one in resumes}, key=str):
-            eligible = eligible_rollouts(state, version)
+            eligible = eligible_rollouts(state, version if self.is_loadable is None else None)
             rooms = {name: room for name, room in free.resumes.items() if name in eligible}
             alike = [one for one in resumes if one.version == version]
             planned += self._placed(state, alike, rooms, free, {})  # 2

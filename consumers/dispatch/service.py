@@ -59,6 +59,8 @@ class Dispatch:
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[MoveSummary, float], None] = lambda handed, plan_s: None
     """Called for each requested move with the seconds that planning took; observers use it."""
+    has_adapters: bool = False
+    """Whether the run's versions are adapters, which rollouts serve side by side."""
     state: DispatchState = field(default_factory=DispatchState)
     inbox: DispatchInbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -70,19 +72,22 @@ class Dispatch:
     repacking: RepackPlanner | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Repack runs only under `keep_version`: only there must a rollout be empty to take new
-        weights.
+        """Repack runs only under `keep_version` without adapters: only there must a rollout be
+        empty to take new weights.
         """
         pace, settings = self.pace, self.settings
-        waves = WaveLayouts(self.keep_version, pace.groups_per_step)
-        history = None
-        if self.keep_version:
+        is_emptied = self.keep_version and not self.has_adapters
+        waves = WaveLayouts(is_emptied, pace.groups_per_step)
+        history = is_loadable = None
+        if is_emptied:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
+        elif self.keep_version:
+            is_loadable = self._is_loadable
         self.ordering = AssignmentPlanner(
-            pace, self.keep_version, settings.queue_per_slot, waves, history
+            pace, self.keep_version, settings.queue_per_slot, waves, history, is_loadable
         )
         self.repacking = None
-        if settings.repack and self.keep_version:
+        if settings.repack and is_emptied:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
             self.repacking = RepackPlanner(every_s, pace.max_lag, groups)
 
@@ -153,6 +158,11 @@ class Dispatch:
         except (ObjectMissing, CorruptObject) as error:
             log.warning("trajectories under version %s restart from the prompt: %s", version, error)
             return None
+
+    def _is_loadable(self, version: Version) -> bool:
+        """Whether an adapter is stored, and its tokens would not be dropped for their lag."""
+        lag, most = self.state.version.number - version.number, self.pace.max_lag
+        return (most is None or lag <= most) and self._bytes_of(version) is not None
 
     def _repack(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
         """When a repack is due: ask source rollouts to release what moves, and restart trajectories

@@ -268,14 +268,17 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Rollouts that were asked to load a version from history and do not serve it yet."""
+        """Rollouts that were asked to load a version from history and do not serve it yet; one that
+        serves versions side by side loads it beside its work and is not among them.
+        """
         return {
             assignment.rollout: assignment.version
             for assignment in self.assignments.values()
             if assignment.from_history
             and not assignment.given_up
             and self.is_held(assignment)
-            and self.rollouts[assignment.rollout].status.version != assignment.version
+            and not (status := self.rollouts[assignment.rollout].status).versions
+            and status.version != assignment.version
         }
 
     def group_of(self, trajectory: str) -> UnfinishedGroup:

@@ -1,11 +1,12 @@
 """Writes the trainer's versions: each is published once, believed and announced, after earlier
 terms were fenced.
 
-Each version is a delta of the believed one unless the rule of `storage/weights/anchors.py` asks
-for an anchor. A step that is repeated after a crash produces the bytes of its version again: a
-number that is already believed is recognised, not written again, and the chain continues from it.
-Where the bytes differ (another machine), the run continues as a fork: it publishes nothing until
-its number passes the highest believed one, then an anchor
+An adapter is published complete (`storage/weights/adapters.py`). Of whole weights each version is
+a delta of the believed one unless the rule of `storage/weights/anchors.py` asks for an anchor. A
+step that is repeated after a crash produces the bytes of its version again: a number that is
+already believed is recognised, not written again, and the chain continues from it. Where the bytes
+differ (another machine), the run continues as a fork: it publishes nothing until its number passes
+the highest believed one, then an anchor
 (docs/reference/invariants.md, A trainer's step).
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
 from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, chain_of
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.pointer import (
@@ -69,6 +71,8 @@ class VersionWriter:
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
     _chain: AnchorChain | None = None
+    _base: Manifest | None = None
+    """The frozen base of the run's adapters, once it is known to be stored."""
     _is_fork: bool = False
 
     def open(self) -> None:
@@ -99,17 +103,33 @@ class VersionWriter:
             if number == highest.number:
                 self._check_repeated(tensors)
             return highest if number == highest.number else version
-        due = self._is_anchor_due(number, isinstance(tensors, DistributedTensors))
-        new = NewVersion(
-            self.run, version, tensors, self.model_files, self.settings.shard_bytes, self.clock()
-        )
-        due = due or self._tensors is None
-        manifest = publish_version(self.store, new, self._manifest, self._tensors, due)
+        if isinstance(tensors, AdapterTensors):
+            manifest = self._publish_adapter(version, tensors)
+        else:
+            manifest = self._publish_weights(version, tensors)
         self.pointer = advance_pointer(self.store, manifest)
         self._continue_from(manifest, tensors)
         self._stored = [*self._stored, stored_version(manifest)]
         self._announce(manifest)
         return version
+
+    def _publish_weights(self, version: Version, tensors: Tensors) -> Manifest:
+        due = self._is_anchor_due(version.number, isinstance(tensors, DistributedTensors))
+        new = NewVersion(
+            self.run, version, tensors, self.model_files, self.settings.shard_bytes, self.clock()
+        )
+        due = due or self._tensors is None
+        return publish_version(self.store, new, self._manifest, self._tensors, due)
+
+    def _publish_adapter(self, version: Version, tensors: AdapterTensors) -> Manifest:
+        """Publish an adapter, before the first one of this trainer also its base."""
+        if self._base is None:
+            files, shard_bytes = self.model_files, self.settings.shard_bytes
+            self._base = publish_base(
+                self.store, self.run, tensors.base(), files, shard_bytes, self.clock()
+            )
+        parent, now_s = self._manifest, self.clock()
+        return publish_adapter(self.store, version, tensors, self._base, parent, now_s)
 
     def _check_repeated(self, tensors: Tensors) -> None:
         """Compare a repeated step's tensors with the believed version's; where they differ, the run
@@ -166,7 +186,8 @@ class VersionWriter:
             total = before.delta_bytes + delta.bytes
             self._chain = replace(before, length=before.length + 1, delta_bytes=total)
         self._manifest, self._is_fork = manifest, False
-        self._tensors = tensors if self.settings.deltas else None
+        has_deltas = self.settings.deltas and not isinstance(tensors, AdapterTensors)
+        self._tensors = tensors if has_deltas else None
 
     def retain(self) -> None:
         """Delete versions that nothing needs any more; a warning is logged where `versions_max`

@@ -35,7 +35,8 @@ class GenerationRequest:
     engine never recomputes or emits these again. `group` lets an engine prefill the prompt of a
     group once. The randomness of a token depends on its index in `tokens`. With `hold` the slot and
     the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens or
-    `abort` drops the trajectory.
+    `abort` drops the trajectory. `version`, one of `Engine.versions`, generates all of it; None:
+    the newest one at each token.
     """
 
     trajectory: str
@@ -47,6 +48,7 @@ class GenerationRequest:
     logprobs: Floats
     spans: tuple[Span, ...] = ()
     hold: bool = False
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class WeightUpdate:
     unknown and all tensors are loaded.
 
     The caller must not change `tensors` until the update is done. `prepared` belongs to the engine.
+    With a `scaling` (alpha / rank) the tensors are those of an adapter, under PEFT's names, over
+    the weights that the engine was opened with.
     """
 
     version: Version
@@ -85,6 +89,7 @@ class WeightUpdate:
     patches: tuple[TensorPatch, ...] | None = None
     whole: tuple[str, ...] = ()
     prepared: object = None
+    scaling: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,19 @@ class EngineStats:
 
 class Engine(Protocol):
     version: Version
+    """The newest version."""
+
+    @property
+    def versions(self) -> Sequence[Version]:
+        """The versions that requests may name: the newest one and, of adapters, those that
+        trajectories here still name.
+        """
+        ...
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether it serves adapters: another version is then served beside those in use."""
+        ...
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a trajectory; the engine admits it between two decode steps when a slot is free."""
@@ -171,8 +189,9 @@ class Engine(Protocol):
         """Serve these weights from the next decode step on, bit for bit the same whether they are
         patched or loaded; patches are used only if the engine serves `base`.
 
-        Another version under `keep_version` requires an empty engine; `in_flight` keeps the KV
-        cache; `in_flight_recompute` recomputes it under the new weights.
+        Another version under `keep_version` requires an empty engine, except for an adapter: it is
+        served beside the others, for requests that name it. `in_flight` keeps the KV cache;
+        `in_flight_recompute` recomputes it under the new weights.
         """
         ...
 

@@ -207,6 +207,14 @@ class QueuedEngine(ABC, Generic[SequenceType]):
     ) -> WeightComparison:
         return self._weights.compare(names, tensors)
 
+    @property
+    def versions(self) -> list[Version]:
+        return [self.version]
+
+    @property
+    def is_side_by_side(self) -> bool:
+        return False
+
     def running(self) -> list[str]:
         return list(self._known)
 
@@ -266,7 +274,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         tokens, logprobs, drafts = self._collect(sequence)
         if len(tokens) or sequence.finish is not None:
             name, finish = sequence.trajectory, sequence.finish
-            emission = Emission(name, tokens, logprobs, self.version, finish, drafts)
+            version = sequence.request.version or self.version
+            emission = Emission(name, tokens, logprobs, version, finish, drafts)
             self._outbox.append(emission)
 
     def _sent(self) -> list[Emission]:

@@ -67,7 +67,7 @@ class InProgress:
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
         running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
         exact = self.keep_version and assignment.kind == "resume"
-        if exact and assignment.version != self.engine.version:
+        if exact and assignment.version not in self.engine.versions:
             # The engine swapped since dispatch planned, or could not load the version. A resume
             # never continues under another version.
             log.info(
@@ -81,7 +81,7 @@ class InProgress:
             running = RunningTrajectory.start(assignment, None, self.clock())
         if running.partial is None:
             try:
-                self.engine.submit(running.request(hold=self.ended_turns.dialogue))
+                self._submit(running)
             except EngineRefused as error:
                 log.warning("%s cannot be generated: %s", assignment.trajectory, error)
                 self.done.append(self.ended_turns.dead_record(running, f"engine: {error}"))
@@ -104,12 +104,21 @@ class InProgress:
     def _can_resume(self, running: RunningTrajectory) -> bool:
         """Whether the engine accepts the trajectory with the content of its chain."""
         try:
-            self.engine.submit(running.request(hold=self.ended_turns.dialogue))
+            self._submit(running)
         except EngineRefused as error:
             self.broken_chains += 1
             log.warning("%s starts again from its prompt: %s", running.assignment.trajectory, error)
             return False
         return True
+
+    def _submit(self, running: RunningTrajectory) -> None:
+        """Submit it; beside other versions under `keep_version`, it names the one that generated
+        its tokens, or the newest.
+        """
+        version = None
+        if self.keep_version and self.engine.is_side_by_side:
+            version = running.spans[-1].version if running.spans else self.engine.version
+        self.engine.submit(running.request(self.ended_turns.dialogue, version))
 
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; nothing of it is published."""

@@ -134,6 +134,7 @@ class RolloutCondition:
     quota_left: int
     verified: bool
     pulling: bool = False
+    versions: tuple[Version, ...] = ()
 
 
 @dataclass(slots=True)
@@ -250,6 +251,7 @@ class RolloutPublisher:
             pulling=condition.pulling,
             queued=condition.queued,
             preemptible=self.preemptible,
+            versions=condition.versions,
         )
         if self.heartbeat is None:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])

@@ -90,9 +90,9 @@ class RunningTrajectory:
         running.flushed_parts = len(running.parts)
         return running
 
-    def request(self, hold: bool) -> GenerationRequest:
+    def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """The request with which an engine starts or resumes it. `hold`: keep the slot when a turn
-        ends.
+        ends; `version`: the only one that generates it.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return GenerationRequest(
@@ -105,6 +105,7 @@ class RunningTrajectory:
             logprobs=_joined(self.logprobs),
             spans=tuple(self.spans),
             hold=hold,
+            version=version,
         )
 
     def content(self) -> tuple[Tokens, Sources]:

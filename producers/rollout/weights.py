@@ -24,7 +24,7 @@ from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.publish import announcement
-from rollstream.storage.weights.resident import ResidentWeights, TensorPatch
+from rollstream.storage.weights.resident import ResidentUpdate, ResidentWeights, TensorPatch
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, WeightsAnnounced
@@ -281,9 +281,7 @@ class WeightsFollower:
                 continue
             self.fetch_s.add(self._timer() - started)
             self.fetched_bytes += moved.fetched_bytes
-            update = WeightUpdate(
-                announced.version, self._held.tensors, moved.base, moved.patches, moved.whole
-            )
+            update = self._update_of(moved)
             update = update if after is None else merged_update(after, update)
             self._fetched = FetchedWeights(announced, self.prepare(update), self._repairing)
             return
@@ -302,9 +300,14 @@ class WeightsFollower:
         self.fetch_s.add(self._timer() - started)
         self.fetched_bytes += moved.fetched_bytes
         announced = announcement(moved.manifest, moved.manifest.created_s)
-        tensors = self._held.tensors
-        update = WeightUpdate(version, tensors, moved.base, moved.patches, moved.whole)
-        self._fetched = FetchedWeights(announced, self.prepare(update))
+        self._fetched = FetchedWeights(announced, self.prepare(self._update_of(moved)))
+
+    def _update_of(self, moved: ResidentUpdate) -> WeightUpdate:
+        manifest, tensors = moved.manifest, self._held.tensors
+        scaling = manifest.adapter.scaling if manifest.adapter else None
+        return WeightUpdate(
+            manifest.version, tensors, moved.base, moved.patches, moved.whole, scaling=scaling
+        )
 
     def _compare(
         self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float

@@ -128,9 +128,9 @@ class RolloutLoop:
             self.follower.fetch_version(needed)
         else:
             inputs = self._update_inputs()
-            if is_draining(mode, inputs) and inputs.busy:
+            if is_draining(self._pace, inputs) and inputs.busy:
                 self.follower.fetch_ahead(self.engine.version)
-            if not wants_update(mode, inputs):
+            if not wants_update(self._pace, inputs):
                 return
             self.follower.prefetch(self.engine.version)  # even if a newer one exists by now
         fetched = self.follower.take()
@@ -148,12 +148,17 @@ class RolloutLoop:
 
     def _version_from_history(self) -> Version | None:
         """The version from history that the next assignment waits for. Only an empty engine loads
-        it.
+        it, or one that serves it beside others.
         """
         waiting = self.assignments.waiting
-        if not waiting or not waiting[0].from_history or self.in_progress.running:
+        if not waiting:
             return None
         version = waiting[0].version
+        if self._is_side_by_side:
+            if waiting[0].kind == "start" or version in self.engine.versions:
+                return None
+        elif not waiting[0].from_history or self.in_progress.running:
+            return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
@@ -192,7 +197,7 @@ class RolloutLoop:
         )
         while waiting and len(self.in_progress.running) < room:
             is_new = waiting[0].kind == "start"
-            if is_new and not may_draw(self.settings.on_update, self._update_inputs()):
+            if is_new and not may_draw(self._pace, self._update_inputs()):
                 return
             if self._version_from_history() is not None:
                 return
@@ -250,6 +255,18 @@ class RolloutLoop:
 
     # ---- state ---------------------------------------------------------------------------------
 
+    @property
+    def _is_side_by_side(self) -> bool:
+        """Whether the versions of `keep_version` are served side by side."""
+        return self.settings.on_update == "keep_version" and self.engine.is_side_by_side
+
+    @property
+    def _pace(self) -> UpdateMode:
+        """The mode by which updates are taken. Side by side nothing has to end before another
+        version is served, so a rollout takes it as if in flight.
+        """
+        return "in_flight" if self._is_side_by_side else self.settings.on_update
+
     def _update_inputs(self) -> UpdateInputs:
         """The inputs of the update rules."""
         waiting, newest = self.assignments.waiting, self.follower.newest
@@ -284,22 +301,24 @@ class RolloutLoop:
 
     def health(self) -> Health:
         inputs = self._update_inputs()
-        if not self.follower.verified or self._version_from_history() is not None:
+        loads = self._version_from_history() is not None and not self._is_side_by_side
+        if not self.follower.verified or loads:
             return "pulling"
-        if is_draining(self.settings.on_update, inputs):
+        if is_draining(self._pace, inputs):
             return "draining" if inputs.busy else "pulling"
         return "generating"
 
     def send_status(self, health: Health) -> None:
         inputs, verified = self._update_inputs(), self.follower.verified
-        pulling = not verified or wants_update(self.settings.on_update, inputs)
+        pulling = not verified or wants_update(self._pace, inputs)
         condition = RolloutCondition(
             version=self.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
             + (len(self.ended_turns) if health == "leaving" else 0),
-            quota_left=quota_left(self.settings.on_update, inputs),
+            quota_left=quota_left(self._pace, inputs),
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
+            versions=tuple(self.engine.versions) if self._is_side_by_side else (),
         )
         self.publisher.status(condition, self.engine.stats())

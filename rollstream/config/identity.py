@@ -33,7 +33,13 @@ from rollstream.errors import (
 )
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
-from rollstream.streams.release import NEEDED_FEATURES, RELEASE, missing_features, upgrade_advice
+from rollstream.streams.release import (
+    ADAPTERS,
+    NEEDED_FEATURES,
+    RELEASE,
+    missing_features,
+    upgrade_advice,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +88,8 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
-        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES}))
+        own = (ADAPTERS,) if configuration.model.lora.rank else ()
+        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
         )

@@ -25,6 +25,7 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
     checks = (
         _check_urls,
         _check_model,
+        _check_lora,
         _check_task,
         _check_sampling,
         _check_rollouts,
@@ -52,6 +53,17 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
         either = "a folder with a Hugging Face checkpoint (config.json)"
         must = f"must be {either}, or a Hub name in this machine's cache"
         yield SettingProblem("model.path", must + how_to_download(c.model.path))
+
+
+def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
+    if not c.model.lora.rank:
+        return
+    if c.trainer.processes > 1:
+        must = "must be 1 with model.lora.rank > 0: adapters are trained by one process so far"
+        yield SettingProblem("trainer.processes", must)
+    if c.rollouts.engine != "torch":
+        must = "must be 'torch' with model.lora.rank > 0: it is the engine that serves adapters"
+        yield SettingProblem("rollouts.engine", must)
 
 
 def _check_task(c: Configuration) -> Iterator[SettingProblem]:

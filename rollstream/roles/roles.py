@@ -165,7 +165,14 @@ def run_dispatch(place: RoleContext) -> bool:
         MetricsFile(path) as lines,
     ):
         dispatch = Dispatch(
-            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates_log(c)
+            place.bus,
+            place.store,
+            c.dispatch,
+            pace,
+            keep_version,
+            lease.term,
+            truncates_log(c),
+            has_adapters=c.model.lora.rank > 0,
         )
         dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
         place.watch.offer(dispatch.metric_values, dispatch.readers)

@@ -65,6 +65,7 @@ from rollstream.roles.context import (
 from rollstream.roles.roles import with_relay_reads
 from rollstream.storage.models import config_from_version, load_model
 from rollstream.storage.terms import ROLLOUTS, next_term
+from rollstream.storage.weights.adapters import fetch_base
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
@@ -257,11 +258,13 @@ def open_rollout_engine(
         )
         return paced, c.rollouts.batch_max or paced.batch_max
     model = config_from_version(place.store, manifest)
+    if manifest.adapter:
+        tensors = fetch_base(place.store, manifest)
     engine = open_engine(
         c.rollouts.engine,
         model,
         tensors,
-        announced.version,
+        manifest.anchor if manifest.adapter else announced.version,
         EngineOptions(
             slots=slots,
             context_max=context,
@@ -272,6 +275,8 @@ def open_rollout_engine(
         ),
         vllm=c.rollouts.vllm,
     )
+    if manifest.adapter:
+        engine.update(fetched.update, c.rollouts.on_update)
     profile = run_profile(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)
     return engine, c.rollouts.batch_max or profiled

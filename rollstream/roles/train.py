@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import PreTrainedModel
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
@@ -35,6 +36,7 @@ from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
 from rollstream.roles.roles import hold_role_lease, with_relay_push
+from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import load_model
 from rollstream.supervisor.train_group import threads_per_rank
@@ -60,10 +62,15 @@ def run_train(place: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
-    """The weights of version 0."""
+    """The weights of version 0, with the adapters that are trained if there are any."""
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
-        return load_model(str(model_folder(c, folder)))
+        model = load_model(str(model_folder(c, folder)))
+        if c.model.lora.rank:
+            dtype: torch.dtype = getattr(torch, c.weights.dtype)
+            base = c.model.path or f"{c.run}/model"
+            attach_adapters(model, c.model.lora, c.seed, dtype, base)
+        return model
     return PacedModel(
         seed=c.seed,
         weights_bytes=c.paced.weights_bytes,
@@ -126,6 +133,11 @@ def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
         raise ConfigurationError(
             'trainer.learner = "paced" must run as one process: it has no model to share; '
             "start it without torchrun"
+        )
+    if place.configuration.model.lora.rank:
+        raise ConfigurationError(
+            "model.lora.rank must be 0 with several trainer processes: adapters are trained by one "
+            "process so far; start it without torchrun"
         )
     with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
         commander = RankCommander(ranks) if ranks.rank == 0 else None

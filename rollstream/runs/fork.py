@@ -72,6 +72,7 @@ from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.fetch import export_version
 from rollstream.storage.weights.pointer import believed_pointer, read_pointer
 from rollstream.streams.bus import Bus
@@ -275,7 +276,8 @@ def _copy_model(wanted: ForkPlan) -> None:
     pointer = believed_pointer(store)
     if pointer is None or pointer.version is None:
         raise ConfigurationError(f"{wanted.parent.where} holds no version, so no model to start")
-    export_version(store, pointer.version, wanted.folder.model, wanted.now.weights.shard_bytes)
+    start = BASE if wanted.now.model.lora.rank else pointer.version
+    export_version(store, start, wanted.folder.model, wanted.now.weights.shard_bytes)
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def _deletion_order(entry: ListedObject) -> tuple[int, str]:
 
 def final_folders(store: ObjectStore) -> tuple[str, ...]:
     """The folders of the newest complete checkpoint and of the believed version with every version
-    that it is stored as a difference from.
+    that it is stored as a difference from or, for an adapter, with its base.
     """
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     folders = [f"{max(whole).folder}/"] if whole else []
@@ -163,7 +163,9 @@ def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, .
     if version is not None:
         for one in lineage(store, read_manifest(store, version)):
             folders.append(f"weights/{one.version}/")
-            if one.kind == "anchor":
+            if one.kind == "adapter":
+                folders.append(f"weights/{one.anchor}/")
+            if one.kind != "delta":
                 break
     return tuple(folders)
 

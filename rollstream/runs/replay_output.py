@@ -53,15 +53,14 @@ from rollstream.consumers.replay.training import (
 )
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.data.retention import HeldVersions
-from rollstream.consumers.trainer.learn.base import Learner
-from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.ledger import Ledger, missing_lines
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.revision import code_revision
 from rollstream.roles.context import set_torch_threads
-from rollstream.roles.train import config_and_tokenizer_files
+from rollstream.roles.train import config_and_tokenizer_files, starting_model
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
@@ -297,7 +296,7 @@ class OfflineTraining:
         c = self.configuration
         disable_progress_bar()
         set_torch_threads(c.trainer.threads)
-        learner = TorchLearner(load_model(str(self._model)), c.trainer)
+        learner = open_learner(starting_model(c, self.folder.path), c.trainer)
         behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
         if behind.ledger is not None:
             learner.load_state(behind.tensors)

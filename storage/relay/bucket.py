@@ -121,17 +121,19 @@ class BucketReader:
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
-        """Read the chain below a delta as far as it fits, so that a restarted rollout finds it
-        here. Tried once per newest version.
+        """Read the chain below a delta, or an adapter's base, as far as it fits, so that a
+        restarted rollout finds it here. Tried once per newest version.
         """
         read, version = False, newest
         while not stop.is_set():
             manifest = self._cache.manifest(version)
-            if manifest is None or manifest.kind != "delta" or manifest.parent is None:
+            if manifest is None or manifest.base is None:
                 return read
-            version = manifest.parent
-            parent_hash = manifest.delta.parent_hash if manifest.delta else None
-            read |= self._manifest(version, parent_hash)
+            version = manifest.base
+            base_hash = manifest.delta.parent_hash if manifest.delta else None
+            if manifest.adapter:
+                base_hash = manifest.adapter.base_hash
+            read |= self._manifest(version, base_hash)
             read |= self.fetch(self._cache.missing(version), stop)
         return read
 

@@ -389,7 +389,7 @@ class RelayCache:
 
     def _base(self, version: Version) -> Version | None:
         manifest = self._manifests.get(version)
-        return manifest.parent if manifest and manifest.kind == "delta" else None
+        return manifest.base if manifest else None
 
     def _drop(self, key: str) -> None:
         self._objects.pop(key).drop()

@@ -2,7 +2,8 @@
 
 `fetch_rows` fetches rows of one tensor straight from the store, for a tensor-parallel rank that
 needs a slice. `export_version` writes a folder that transformers and vLLM load: complete tensors,
-an index, the model's files. The folder appears at once, when it is complete.
+an index, the model's files; or the folder of an adapter alone, which PEFT loads. The folder appears
+at once, when it is complete.
 """
 
 import os
@@ -18,12 +19,14 @@ import torch
 
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.adapters import whole_tensors
 from rollstream.storage.weights.anchors import find_fetch_paths
 from rollstream.storage.weights.delta.codec import apply_tensor
 from rollstream.storage.weights.delta.coding import element_of
 from rollstream.storage.weights.delta.sparse import decode_sparse
 from rollstream.storage.weights.fetch_plan import FetchStep
 from rollstream.storage.weights.manifest import (
+    FileEntry,
     Manifest,
     TensorEntry,
     TensorFiles,
@@ -150,7 +153,11 @@ def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
         raise ObjectMissing(f"version {manifest.version} has no file {name}")
-    key = f"{version_folder(manifest.anchor)}/{name}"
+    return _fetch_file(store, manifest.anchor, entry)
+
+
+def _fetch_file(store: ObjectStore, version: Version, entry: FileEntry) -> bytes:
+    key = f"{version_folder(version)}/{entry.name}"
     data = store.get(key)
     if content_hash(data) != entry.hash:
         raise CorruptObject(f"object {key} differs from the hash in its manifest")
@@ -168,9 +175,10 @@ class ExportedVersion:
 
 
 def export_version(
-    store: ObjectStore, version: Version, folder: Path, shard_bytes: int
+    store: ObjectStore, version: Version, folder: Path, shard_bytes: int, merged: bool = True
 ) -> ExportedVersion:
-    """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does.
+    """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does. An
+    adapter is written as a whole model, or alone if not `merged`.
 
     Raises `ConfigurationError` if the folder is not empty. After any failure it is as it was
     before.
@@ -180,15 +188,11 @@ def export_version(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        kept, tied = untie(tensors)
-        entries: dict[str, TensorEntry] = {}
-        for file, data, placed in packed_shards(kept, "model", shard_bytes):
-            (partial / file).write_bytes(data)
-            entries.update(placed)
-        (partial / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))
-        for entry in manifest.model_files:
-            if entry.name != SHARD_INDEX:
-                (partial / entry.name).write_bytes(fetch_model_file(store, manifest, entry.name))
+        if manifest.adapter and not merged:
+            for file in manifest.files:
+                (partial / file.name).write_bytes(_fetch_file(store, version, file))
+        else:
+            _write_model(store, manifest, tensors, partial, shard_bytes)
         partial.chmod(0o777 & ~_umask())
         os.replace(partial, folder)
     except BaseException:
@@ -198,6 +202,24 @@ def export_version(
     return ExportedVersion(
         version, folder, tuple(files), sum((folder / name).stat().st_size for name in files)
     )
+
+
+def _write_model(
+    store: ObjectStore,
+    manifest: Manifest,
+    tensors: dict[str, torch.Tensor],
+    folder: Path,
+    shard_bytes: int,
+) -> None:
+    kept, tied = untie(whole_tensors(store, manifest, tensors))
+    entries: dict[str, TensorEntry] = {}
+    for file, data, placed in packed_shards(kept, "model", shard_bytes):
+        (folder / file).write_bytes(data)
+        entries.update(placed)
+    (folder / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))
+    for entry in manifest.model_files:
+        if entry.name != SHARD_INDEX:
+            (folder / entry.name).write_bytes(fetch_model_file(store, manifest, entry.name))
 
 
 def _check_empty(folder: Path) -> None:

@@ -112,25 +112,42 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """The base that an adapter applies to, by the hash of its manifest, and the factor (alpha /
+    rank) of the adapter's product.
+    """
+
+    base_hash: str
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A complete weight version.
 
     `parent` is the version one step before; `anchor` is the nearest full version, for an anchor
-    itself. An anchor may hold its `delta` too, for readers that have the parent. The model's files
-    are in the folder of the anchor.
+    itself, for an adapter its base. An anchor may hold its `delta` too, for readers that have the
+    parent. The model's files are in the folder of the anchor.
     """
 
     run: str
     version: Version
     parent: Version | None
     anchor: Version
-    kind: Literal["anchor", "delta"]
+    kind: Literal["anchor", "delta", "adapter"]
     created_s: float
     weights: TensorFiles
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
     format: int | msgspec.UnsetType = msgspec.UNSET
     """Left out if the stored object has none, so that its hash stays the announced one."""
+    adapter: AdapterEntry | msgspec.UnsetType = msgspec.UNSET
+    """Left out of versions that hold whole weights."""
+
+    @property
+    def base(self) -> Version | None:
+        """The version without which this one cannot be read; None for an anchor."""
+        return {"anchor": None, "delta": self.parent, "adapter": self.anchor}[self.kind]
 
     @property
     def hash(self) -> str:
@@ -197,6 +214,8 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
         raise CorruptObject(f"object {key}: its delta does not cover its tensors")
     if manifest.kind == "delta" and delta is None:
         raise CorruptObject(f"object {key} is a delta and holds none")
+    if (manifest.kind == "adapter") != bool(manifest.adapter):
+        raise CorruptObject(f"object {key} is an adapter without a base, or no adapter with one")
     if not set(manifest.weights.tied.values()) <= tensors.keys():
         raise CorruptObject(f"object {key}: a tied name names no tensor")
     for name, entry in tensors.items():
@@ -205,8 +224,8 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
                 f"object {key}: tensor {name} is {entry.bytes} bytes, "
                 f"not {entry.dtype}{list(entry.shape)}"
             )
-        if manifest.kind == "anchor" and not entry.file:
-            raise CorruptObject(f"object {key} is an anchor without tensor {name}")
+        if manifest.kind != "delta" and not entry.file:
+            raise CorruptObject(f"object {key} is an {manifest.kind} without tensor {name}")
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:

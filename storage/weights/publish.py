@@ -201,12 +201,12 @@ def publish_version(
     if parent is not None and parent_tensors is not None:
         differences = _encode(new.tensors, parent, parent_tensors)
     if parent is not None and differences is not None and not anchor_due:
-        return _complete(store, _delta(store, new, differences, parent))  # 3
+        return complete_version(store, _delta(store, new, differences, parent))  # 3
     manifest = _anchor(store, new, parent)
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
         manifest = replace(manifest, delta=_write(store, new, differences, parent))  # 1
-    return _complete(store, manifest)  # 3
+    return complete_version(store, manifest)  # 3
 
 
 def _encode(
@@ -268,8 +268,10 @@ def shard_index(weights: TensorFiles) -> bytes:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1).encode()
 
 
-def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Create the manifest, or return the one that an earlier call with the same content left."""
+def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
+    """Create the manifest of a version whose files are written, or return the one that an earlier
+    call with the same content left.
+    """
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:
         store.create(key, encode_json(manifest))

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version's folder. A delta applies to `base`; without a manifest it is not `whole`."""
+    """A version's folder. A delta or adapter applies to `base`; without a manifest it is not
+    `whole`.
+    """
 
     version: Version
     base: Version | None = None
@@ -127,7 +129,7 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 
 def stored_version(manifest: Manifest) -> StoredVersion:
     """The version of a manifest that is stored."""
-    return StoredVersion(manifest.version, manifest.parent if manifest.kind == "delta" else None)
+    return StoredVersion(manifest.version, manifest.base)
 
 
 def stored_versions(

@@ -68,6 +68,14 @@ class FakeEngine:
     ) -> WeightComparison:
         return WeightComparison(len(list(names)), ())
 
+    @property
+    def versions(self) -> Sequence[Version]:
+        return [self.version]
+
+    @property
+    def is_side_by_side(self) -> bool:
+        return False
+
     def running(self) -> Sequence[str]:
         return list(self._running)
 

@@ -8,7 +8,12 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.producers.settings import SamplingSettings, TaskSettings
-from rollstream.storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
+from rollstream.storage.settings import (
+    CheckpointSettings,
+    LoraSettings,
+    ModelSettings,
+    WeightsSettings,
+)
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 STEPS = 6
@@ -16,7 +21,9 @@ TASK = TaskSettings(name="tests.support.uneven_task:Uneven")
 TOPICS = ArchiveSettings().topics
 
 
-def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path:
+def made(
+    folder: Path, *, archive: bool = False, truncate: bool = False, lora: LoraSettings | None = None
+) -> Path:
     """Checkpoints after steps 4 and 6 are kept; with both, truncated records are archived."""
     dispatch = DISPATCH.model_copy(update={"keep_s": 0.05})
     changed = {
@@ -24,6 +31,7 @@ def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path
         "checkpoint_every": 2,
         "dispatch": dispatch,
         "task": TASK,
+        "lora": lora or LoraSettings(),
     }
     with tiny_run(folder, truncate=truncate, **changed) as run:
         run.archived = TOPICS if archive else ()
@@ -44,7 +52,7 @@ def _configuration(run: TinyRun) -> Configuration:
     return Configuration(
         run="tiny",
         folder=str(run.folder),
-        model=ModelSettings(path=str(model)),
+        model=ModelSettings(path=str(model), lora=run.lora),
         trainer=run.trainer,
         dispatch=run.dispatch,
         rollouts=run.rollout,

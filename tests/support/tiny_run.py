@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
@@ -31,12 +32,14 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, config_from_version, model_files
-from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.settings import CheckpointSettings, LoraSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.terms import next_term
+from rollstream.storage.weights.adapters import fetch_base
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
@@ -56,6 +59,7 @@ SIZES = {
 DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
 TASK = TaskSettings()
+NO_LORA = LoraSettings()
 
 
 @dataclass
@@ -75,6 +79,7 @@ class TinyRun:
     tokens_max: int = 12
     truncate: bool = False
     archived: tuple[str, ...] = ()
+    lora: LoraSettings = NO_LORA
     configuration_hash: str = "configuration"
     accept: Callable[[str], bool] = lambda before: True
     threads: list[threading.Thread] = field(default_factory=list)
@@ -90,6 +95,12 @@ class TinyRun:
 
     def model(self) -> PreTrainedModel:
         return build_model("Qwen3ForCausalLM", SIZES, seed=0)
+
+    def trained_model(self) -> PreTrainedModel:
+        model = self.model()
+        if self.lora.rank:
+            attach_adapters(model, self.lora, 0, torch.float32, "tiny")
+        return model
 
     def start_all(self, rollouts: int = 2) -> None:
         """Starts all roles except the trainer."""
@@ -110,8 +121,9 @@ class TinyRun:
             self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps
         )
         dispatch = Dispatch(
-            self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate
-        )
+            self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate,
+            has_adapters=self.lora.rank > 0,
+        )  # fmt: skip
         self.start_thread(lambda: dispatch.run(stop or self.stop))
 
     def start_rollout(self, name: str, stop: threading.Event | None = None) -> None:
@@ -131,7 +143,7 @@ class TinyRun:
                 truncate=self.truncate,
                 archived=self.archived,
             ),
-            InitialModel(model, model_files(model, None, model.dtype)),
+            InitialModel(self.trained_model(), model_files(model, None, model.dtype)),
             Provenance("tiny", term, self.configuration_hash, "revision", self.accept),
             MetricsFile(self.folder / "trainer.jsonl"),
             lambda: time.monotonic() + self.passed_s,
@@ -195,15 +207,17 @@ class TinyRun:
             fetched = follower.take()
         if fetched is None:
             return
-        version = fetched.announced.version
-        config = config_from_version(self.store, read_manifest(self.store, version))
+        manifest = read_manifest(self.store, fetched.announced.version)
+        base = fetch_base(self.store, manifest) if manifest.adapter else fetched.update.tensors
         engine = open_engine(
             "torch",
-            config,
-            fetched.update.tensors,
-            version,
+            config_from_version(self.store, manifest),
+            base,
+            manifest.version,
             EngineOptions(slots=self.rollout.slots, context_max=self.rollout.context_max),
         )
+        if manifest.adapter:
+            engine.update(fetched.update, self.rollout.on_update)
         task = load_task(self.task)
         rewards = RewardPool(self.task)
         status_s = self.rollout.status_s

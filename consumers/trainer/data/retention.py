@@ -56,7 +56,7 @@ class HeldVersions:
         self._newest = {
             name: seen for name, seen in self._newest.items() if now_s - seen[1] < LIVE_S
         }
-        return {s.version for s, _ in self._newest.values() if s.health != "leaving"}
+        return {v for s, _ in self._newest.values() if s.health != "leaving" for v in s.held}
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         self._newest[status.rollout] = status, now_s
@@ -113,7 +113,8 @@ class PinnedVersions(HeldVersions):
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         super()._observe(status, now_s)
-        self._holds[status.rollout, status.version] = _VersionHold()
+        for version in status.held:
+            self._holds[status.rollout, version] = _VersionHold()
 
     def _end_holds(self, now_s: float) -> None:
         """Record when versions stopped being held; `OVERLAP_S` after that, record the present ends
@@ -123,7 +124,7 @@ class PinnedVersions(HeldVersions):
         for (rollout, version), hold in self._holds.items():
             seen = self._newest.get(rollout)
             status = None if seen is None else seen[0]
-            is_held = status and status.version == version and status.health != "leaving"
+            is_held = status and version in status.held and status.health != "leaving"
             if hold.ended_s is None and not is_held:
                 hold.ended_s = now_s
             if hold.ended_s is None or hold.partials is not None:

@@ -27,6 +27,9 @@ from rollstream.consumers.trainer.learn.workers import (
     is_out_of_memory,
     keep_freed_memory,
 )
+from rollstream.errors import ConfigurationError
+from rollstream.storage.lora import adapter_state, attached_adapter, base_state
+from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.tensors import state_hash
 
 log = logging.getLogger(__name__)
@@ -46,15 +49,26 @@ class _BatchResult:
     sums: LossStatistics
 
 
+BASE_HASH = "base.hash"
+
+
 class TorchLearner:
     """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
     masters rounded to `trainer.compute`. To be called from one thread.
+
+    Of a model with adapters (`storage/lora.py`) only these are trained, published and part of the
+    state, which then holds the hash of the frozen base.
     """
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
         keep_freed_memory()
         self._settings = settings
         self._model = model.eval()
+        self._adapter = attached_adapter(model)
+        self._base_hash: Tensor | None = None
+        if self._adapter is not None:
+            digest = bytes.fromhex(state_hash(base_state(model.state_dict())))
+            self._base_hash = torch.tensor(list(digest), dtype=torch.uint8)
         self._device = device_of(settings.device)
         if settings.gradient_checkpointing:
             recompute_layers(model)
@@ -131,9 +145,17 @@ class TorchLearner:
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
         """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
         tied ones share memory. The memory is from `pool` if given, else its own.
+
+        Of a model with adapters: a copy of these (`AdapterTensors`), in memory of its own.
         """
-        state = self._masters.model_state(self._model)
-        return (pool or BufferPool(1)).copy(state, getattr(torch, dtype))
+        state, kind = self._masters.model_state(self._model), getattr(torch, dtype)
+        if self._adapter is None:
+            return (pool or BufferPool(1)).copy(state, kind)
+        copy = BufferPool(1).copy(adapter_state(state), kind)
+        config, scaling = self._adapter.config, self._adapter.scaling
+        return AdapterTensors(
+            copy, config, scaling, lambda: BufferPool(1).copy(base_state(state), kind)
+        )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
         """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
@@ -144,6 +166,7 @@ class TorchLearner:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
+        self._check_base(tensors.get(BASE_HASH))
         for prefix, flat in self._buffers().items():
             self._masters.fill(flat, tensors, prefix)
         self._masters.round()
@@ -157,6 +180,17 @@ class TorchLearner:
     def close(self) -> None:
         """End the worker threads."""
         self._workers.close()
+
+    def _check_base(self, found: Tensor | None) -> None:
+        mine = self._base_hash
+        if (found is None) == (mine is None) and (
+            found is None or mine is None or torch.equal(found, mine)
+        ):
+            return
+        raise ConfigurationError(
+            "checkpoint: its adapter belongs to another base model, or one of the two has no "
+            "adapter; give the model and model.lora that the run began with"
+        )
 
     def _buffers(self) -> dict[str, Tensor]:
         """Name prefix in a checkpoint → flat buffer."""
@@ -174,7 +208,8 @@ class TorchLearner:
             for prefix, flat in self._buffers().items()
             for name, view in self._masters.named(flat).items()
         }
-        return {**named, "optimiser.counters": counters}
+        base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
+        return {**named, **base, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
         """Compute a micro-batch in a worker thread, without changing shared state."""

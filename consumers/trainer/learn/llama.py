@@ -1,15 +1,17 @@
 """A forward pass of Llama, Qwen2 and Qwen3 over the rows of a micro-batch, without transformers'.
 
-It reads the masters under their checkpoint names. It is faster than padded batches under autograd
-because of: rows instead of padding; gains of the norms folded into the following matrices (d × d
-work instead of rows × d); rotary pairs interleaved by permuting rows of the projections (attention
-scores do not change, since queries and keys are permuted alike); and the hand-written backward
-passes of `fused_ops`. Only trained positions reach the head.
+It reads the masters under their checkpoint names, and adapters of `storage/lora.py` beside them:
+their low-rank products are added to those of the frozen matrices. It is faster than padded batches
+under autograd because of: rows instead of padding; gains of the norms folded into the following
+matrices (d × d work instead of rows × d); rotary pairs interleaved by permuting rows of the
+projections (attention scores do not change, since queries and keys are permuted alike); and the
+hand-written backward passes of `fused_ops`. Only trained positions reach the head.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from transformers import (
 from rollstream.consumers.trainer.learn.fused_ops import attend, normalise, rotate, swiglu
 from rollstream.consumers.trainer.learn.row_layout import TokenRows
 from rollstream.consumers.trainer.learn.scores import TokenScores, score_hidden
+from rollstream.storage.lora import HIGH, LOW, attached_adapter
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the batch
 
@@ -52,6 +55,8 @@ class PackedDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         config: Any = model.config
         self._named = dict(model.named_parameters())
+        adapter = attached_adapter(model)
+        self._scaling = 0.0 if adapter is None else adapter.scaling
         self._layers: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
@@ -88,12 +93,15 @@ class PackedDecoder:
             ]
         )
         query_key = F.linear(normed, weight * gain, self._query_key_bias(at))
+        names = at + "q_proj", at + "k_proj"
+        query_key = self._with_adapter(query_key, normed, names, gain, self._interleaved)
         query_key = query_key.unflatten(-1, (-1, self._head_size))
         if at + "q_norm.weight" in named:
             query_key = normalise(query_key, self._eps) * self._head_gains(at)
         query_key = rotate(query_key, rotations)
         value_weight = named[at + "v_proj.weight"] * gain
         value = F.linear(normed, value_weight, named.get(at + "v_proj.bias"))
+        value = self._with_adapter(value, normed, (at + "v_proj",), gain)
         value = value.unflatten(-1, (-1, self._head_size))
         return attend(query_key, value, self._heads, rows.blocks).flatten(1)
 
@@ -106,13 +114,43 @@ class PackedDecoder:
         if at + "gate_proj.bias" in named:
             bias = torch.cat([named[at + "gate_proj.bias"], named[at + "up_proj.bias"]])
         gate_up = F.linear(normed, weight * gain, bias)
+        gate_up = self._with_adapter(gate_up, normed, (at + "gate_proj", at + "up_proj"), gain)
         return self._added(x, swiglu(gate_up), at + "down_proj")
 
     def _added(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
         """x + branch · matrix of this name, with the sum computed within the product."""
         out = torch.addmm(x, branch, self._named[name + ".weight"].t())
+        out = self._with_adapter(out, branch, (name,))
         bias = self._named.get(name + ".bias")
         return out if bias is None else out + bias
+
+    def _with_adapter(
+        self,
+        out: Tensor,
+        x: Tensor,
+        names: Sequence[str],
+        gain: Tensor | None = None,
+        turned: Callable[[Tensor], Tensor] = lambda rows: rows,
+    ) -> Tensor:
+        """`out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers, whose
+        outputs are side by side; `turned` reorders the rows of B as those of the layer's matrix.
+        """
+        named = self._named
+        lows: list[Tensor] = []
+        highs: list[Tensor] = []
+        for name in names:
+            low, high = named.get(name + LOW), named.get(name + HIGH)
+            if low is not None and high is not None:
+                lows.append(low)
+                highs.append(turned(high))
+            else:  # a layer without an adapter
+                highs.append(x.new_zeros(named[name + ".weight"].shape[0], 0))
+        if not lows:
+            return out
+        low = torch.cat(lows)
+        low = low if gain is None else low * gain
+        inner = F.linear(x, low) * self._scaling
+        return torch.addmm(out, inner, torch.block_diag(*highs).t())
 
     def _interleaved(self, weight: Tensor) -> Tensor:
         """Rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a rotary pair are

@@ -1,4 +1,4 @@
-"""The fp32 masters, all parameters of a model in one flat buffer, and AdamW over them.
+"""The fp32 masters, all trained parameters of a model in one flat buffer, and AdamW over them.
 
 Optimiser, norm and accumulation are a few operations over one tensor instead of several per
 parameter. The model's own parameters become views of the buffer, or, where it computes in another
@@ -39,15 +39,17 @@ class ParameterSlice:
 
 
 class Masters:
-    """Holds the parameters of `model` in `flat` (on `device`) from now on; alignment gaps stay 0.
-    The model computes in `compute`; modules that its class keeps in float32, and buffers (rotary
-    frequencies), keep their type.
+    """Holds the trained parameters of `model` in `flat` (on `device`) from now on; alignment gaps
+    stay 0. The model computes in `compute`; modules that its class keeps in float32, and buffers
+    (rotary frequencies), keep their type. A frozen parameter (`requires_grad` False) has no master:
+    it is held once, in `compute`.
     """
 
     def __init__(
         self, model: nn.Module, compute: torch.dtype = torch.float32, device: torch.device = CPU
     ) -> None:
-        named = dict(model.named_parameters())
+        own = dict(model.named_parameters())
+        named = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
         self.parameters: Sequence[Tensor] = list(named.values())
         self.slices: list[ParameterSlice] = []
         end = 0
@@ -59,12 +61,14 @@ class Masters:
         if compute != torch.float32:
             rounded = torch.zeros(end, dtype=compute, device=device)
         exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+        for name in own.keys() - named.keys():
+            if exact.isdisjoint(name.split(".")):
+                own[name].data = own[name].data.to(compute)
         for one, parameter in zip(self.slices, self.parameters, strict=True):
             view = one.view(self.flat)
             view.copy_(parameter.detach())
             is_exact = not exact.isdisjoint(one.name.split("."))
             parameter.data = view if is_exact or rounded is None else one.view(rounded)
-            parameter.requires_grad_()
         self._rounded = rounded
         model.to(device)  # the buffers
         self.round()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from rollstream.producers.engines.torch.adapters import AdapterRoutes, ServedAdapters
 from rollstream.producers.engines.torch.attention import KVCache, KVShape
 from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.producers.engines.torch.weights import ServedWeights
@@ -28,6 +29,8 @@ class PrefillBatch:
     positions: torch.Tensor
     mask: torch.Tensor
     past: torch.Tensor | None
+    routes: AdapterRoutes | None = None
+    """The adapters of the m · new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class DraftedTokens:
     slots: torch.Tensor | None
     rows: int
     ahead: int
+    routes: AdapterRoutes | None = None
+    """The adapters of the n tokens."""
 
 
 class Decoder(Protocol):
@@ -62,6 +67,8 @@ class Decoder(Protocol):
 
     served: ServedWeights
     """The weights; zeros or random values until weights are loaded."""
+    adapters: ServedAdapters | None
+    """The adapters over these weights; None where the decoder cannot serve any."""
 
     def step(
         self,
@@ -69,9 +76,10 @@ class Decoder(Protocol):
         positions: torch.Tensor,
         cache: KVCache,
         used: tuple[RowSegment, ...],
+        routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
         """Logits (n, vocabulary) after one token per row. Its KV is written to `cache.column`,
-        which is not advanced.
+        which is not advanced. `routes` are the adapters of the rows.
         """
         ...
 

@@ -20,7 +20,8 @@ from rollstream.producers.engines.base import (
     UpdateMode,
     WeightUpdate,
 )
-from rollstream.producers.engines.queue import NO_TOKENS, QueuedEngine
+from rollstream.producers.engines.queue import NO_TOKENS, EngineWeights, QueuedEngine
+from rollstream.producers.engines.torch.adapters import ServedAdapters
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder
 from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
@@ -82,7 +83,7 @@ def open_decoder(
     shape = fused_shape(config)
     if isinstance(shape, FusedShape):
         decoder = FusedDecoder(shape, config, context_max, dtype, device)
-        decoder.served.fill(tensors)
+        decoder.fill(tensors)
         return decoder
     generic = TransformersDecoder(config, context_max, dtype, device)
     generic.served.fill(tensors)
@@ -110,8 +111,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         device = torch.device(options.device or "cpu")
         self._decoder = open_decoder(model_config, tensors, context_max, dtype, device)
         super().__init__(version, slots, context_max, self._decoder.vocabulary)
-        self._weights = served = self._decoder.served
-        served.held = version
+        self._weights: EngineWeights = self._decoder.served
+        self._decoder.served.held = version
         self._batch = _open_batch(self._decoder, options)
         self._prefixes = PrefixCache(self._decoder, slots * context_max // 4)
 
@@ -119,7 +120,18 @@ class TorchEngine(QueuedEngine[TorchSequence]):
     def _rows(self) -> list[TorchSequence]:
         return self._batch.rows
 
+    @property
+    def versions(self) -> list[Version]:
+        adapters = self._decoder.adapters
+        return sorted(adapters.loaded) if adapters and adapters.loaded else super().versions
+
+    @property
+    def is_side_by_side(self) -> bool:
+        return self._decoder.adapters is not None and bool(self._decoder.adapters.loaded)
+
     def _open(self, request: GenerationRequest) -> TorchSequence:
+        if request.version not in (None, *self.versions):
+            raise EngineRefused(f"trajectory {request.trajectory!r}: {request.version} is not here")
         return TorchSequence(request, self.context_max)
 
     @torch.inference_mode()
@@ -128,7 +140,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         if past is None:
             kv = self._prefixes.get(self._waiting)  # of the first, which is this one
         else:
-            grown = CacheExtension(sequence.prefix[past.shape[2] :], past)
+            new = sequence.prefix[past.shape[2] :]
+            grown = CacheExtension(new, past, sequence.request.version)
             kv = extend_caches(self._decoder, [grown])[0]
         self._batch.enter(sequence, kv)
         return True
@@ -140,6 +153,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         for sequence in ended:
             assert sequence.finish is not None, "the batch sets it"
             self._end_turn(sequence, sequence.finish)
+        if ended:
+            self._unload()
         self._steps += 1
         if self._batch.emission_due:
             self._flush()
@@ -177,12 +192,49 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
     @torch.inference_mode()
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        return super().prepare(update)
+        if update.scaling is None:
+            return super().prepare(update)
+        return self._adapters().prepare(update)
+
+    @torch.inference_mode()
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
+        if update.scaling is None:
+            super().update(update, mode)
+            return
+        adapters = self._adapters()
+        follows = any(sequence.request.version is None for sequence in self._known.values())
+        if mode == "keep_version" and not follows:
+            adapters.load(update)
+            self._prefixes.keep(adapters.loaded)
+        else:
+            super().update(update, mode)
+        self._weights, self.version = adapters, adapters.newest or update.version
+        self._unload()
+        self._batch.change_adapters()
+
+    def _adapters(self) -> ServedAdapters:
+        if self._decoder.adapters is None:
+            raise EngineRefused(
+                "an adapter (model.lora) is served for Llama- and Qwen-family models only; this "
+                "model decodes through transformers' forward"
+            )
+        return self._decoder.adapters
+
+    def _unload(self) -> None:
+        """Drop the adapters that no sequence names."""
+        if self._decoder.adapters is not None:
+            named = {sequence.request.version for sequence in self._known.values()}
+            self._decoder.adapters.keep(named)
+            self._prefixes.keep({None, *self._decoder.adapters.loaded})
 
     @torch.inference_mode()
     def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
         self._prefixes.clear()
-        super()._load(update, mode)
+        if update.scaling is None:
+            super()._load(update, mode)
+        else:
+            self._adapters().load(update)
+            self._batch.change_adapters()
         if mode == "in_flight_recompute":
             began = time.thread_time()
             self._recompute()
@@ -195,7 +247,11 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         rows, held = self._batch.rows, self._held.values()
         prefixes = [sequence.prefix for sequence in rows]
         prefixes += [sequence.tokens[: _length(sequence.parked)] for sequence in held]
-        fresh = extend_caches(self._decoder, [CacheExtension(prefix) for prefix in prefixes])
+        versions = [sequence.request.version for sequence in (*rows, *held)]
+        fresh = extend_caches(
+            self._decoder,
+            [CacheExtension(p, version=v) for p, v in zip(prefixes, versions, strict=True)],
+        )
         for sequence, kv in zip(rows, fresh, strict=False):
             self._batch.recache(sequence, kv)
         for sequence, kv in zip(held, fresh[len(rows) :], strict=True):

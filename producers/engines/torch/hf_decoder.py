@@ -27,6 +27,7 @@ from transformers.cache_utils import (
 )
 
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.torch.adapters import AdapterRoutes, ServedAdapters
 from rollstream.producers.engines.torch.attention import KVCache, KVShape, masks_ahead
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
 from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
@@ -104,6 +105,7 @@ class TransformersDecoder:
 
     # None: a batch that is split into segments would run the whole forward once per segment.
     segment_overhead_tokens: int | None = None
+    adapters: ServedAdapters | None = None
 
     def __init__(
         self, config: PreTrainedConfig, context_max: int, dtype: torch.dtype, device: torch.device
@@ -139,6 +141,7 @@ class TransformersDecoder:
         positions: torch.Tensor,
         cache: KVCache,
         used: tuple[RowSegment, ...],
+        routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
         rows, (segment,) = ids.shape[0], used
         mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]

@@ -8,10 +8,21 @@ one copy, and the weights of norms are multiplied into the matrices after them.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
+from rollstream.producers.engines.torch.adapters import (
+    DOWN,
+    GATE_UP,
+    OUTPUT,
+    QKV,
+    AdapterRoutes,
+    ServedAdapters,
+)
 from rollstream.producers.engines.torch.attention import (
     KVCache,
     KVShape,
@@ -51,9 +62,16 @@ class FusedDecoder:
         self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
         self.served = ServedWeights(self.weights.views, expected_shapes(shape))
+        self.adapters: ServedAdapters | None = None
         self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
         self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Serve these weights, and from now on adapters over them."""
+        self.served.fill(tensors)
+        norms = {name: tensor.clone() for name, tensor in tensors.items() if "layernorm" in name}
+        self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
 
     def step(
         self,
@@ -61,16 +79,18 @@ class FusedDecoder:
         positions: torch.Tensor,
         cache: KVCache,
         used: tuple[RowSegment, ...],
+        routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
         s, rows = self.shape, ids.shape[0]
         hidden = self.weights.embedding.index_select(0, ids)
         rotation = self.rotations.index_select(0, positions)[:, None, None]
         masks = segment_masks(cache, used)
         for index, layer in enumerate(self.weights.layers):
-            heads = self._heads(layer, hidden, rotation)
+            terms = LayerTerms(index, routes)
+            heads = self._heads(layer, hidden, rotation, terms)
             cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
             attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
-            self._finish(layer, hidden, attended)
+            self._finish(layer, hidden, attended, terms)
         return self._logits(hidden)
 
     def verify(
@@ -84,7 +104,8 @@ class FusedDecoder:
         size = (rows * ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
         padded = None if slots is None else hidden.new_zeros(size)
         for index, layer in enumerate(self.weights.layers):
-            heads = self._heads(layer, hidden, rotation)
+            terms = LayerTerms(index, drafted.routes)
+            heads = self._heads(layer, hidden, rotation, terms)
             if padded is not None and slots is not None:
                 heads = padded.index_copy_(0, slots, heads)
             heads = heads.view(rows, ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
@@ -93,7 +114,7 @@ class FusedDecoder:
             attended = attend_ahead(queries, index, cache, used, masks)
             if slots is not None:
                 attended = attended.index_select(0, slots)
-            self._finish(layer, hidden, attended)
+            self._finish(layer, hidden, attended, terms)
         return self._logits(hidden)
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
@@ -103,7 +124,8 @@ class FusedDecoder:
         rotation = self.rotations[batch.positions.flatten()][:, None, None]
         out = hidden.new_empty(2 * s.layers, rows, s.kv_heads, new, s.width)
         for index, layer in enumerate(self.weights.layers):
-            heads = self._heads(layer, hidden, rotation).unflatten(0, (rows, new))
+            terms = LayerTerms(index, batch.routes)
+            heads = self._heads(layer, hidden, rotation, terms).unflatten(0, (rows, new))
             heads = heads.permute(
                 3, 0, 2, 1, 4
             )  # (queries, key, value; rows; kv heads; new; width)
@@ -118,7 +140,8 @@ class FusedDecoder:
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, batch.mask, scale=1.0, enable_gqa=s.queries_per_kv > 1
             )
-            self._finish(layer, hidden, attended.transpose(1, 2).reshape(rows * new, -1))
+            attended = attended.transpose(1, 2).reshape(rows * new, -1)
+            self._finish(layer, hidden, attended, terms)
         return out
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -132,7 +155,11 @@ class FusedDecoder:
         return _unit(hidden, self._floor)
 
     def _heads(
-        self, layer: FusedLayer, hidden: torch.Tensor, rotation: torch.Tensor
+        self,
+        layer: FusedLayer,
+        hidden: torch.Tensor,
+        rotation: torch.Tensor,
+        terms: "LayerTerms",
     ) -> torch.Tensor:
         """Rotated queries and key, and the value, of each kv head: (n, kv_heads, queries_per_kv +
         2, width).
@@ -143,6 +170,7 @@ class FusedDecoder:
             projected = torch.mm(normed, layer.qkv)
         else:
             projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+        terms.add(projected, normed, QKV)
         heads = projected.view(-1, s.kv_heads, s.queries_per_kv + 2, s.width)
         turned = heads[:, :, :-1]
         if layer.head_norm is not None:
@@ -154,14 +182,38 @@ class FusedDecoder:
             turned.copy_(torch.view_as_real(pairs * rotation).flatten(3))
         return heads
 
-    def _finish(self, layer: FusedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+    def _finish(
+        self,
+        layer: FusedLayer,
+        hidden: torch.Tensor,
+        attended: torch.Tensor,
+        terms: "LayerTerms",
+    ) -> None:
         """Output projection and feed-forward, added to `hidden` in place."""
         hidden.addmm_(attended, layer.output)
+        terms.add(hidden, attended, OUTPUT)
         if layer.output_bias is not None:
             hidden.add_(layer.output_bias)
-        gate_up = torch.mm(self._norm(hidden), layer.gate_up)
+        normed = self._norm(hidden)
+        gate_up = torch.mm(normed, layer.gate_up)
+        terms.add(gate_up, normed, GATE_UP)
         gate, up = gate_up.chunk(2, 1)
-        hidden.addmm_(F.silu(gate).mul_(up), layer.down)
+        inner = F.silu(gate).mul_(up)
+        hidden.addmm_(inner, layer.down)
+        terms.add(hidden, inner, DOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTerms:
+    """The low-rank products of one layer, if the rows have adapters."""
+
+    layer: int
+    routes: AdapterRoutes | None
+
+    def add(self, out: torch.Tensor, x: torch.Tensor, product: int) -> None:
+        """Add those of one product to `out`, in place."""
+        if self.routes is not None:
+            self.routes.add(out, x, self.layer, product)
 
 
 def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:

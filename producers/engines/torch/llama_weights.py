@@ -163,12 +163,12 @@ def _layer_views(
         f"{mlp}up_proj.weight": (WeightView(up, norm=post_norm),),
         f"{mlp}down_proj.weight": (WeightView(layer.down.t()),),
     }
-    scale = None if shape.head_norms else shape.width**-0.5
+    scale = attention_scale(shape)
     for kind, served in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
         if served is None:
             continue
         norm = in_norm if kind == "weight" else None
-        query, key, value = _heads(served, shape)
+        query, key, value = head_views(served, shape)
         found[f"{attention}q_proj.{kind}"] = (WeightView(query, scale, norm),)
         found[f"{attention}k_proj.{kind}"] = (WeightView(key, None, norm),)
         found[f"{attention}v_proj.{kind}"] = (WeightView(value, None, norm),)
@@ -183,7 +183,14 @@ def _layer_views(
     return found
 
 
-def _heads(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
+def attention_scale(shape: FusedShape) -> float | None:
+    """The scale of attention, which is multiplied into the queries; None where their norm has
+    it.
+    """
+    return None if shape.head_norms else shape.width**-0.5
+
+
+def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values of a served projection, outputs first, in the checkpoint's order."""
     by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
     by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))

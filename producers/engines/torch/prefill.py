@@ -4,12 +4,13 @@ Sequences of different lengths are packed into few forward passes; those of simi
 pass. They are padded on the left, so every newest token is in the last column.
 
 A prompt is prefilled once for its group, and the KV is copied to each row. Cache entries are keyed
-by the tokens and dropped when the weights change, so no KV is reused across versions. The prompts
+by the tokens and the adapter's version, and dropped when the weights change, so no KV is reused
+across versions. The prompts
 of waiting sequences are prefilled ahead, many per pass, before slots are free for them.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from rollstream.producers.engines.torch.decoder import Decoder, PrefillBatch
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.streams.values import Tokens
+from rollstream.streams.values import Tokens, Version
 
 PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alone is longer
 
@@ -25,11 +26,12 @@ PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alo
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
     """New tokens after the cached tokens of a sequence; `past` is the KV of the latter, (2 ·
-    layers, heads, length, width), or None.
+    layers, heads, length, width), or None. `version` names the adapter; None: the newest.
     """
 
     tokens: Tokens
     past: torch.Tensor | None = None
+    version: Version | None = None
 
     @property
     def past_length(self) -> int:
@@ -87,6 +89,8 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
         positions=torch.from_numpy(positions).to(decoder.device),  # pyright: ignore[reportUnknownMemberType]
         mask=mask.unsqueeze(1).to(decoder.device),
         past=_packed_past(decoder, extensions, before) if before else None,
+        routes=decoder.adapters
+        and decoder.adapters.routes([extension.version for extension in extensions], new),
     )
 
 
@@ -109,6 +113,14 @@ def _packed_past(
     return packed
 
 
+PrefixKey = tuple[Version | None, bytes]
+"""The version under which a sequence is generated (None: the newest), and its tokens."""
+
+
+def _key(sequence: TorchSequence) -> PrefixKey:
+    return sequence.request.version, sequence.prefix.tobytes()
+
+
 AHEAD_TOKENS = 1024  # most tokens prefilled at once, unless one prompt alone is longer
 AHEAD_PROMPTS = 32
 
@@ -120,15 +132,15 @@ class PrefixCache:
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
         self.decoder, self.tokens_max = decoder, tokens_max
-        self._entries: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._entries: OrderedDict[PrefixKey, torch.Tensor] = OrderedDict()
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
         """KV of all tokens but the newest of the first waiting sequence; None if it has only
         one.
         """
-        first = next(iter(waiting)).prefix.tobytes()
-        if not first:
+        first = _key(next(iter(waiting)))
+        if not first[1]:
             return None
         if first not in self._entries:
             self._prefill(waiting)
@@ -140,17 +152,22 @@ class PrefixCache:
         self._entries.clear()
         self._tokens = 0
 
+    def keep(self, versions: Collection[Version | None]) -> None:
+        """Drop the entries of all other versions."""
+        for key in [key for key in self._entries if key[0] not in versions]:
+            self._tokens -= self._entries.pop(key).shape[2]
+
     def _prefill(self, waiting: Iterable[TorchSequence]) -> None:
-        ahead: dict[bytes, CacheExtension] = {}
+        ahead: dict[PrefixKey, CacheExtension] = {}
         budget = min(AHEAD_TOKENS, self.tokens_max)
         for sequence in waiting:
             prefix = sequence.prefix
             budget -= len(prefix)
             if ahead and (budget < 0 or len(ahead) == AHEAD_PROMPTS):
                 break
-            key = prefix.tobytes()
-            if key and key not in self._entries:
-                ahead[key] = CacheExtension(prefix)
+            key = _key(sequence)
+            if key[1] and key not in self._entries:
+                ahead[key] = CacheExtension(prefix, version=sequence.request.version)
         for key, kv in zip(ahead, extend_caches(self.decoder, list(ahead.values())), strict=True):
             assert kv is not None
             self._entries[key] = kv

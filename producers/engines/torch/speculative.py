@@ -11,6 +11,7 @@ without drafts.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -189,8 +190,14 @@ class SpeculativeBatch(DecodeBatch):
         drafts = self.drafting.make_drafts(self.rows)  # 2
         packed = pack_drafts(self.rows, drafts, self.decoder.device)
         given = packed.drafted
+        if self.decoder.adapters is not None:
+            counts = [1 + len(draft) for draft in drafts]
+            versions = [sequence.request.version for sequence in self.rows]
+            given = replace(given, routes=self.decoder.adapters.routes(versions, counts))
         if given.ahead == 1:  # 3
-            logits = self.decoder.step(given.ids, given.positions, self.cache, self._used)
+            logits = self.decoder.step(
+                given.ids, given.positions, self.cache, self._used, given.routes
+            )
         else:
             logits = self.decoder.verify(given, self.cache, self._used)
         plan = plan_of_rows(self._plan, packed.row_of)

@@ -40,7 +40,7 @@ ACTIONS = {
     "show": "show one version: each tensor, its encoding, its changed elements",
     "verify": "verify the hash of every tensor; exit code 1 if any differs",
     "diff": "list the tensors that differ between two versions, and by how much",
-    "export": "write a version as a folder that transformers and vLLM load",
+    "export": "write a version as a folder that transformers, PEFT and vLLM load",
 }
 EXAMPLES = {
     "list": "runs/quickstart-0",
@@ -72,6 +72,9 @@ def add_arguments(command: CommandParser) -> None:
     if command.action == "export":
         command.add_argument("folder", metavar="DIR", nargs="?", help="a new or empty folder")
         command.add_argument("--out", metavar="DIR", help="the same as DIR")
+        command.add_argument(
+            "--merged", action="store_true", help="an adapter: merge it into its base, as one model"
+        )
     command.add_json()
 
 
@@ -170,7 +173,7 @@ def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
         raise ConfigurationError("give the new folder once: --out DIR, or DIR behind the version")
     version = find_version(store, arguments.version).version
     folder = Path(arguments.folder or arguments.out)
-    done = export_version(store, version, folder, SHARD_BYTES)
+    done = export_version(store, version, folder, SHARD_BYTES, merged=arguments.merged)
     if arguments.json:
         line = {"version": str(done.version), "folder": str(done.folder), "bytes": done.bytes}
         print(json.dumps({**line, "files": done.files}))

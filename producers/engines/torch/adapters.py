@@ -1,0 +1,221 @@
+"""LoRA adapters of several versions over one fused base: their served layout, and which rows of a
+batch each of them serves.
+
+For each product of a layer the adapters of its matrices are one pair of factors in the layout of
+that product (`llama_weights.py`): norms, the scale of attention and alpha / rank are multiplied in,
+and matrices without an adapter have zeros. Rows of different versions share all products with the
+base; the low-rank products run once per version, over the rows of that version.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.torch.llama_weights import (
+    FusedShape,
+    attention_scale,
+    expected_shapes,
+    head_views,
+)
+from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
+from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.streams.values import Version
+
+QKV, OUTPUT, GATE_UP, DOWN = range(4)
+"""The products of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankFactors:
+    """`low` is (in, k), `high` (k, out): the low-rank product of x is x @ low @ high."""
+
+    low: Tensor
+    high: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """The adapter of one version: the factors of each layer's products, None where none of its
+    matrices has an adapter; `weights` are their views by checkpoint name.
+    """
+
+    layers: Sequence[Sequence[LowRankFactors | None]]
+    weights: ServedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoutes:
+    """Which adapter serves which of n rows: rows `order[begin:end]` of each part. `order` None: one
+    adapter serves all rows.
+    """
+
+    parts: tuple[tuple[LoadedAdapter, int, int], ...]
+    order: Tensor | None = None
+
+    def add(self, out: Tensor, x: Tensor, layer: int, product: int) -> None:
+        """Add the low-rank products of the rows `x` (n, in) to `out` (n, out), in place."""
+        if self.order is None:
+            factors = self.parts[0][0].layers[layer][product]
+            if factors is not None:
+                out.addmm_(torch.mm(x, factors.low), factors.high)
+            return
+        rows = x.index_select(0, self.order)
+        terms = torch.zeros_like(out)
+        for adapter, begin, end in self.parts:
+            factors = adapter.layers[layer][product]
+            if factors is not None:
+                inner = torch.mm(rows[begin:end], factors.low)
+                torch.mm(inner, factors.high, out=terms[begin:end])
+        out.index_add_(0, self.order, terms)
+
+
+@dataclass(slots=True)
+class ServedAdapters:
+    """The adapters that one engine serves, by version; `newest` serves the rows that name none.
+
+    `norms` are the base's own, by checkpoint name. An update is prepared beside decoding; `load`
+    then only adds it. `latest` is the version that was loaded last: requests that name it are on
+    their way.
+    """
+
+    shape: FusedShape
+    norms: Mapping[str, Tensor]
+    dtype: torch.dtype
+    device: torch.device
+    loaded: dict[Version, LoadedAdapter] = field(default_factory=dict[Version, LoadedAdapter])
+    newest: Version | None = None
+    latest: Version | None = None
+    _last: LoadedAdapter | None = None
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with its adapter in the served layout. Raises `EngineRefused`, which names the
+        tensor that is wrong.
+        """
+        assert update.scaling is not None, "whole weights are no adapter"
+        views: dict[str, tuple[WeightView, ...]] = {}
+        layers = [
+            self._layer(index, update.tensors, update.scaling, views)
+            for index in range(self.shape.layers)
+        ]
+        if unknown := sorted(set(update.tensors) - set(views)):
+            raise EngineRefused(f"weights: tensor {unknown[0]!r} is of no layer that is served")
+        own = {**self.norms, **update.tensors}
+        weights = ServedWeights(views, {name: tuple(tensor.shape) for name, tensor in own.items()})
+        weights.fill(own)
+        return replace(update, prepared=LoadedAdapter(layers, weights))
+
+    def load(self, update: WeightUpdate) -> None:
+        """Serve this version beside the others, in place of its earlier load."""
+        if not isinstance(update.prepared, LoadedAdapter):
+            update = self.prepare(update)
+        assert isinstance(update.prepared, LoadedAdapter), "prepare sets it"
+        self.loaded[update.version] = self._last = update.prepared
+        self.latest = update.version
+        self.newest = max(update.version, self.newest or update.version)
+
+    def keep(self, named: Collection[Version | None]) -> None:
+        """Drop the adapters of versions that are neither named nor the newest or latest one."""
+        kept = {*named, self.newest, self.latest}
+        if not kept.issuperset(self.loaded):
+            self.loaded = {v: adapter for v, adapter in self.loaded.items() if v in kept}
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
+        """As `ServedWeights.compare`, for the version that was loaded last."""
+        assert self._last is not None, "no adapter was loaded"
+        return self._last.weights.compare(names, {**self.norms, **tensors})
+
+    def routes(
+        self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
+    ) -> AdapterRoutes | None:
+        """Which adapter serves the rows of these sequences, `repeats` rows of each; None while the
+        base alone is served.
+        """
+        if not self.loaded or not versions:
+            return None
+        named = [version or self.newest for version in versions]
+        kinds = sorted({version for version in named if version is not None})
+        if len(kinds) == 1:
+            return AdapterRoutes(((self.loaded[kinds[0]], 0, len(named)),))
+        index = {version: i for i, version in enumerate(kinds)}
+        row_kinds = np.repeat([index[v] for v in named if v is not None], repeats)
+        order = np.argsort(row_kinds, kind="stable")
+        ends = np.cumsum(np.bincount(row_kinds, minlength=len(kinds))).tolist()
+        parts = tuple(
+            (self.loaded[version], begin, end)
+            for version, begin, end in zip(kinds, [0, *ends], ends, strict=False)
+        )
+        return AdapterRoutes(parts, torch.from_numpy(order).to(self.device))  # pyright: ignore[reportUnknownMemberType]
+
+    def _layer(
+        self,
+        index: int,
+        tensors: Mapping[str, Tensor],
+        scaling: float,
+        views: dict[str, tuple[WeightView, ...]],
+    ) -> list[LowRankFactors | None]:
+        """The factors of one layer's products, in the order of their constants; their views are
+        added to `views`.
+        """
+        prefix = f"model.layers.{index}."
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        qkv = [f"{attention}{part}_proj" for part in "qkv"]
+        gate_up = [f"{mlp}{part}_proj" for part in ("gate", "up")]
+        products = (
+            (qkv, f"{prefix}input_layernorm.weight"),
+            ([f"{attention}o_proj"], None),
+            (gate_up, f"{prefix}post_attention_layernorm.weight"),
+            ([f"{mlp}down_proj"], None),
+        )
+        return [self._factors(names, norm, tensors, scaling, views) for names, norm in products]
+
+    def _factors(
+        self,
+        names: Sequence[str],
+        norm: str | None,
+        tensors: Mapping[str, Tensor],
+        scaling: float,
+        views: dict[str, tuple[WeightView, ...]],
+    ) -> LowRankFactors | None:
+        adapted = [name for name in names if f"{PREFIX}{name}{LOW}" in tensors]
+        if not adapted:
+            return None
+        shapes = expected_shapes(self.shape)
+        outputs = sum(shapes[f"{name}.weight"][0] for name in names)
+        inputs = shapes[f"{names[0]}.weight"][1]
+        ranks = [tensors[f"{PREFIX}{name}{LOW}"].shape[0] for name in adapted]
+        low = torch.zeros(inputs, sum(ranks), dtype=self.dtype, device=self.device)
+        high = torch.zeros(sum(ranks), outputs, dtype=self.dtype, device=self.device)
+        begin = 0
+        for name, rank in zip(adapted, ranks, strict=True):
+            own = slice(begin, begin + rank)
+            begin += rank
+            self._check(name, tensors, (rank, inputs), (shapes[f"{name}.weight"][0], rank))
+            views[f"{PREFIX}{name}{LOW}"] = (WeightView(low[:, own].t(), norm=norm),)
+            view, scale = self._high_view(names.index(name), len(names), high[own])
+            views[f"{PREFIX}{name}{HIGH}"] = (WeightView(view, scale * scaling),)
+        return LowRankFactors(low, high)
+
+    def _high_view(self, part: int, parts: int, high: Tensor) -> tuple[Tensor, float]:
+        """The view of B in the rows of its rank, outputs first, and the factor of its product."""
+        if parts == 3:  # queries, keys, values
+            scale = attention_scale(self.shape) or 1.0
+            return head_views(high, self.shape)[part], scale if part == 0 else 1.0
+        width = high.shape[1] // parts
+        return high[:, part * width : (part + 1) * width].t(), 1.0
+
+    def _check(
+        self, name: str, tensors: Mapping[str, Tensor], low: tuple[int, ...], high: tuple[int, ...]
+    ) -> None:
+        for kind, shape in ((LOW, low), (HIGH, high)):
+            tensor = tensors.get(f"{PREFIX}{name}{kind}")
+            if tensor is None or tuple(tensor.shape) != shape:
+                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+                raise EngineRefused(
+                    f"weights: the adapter's tensor {PREFIX}{name}{kind} is {found}, the model "
+                    f"needs {shape}"
+                )

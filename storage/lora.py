@@ -1,0 +1,162 @@
+"""Attaches LoRA adapters to a model (Hu et al., arXiv 2106.09685), which is frozen below them.
+
+An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B outputs × rank and
+s = alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, the start of A
+and `adapter_config.json` are those of PEFT, which loads a published adapter as it is.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from rollstream.errors import ConfigurationError
+from rollstream.storage.settings import LoraSettings
+
+ALL_LINEAR = "all-linear"
+LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+"""PEFT's name of a tensor is this prefix and the name of the layer in the model."""
+
+
+class HighFactor(nn.Linear):
+    """B of an adapter; its product is multiplied by `scaling`."""
+
+    scaling: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight) * self.scaling
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedAdapter:
+    """The adapters of one model: their `adapter_config.json`, and s."""
+
+    config: bytes
+    scaling: float
+
+
+def attach_adapters(
+    model: PreTrainedModel, lora: LoraSettings, seed: int, dtype: torch.dtype, base: str
+) -> None:
+    """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
+
+    The frozen parameters are rounded to `dtype`, in which they are published: trainer and rollouts
+    compute with the same base. `base` is its name in `adapter_config.json`. Raises
+    `ConfigurationError` for a target that the model does not have.
+    """
+    layers = _target_layers(model, lora.targets)
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).to(parameter.dtype)
+    scaling = lora.alpha / lora.rank
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.random.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        for layer in layers.values():
+            # The constructor draws A as PEFT does: uniformly, within 1 / √inputs.
+            layer.lora_A = nn.Linear(layer.in_features, lora.rank, bias=False)
+            high = HighFactor(lora.rank, layer.out_features, bias=False)
+            high.scaling = scaling
+            nn.init.zeros_(high.weight)
+            layer.lora_B = high
+            layer.register_forward_hook(_add_low_rank)
+    config = _peft_config(lora, _target_names(model, layers), base)
+    vars(model)["attached_adapter"] = AttachedAdapter(config, scaling)
+
+
+def attached_adapter(model: nn.Module) -> AttachedAdapter | None:
+    """The model's adapters; None if all of its parameters are trained."""
+    return vars(model).get("attached_adapter")
+
+
+def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters' tensors of a model's state, under PEFT's names."""
+    return {PREFIX + name: tensor for name, tensor in state.items() if _is_adapter(name)}
+
+
+def base_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other tensors, under the names of a checkpoint without adapters."""
+    return {name: tensor for name, tensor in state.items() if not _is_adapter(name)}
+
+
+def merge_adapter(
+    base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scaling: float
+) -> dict[str, Tensor]:
+    """The weights of one model that computes what base and adapter compute together; each changed
+    matrix is rounded once, to the type that it has in the base.
+    """
+    merged = dict(base)
+    for name, low in adapter.items():
+        if name.endswith(LOW):
+            layer = name.removesuffix(LOW)
+            weight = f"{layer.removeprefix(PREFIX)}.weight"
+            product = adapter[layer + HIGH].float() @ low.float()
+            merged[weight] = (base[weight].float() + scaling * product).to(base[weight].dtype)
+    return merged
+
+
+def _is_adapter(name: str) -> bool:
+    return name.endswith((LOW, HIGH))
+
+
+def _add_low_rank(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    low, high = layer.get_submodule("lora_A"), layer.get_submodule("lora_B")
+    product: Tensor = high(low(inputs[0]))
+    return output + product
+
+
+def _target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
+    head: nn.Module | None = model.get_output_embeddings()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    linear = {
+        name: module
+        for name, module in _modules(model).items()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    if targets == (ALL_LINEAR,):
+        return linear
+    for target in targets:
+        if not any(_is_named(name, target) for name in linear):
+            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            raise ConfigurationError(
+                f"model.lora.targets: {type(model).__name__} has no linear layer {target!r} below "
+                f"its head; it has {', '.join(known)}, and {ALL_LINEAR!r} alone names all of them"
+            )
+    return {n: m for n, m in linear.items() if any(_is_named(n, target) for target in targets)}
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _target_names(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+    """The shortest names by which PEFT finds exactly these layers: their last parts, else all."""
+    last = sorted({name.rsplit(".", 1)[-1] for name in layers})
+    found = {name for name in _modules(model) if any(_is_named(name, target) for target in last)}
+    return last if found == set(layers) else sorted(layers)
+
+
+def _peft_config(lora: LoraSettings, targets: list[str], base: str) -> bytes:
+    fields = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "target_modules": targets,
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    return json.dumps(fields, indent=1, sort_keys=True).encode()

@@ -1,0 +1,122 @@
+"""Versions of a run that trains an adapter: a PEFT folder each, over a base that never changes.
+
+The base is stored once, before version 0, as an ordinary checkpoint folder: version 0 of term 0,
+which no trainer has, so that it is never announced nor believed itself. The manifest of an adapter
+names the base by its hash, and its `anchor` is the base. Every adapter is complete: there are no
+deltas between adapters.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.lora import merge_adapter
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.manifest import (
+    AdapterEntry,
+    FileEntry,
+    Manifest,
+    TensorFiles,
+    read_manifest,
+)
+from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
+from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.storage.weights.shards import pack_tensors
+from rollstream.storage.weights.tensors import tensor_hashes
+from rollstream.streams.values import Version
+
+BASE = Version(0, 0)
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+
+
+class AdapterTensors(dict[str, torch.Tensor]):
+    """The tensors of an adapter under PEFT's names, its `adapter_config.json`, its scaling (alpha /
+    rank), and how to get the tensors of the base, in the type of publication.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        config: bytes,
+        scaling: float,
+        base: Callable[[], Mapping[str, torch.Tensor]],
+    ) -> None:
+        super().__init__(tensors)
+        self.config, self.scaling, self.base = config, scaling, base
+
+
+def publish_base(
+    store: ObjectStore,
+    run: str,
+    tensors: Mapping[str, torch.Tensor],
+    model_files: Mapping[str, bytes],
+    shard_bytes: int,
+    created_s: float,
+) -> Manifest:
+    """Write the base, or compare it with the stored one; returns its manifest.
+
+    Raises `ConfigurationError` if the run has another base: its adapters mean nothing on this one.
+    """
+    try:
+        present = read_manifest(store, BASE)
+    except ObjectMissing:
+        new = NewVersion(run, BASE, tensors, model_files, shard_bytes, created_s)
+        return publish_version(store, new)
+    hashes, tied = tensor_hashes(tensors)
+    weights = present.weights
+    if tied != weights.tied or hashes != {n: e.hash for n, e in weights.tensors.items()}:
+        raise ConfigurationError(
+            "model: the starting model differs from the base of this run's adapters, which is "
+            f"stored as {BASE}; give the model that the run began with (model.path)"
+        )
+    return present
+
+
+def publish_adapter(
+    store: ObjectStore,
+    version: Version,
+    tensors: AdapterTensors,
+    base: Manifest,
+    parent: Manifest | None,
+    created_s: float,
+) -> Manifest:
+    """Write the complete adapter and return its manifest; idempotent, as `publish_version`."""
+    files: list[FileEntry] = []
+    data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
+    for name, content in ((ADAPTER_TENSORS, data), (ADAPTER_CONFIG, tensors.config)):
+        key = f"weights/{version}/{name}"
+        files.append(FileEntry(name, len(content), create_idempotent(store, key, content)))
+    manifest = Manifest(
+        base.run,
+        version,
+        None if parent is None else parent.version,
+        base.version,
+        "adapter",
+        created_s,
+        TensorFiles(tuple(files), entries, {}),
+        base.model_files,
+        adapter=AdapterEntry(base.hash, tensors.scaling),
+    )
+    return complete_version(store, manifest)
+
+
+def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors of the base that this adapter names, every one verified."""
+    assert manifest.adapter, "only an adapter has a base"
+    held = ResidentWeights()
+    held.update(store, manifest.anchor, manifest.adapter.base_hash)
+    return held.tensors
+
+
+def whole_tensors(
+    store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The weights of a version as one model: its own `tensors`, or for an adapter the base's with
+    these merged in.
+    """
+    if not manifest.adapter:
+        return tensors
+    return merge_adapter(fetch_base(store, manifest), tensors, manifest.adapter.scaling)

@@ -1,0 +1,124 @@
+"""Whole runs that train an adapter: resumed, replayed and forked to the same bits, and several
+versions side by side under `keep_version`.
+"""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollstream.cli.main import main
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
+from rollstream.runs.parentage import read_parentage
+from rollstream.storage.settings import LoraSettings
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.adapters import BASE
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.retention import stored_versions
+from rollstream.streams.records import Applied, RolloutStatus, StepDone, Trajectory
+from testbed.run_process import read
+from tests.support.kept_run import STEPS, made
+from tests.support.tiny_run import ROLLOUT, tiny_run
+
+LORA = LoraSettings(rank=2, alpha=4.0)
+KEEP = ROLLOUT.model_copy(update={"on_update": "keep_version", "slots": 4})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("run"), lora=LORA)
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_versions_are_adapters_that_rollouts_served_verified(run: Path) -> None:
+    store = open_store(f"file:{run / 'store'}")
+    versions = [stored.version for stored in stored_versions(store)]
+    assert versions[0] == BASE
+    assert {read_manifest(store, v).kind for v in versions[1:]} == {"adapter"}
+    hashes = {v: read_manifest(store, v).hash for v in versions}
+    applied = [a for a in read(run, "applied", Applied) if a.version in hashes]
+    assert applied
+    assert all(one.hash == hashes[one.version] and one.compared for one in applied)
+
+
+def test_the_audit_finds_nothing(run: Path, capsys) -> None:
+    assert main(["audit", str(run), "--json"]) == 0
+
+
+def test_a_replay_gives_every_hash_again(run: Path, tmp_path: Path, capsys) -> None:
+    assert main(["replay", str(run), "--from-step", "0", "--out", str(tmp_path), "--json"]) == 0
+    found = told(capsys)
+    assert (found["compared"], found["differing"]) == (STEPS, [])
+
+
+def test_a_fork_has_the_parents_adapter_over_the_same_base(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fork"
+    words = ["--at", "4", "--out", str(out), "--set", "trainer.steps=9"]
+    assert main(["fork", str(run), *words]) == 0
+    theirs, mine = (
+        open_store(url)
+        for url in (f"file:{run / 'store'}", store_url(load(out / "config.json"), out))
+    )
+    parentage = read_parentage(mine)
+    (done,) = [d for d in read(run, "ledger", StepDone) if d.step == 4]
+    assert parentage is not None
+    assert parentage.state_hash == done.state_hash
+    for store in (theirs, mine):
+        assert read_manifest(store, BASE).kind == "anchor"
+    hashes = [
+        {n: e.hash for n, e in read_manifest(s, BASE).weights.tensors.items()}
+        for s in (theirs, mine)
+    ]
+    assert hashes[0] == hashes[1]
+
+
+def test_exported_both_ways(run: Path, tmp_path: Path, capsys) -> None:
+    assert main(["weights", "export", str(run), "latest", "--out", str(tmp_path / "a")]) == 0
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors",
+    }  # fmt: skip
+    whole = ["--out", str(tmp_path / "whole"), "--merged"]
+    assert main(["weights", "export", str(run), "latest", *whole]) == 0
+    assert (tmp_path / "whole" / "config.json").is_file()
+
+
+def steps_of(folder: Path, stops: int) -> list[int]:
+    """The steps in the ledger of a run whose trainer was stopped after this step and started again:
+    a step that is repeated with another hash is there twice.
+    """
+    with tiny_run(folder, trainer={"steps": 6}, lora=LORA, checkpoint_every=2) as run:
+        run.start_all()
+        stop, trainer = threading.Event(), run.build_trainer(1)
+        publish = trainer.publisher.publish
+
+        def published(snapshot) -> None:
+            publish(snapshot)
+            if snapshot.done.step == stops:
+                stop.set()
+
+        trainer.publisher.publish = published  # pyright: ignore[reportAttributeAccessIssue]
+        assert not trainer.run(stop)
+        assert run.train(2)
+        return [done.step for done in run.records("ledger", StepDone)]
+
+
+def test_a_resumed_trainer_repeats_recorded_steps_with_equal_hashes(tmp_path: Path) -> None:
+    """The checkpoint is of step 2, the ledger has step 3: it is trained again to the same bits."""
+    assert steps_of(tmp_path / "run", stops=3) == [1, 2, 3, 4, 5, 6]
+
+
+def test_keep_version_serves_versions_side_by_side_and_never_drains(tmp_path: Path, capsys) -> None:
+    changed = {"trainer": {"steps": 6, "groups_per_step": 2}, "rollout": KEEP, "tokens_max": 30}
+    with tiny_run(tmp_path / "run", lora=LORA, **changed) as run:
+        run.start_all()
+        assert run.train()
+        statuses = run.records("status", RolloutStatus)
+        trajectories = run.records("trajectories", Trajectory)
+    assert not any(status.health == "draining" for status in statuses)
+    assert all(len(one.spans) <= 1 for one in trajectories)
+    assert len({one.spans[0].version for one in trajectories if one.spans}) > 2
