@@ -62,7 +62,9 @@ class GroupClosing:
 
 @dataclass(slots=True)
 class DecisionAudit:
-    """Needs the ledger before `annotations`, and `annotations` before `trajectories`."""
+    """Checks each group's ending against the trainer's rule. It must receive the ledger before
+    `annotations`, and `annotations` before `trajectories`.
+    """
 
     groups: GroupAudit
     ledger: LedgerIndex

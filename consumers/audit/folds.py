@@ -42,7 +42,9 @@ class Offender:
 
 @dataclass(slots=True)
 class InvariantResult:
-    """`number` is the number of the invariant; 0 is the line on the completeness of the data."""
+    """What the audit found about one invariant: counts, violations, what could not be checked.
+    `number` is the invariant's; 0 is the line on the completeness of the data.
+    """
 
     number: int
     title: str
@@ -145,7 +147,9 @@ class NamedCompletion(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """Void records and the content of superseded takes are skipped."""
+    """What the ledger states so far about takes and steps, for the folds of other topics. Void
+    records and the content of superseded takes are left out.
+    """
 
     uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
     """By trajectory: all members of groups that a take began."""
