@@ -6,3 +6,29 @@ invariant: 1 `groups`, `decisions`, `trainer_reads` (open groups, by what the tr
 each take); 2 `exactly_once`; 3 to 5 `spans`, `origins`; 6 `versions`, `store`; 7 `fences`; 11
 `store`. docs/reference/audit.md explains the report.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.audit.audit import Audit as Audit
+    from rollstream.consumers.audit.folds import (
+        Coverage as Coverage,
+        InvariantResult as InvariantResult,
+        Offender as Offender,
+    )
+    from rollstream.consumers.audit.spans import AuditPolicy as AuditPolicy
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "audit": ("Audit",),
+        "folds": (
+            "Coverage",
+            "InvariantResult",
+            "Offender",
+        ),
+        "spans": ("AuditPolicy",),
+    },
+)

@@ -5,3 +5,75 @@ log into which `offline_log` gathers trajectories of several sources, JSON lines
 `training` trains the steps into a store and a log of their own. `topic_copy` copies topics to
 another bus. `training` imports torch.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.replay.offline_log import (
+        GatherRules as GatherRules,
+        JsonLines as JsonLines,
+        LabelledSource as LabelledSource,
+        RecordedSource as RecordedSource,
+        SourceTrajectory as SourceTrajectory,
+        TrajectorySource as TrajectorySource,
+        gather_sources as gather_sources,
+    )
+    from rollstream.consumers.replay.recorded_steps import (
+        OfflineIndex as OfflineIndex,
+        OfflinePlan as OfflinePlan,
+        PlannedStep as PlannedStep,
+        RecordedSteps as RecordedSteps,
+        ReplayCourse as ReplayCourse,
+        index_log as index_log,
+        read_recorded as read_recorded,
+        replay_batches as replay_batches,
+    )
+    from rollstream.consumers.replay.topic_copy import (
+        CopiedTopic as CopiedTopic,
+        CopyRequest as CopyRequest,
+        copy_topic as copy_topic,
+        prepare_target as prepare_target,
+    )
+    from rollstream.consumers.replay.training import (
+        BehaviourModel as BehaviourModel,
+        ReplayOutput as ReplayOutput,
+        ReplayTrainer as ReplayTrainer,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "offline_log": (
+            "GatherRules",
+            "JsonLines",
+            "LabelledSource",
+            "RecordedSource",
+            "SourceTrajectory",
+            "TrajectorySource",
+            "gather_sources",
+        ),
+        "recorded_steps": (
+            "OfflineIndex",
+            "OfflinePlan",
+            "PlannedStep",
+            "RecordedSteps",
+            "ReplayCourse",
+            "index_log",
+            "read_recorded",
+            "replay_batches",
+        ),
+        "topic_copy": (
+            "CopiedTopic",
+            "CopyRequest",
+            "copy_topic",
+            "prepare_target",
+        ),
+        "training": (
+            "BehaviourModel",
+            "ReplayOutput",
+            "ReplayTrainer",
+        ),
+    },
+)

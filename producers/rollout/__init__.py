@@ -6,3 +6,39 @@ one that is resumed, `ended_turns` waits for rewards and replies. `weights` fetc
 `publisher` writes all records in a thread of its own and has the metrics; `heartbeat` sends the
 status.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.producers.rollout.assignments import AssignmentQueue as AssignmentQueue
+    from rollstream.producers.rollout.ended_turns import EndedTurns as EndedTurns
+    from rollstream.producers.rollout.heartbeat import (
+        Heartbeat as Heartbeat,
+        StatusSchedule as StatusSchedule,
+    )
+    from rollstream.producers.rollout.publisher import (
+        BackgroundSender as BackgroundSender,
+        RolloutPublisher as RolloutPublisher,
+    )
+    from rollstream.producers.rollout.weights import WeightsFollower as WeightsFollower
+    from rollstream.producers.rollout.worker import RolloutLoop as RolloutLoop
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "assignments": ("AssignmentQueue",),
+        "ended_turns": ("EndedTurns",),
+        "heartbeat": (
+            "Heartbeat",
+            "StatusSchedule",
+        ),
+        "publisher": (
+            "BackgroundSender",
+            "RolloutPublisher",
+        ),
+        "weights": ("WeightsFollower",),
+        "worker": ("RolloutLoop",),
+    },
+)

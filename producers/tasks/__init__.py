@@ -5,3 +5,41 @@
 of `rows`), `gym` (reasoning_gym) and `mixture` (several tasks by weight). Tasks of text use `text`
 with `text_tokenizer`; the others use `character_tokenizer`.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.producers.tasks.base import (
+        Document as Document,
+        Environment as Environment,
+        Reply as Reply,
+        Score as Score,
+        Task as Task,
+        TaskPrompt as TaskPrompt,
+        Teacher as Teacher,
+        Tokenizer as Tokenizer,
+        Turns as Turns,
+    )
+    from rollstream.producers.tasks.registry import load_task as load_task
+    from rollstream.producers.tasks.text import TaskText as TaskText
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "base": (
+            "Document",
+            "Environment",
+            "Reply",
+            "Score",
+            "Task",
+            "TaskPrompt",
+            "Teacher",
+            "Tokenizer",
+            "Turns",
+        ),
+        "registry": ("load_task",),
+        "text": ("TaskText",),
+    },
+)

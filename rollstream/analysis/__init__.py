@@ -6,3 +6,43 @@ rows of `archive_files` and all others, which a `LogView` reads. `trajectory` ga
 about one trajectory, and has the `Run` that `rollstream.open_run` returns; `render` prints it.
 `fields` parses conditions on records, `describe` and `output` format records and results.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.analysis.locate import (
+        RunLocation as RunLocation,
+        locate_run as locate_run,
+    )
+    from rollstream.analysis.session import (
+        QueryResult as QueryResult,
+        QuerySession as QuerySession,
+    )
+    from rollstream.analysis.trajectory import (
+        Run as Run,
+        TrajectoryDetails as TrajectoryDetails,
+        trajectory_details as trajectory_details,
+    )
+    from rollstream.analysis.views import VIEWS as VIEWS
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "locate": (
+            "RunLocation",
+            "locate_run",
+        ),
+        "session": (
+            "QueryResult",
+            "QuerySession",
+        ),
+        "trajectory": (
+            "Run",
+            "TrajectoryDetails",
+            "trajectory_details",
+        ),
+        "views": ("VIEWS",),
+    },
+)

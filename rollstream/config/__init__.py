@@ -5,3 +5,33 @@
 work, `errors` formats errors as one line each. `run_folder` writes `config.json` and knows the
 files of a run; `identity` is the run's id in its store.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.config.config import (
+        load as load,
+        load_for_viewing as load_for_viewing,
+    )
+    from rollstream.config.run_folder import (
+        RunFolder as RunFolder,
+        folder_of_run as folder_of_run,
+    )
+    from rollstream.config.settings import Configuration as Configuration
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "config": (
+            "load",
+            "load_for_viewing",
+        ),
+        "run_folder": (
+            "RunFolder",
+            "folder_of_run",
+        ),
+        "settings": ("Configuration",),
+    },
+)

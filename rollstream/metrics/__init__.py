@@ -5,3 +5,35 @@ readers and the progress of its loop) and converts it to them, `endpoint` serves
 `/healthz`.
 `forwarder` sends metrics files to TensorBoard or Weights & Biases.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.metrics.catalogue import (
+        FAMILIES as FAMILIES,
+        Family as Family,
+    )
+    from rollstream.metrics.collector import (
+        MetricsCollector as MetricsCollector,
+        ProcessMetrics as ProcessMetrics,
+    )
+    from rollstream.metrics.endpoint import serve_metrics as serve_metrics
+    from rollstream.metrics.forwarder import Forwarder as Forwarder
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "catalogue": (
+            "FAMILIES",
+            "Family",
+        ),
+        "collector": (
+            "MetricsCollector",
+            "ProcessMetrics",
+        ),
+        "endpoint": ("serve_metrics",),
+        "forwarder": ("Forwarder",),
+    },
+)

@@ -4,3 +4,31 @@
 need more than a few lines have a module: `rollout`, `train`, `evaluation`; the others are built in
 `roles`. `rollout` also measures an engine's profile.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.roles.context import (
+        RoleContext as RoleContext,
+        RoleLaunch as RoleLaunch,
+    )
+    from rollstream.roles.roles import (
+        evaluate_versions as evaluate_versions,
+        run_role as run_role,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "context": (
+            "RoleContext",
+            "RoleLaunch",
+        ),
+        "roles": (
+            "evaluate_versions",
+            "run_role",
+        ),
+    },
+)

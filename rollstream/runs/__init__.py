@@ -6,3 +6,41 @@ the input and the output of a replay, and of offline training on trajectories fr
 lines. `backup` copies a run as of the moment that `cut` fixes, and `restore` makes the same run
 from it. `removal` deletes one.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.runs.fork import (
+        make_fork as make_fork,
+        plan_fork as plan_fork,
+    )
+    from rollstream.runs.parentage import (
+        Parentage as Parentage,
+        read_parentage as read_parentage,
+    )
+    from rollstream.runs.replay import (
+        ReplayRequest as ReplayRequest,
+        run_replay as run_replay,
+    )
+    from rollstream.runs.replay_output import OfflineTraining as OfflineTraining
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "fork": (
+            "make_fork",
+            "plan_fork",
+        ),
+        "parentage": (
+            "Parentage",
+            "read_parentage",
+        ),
+        "replay": (
+            "ReplayRequest",
+            "run_replay",
+        ),
+        "replay_output": ("OfflineTraining",),
+    },
+)

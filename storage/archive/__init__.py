@@ -6,3 +6,35 @@ merges small files. `originals` restores the exact bytes of archived records and
 Archive and log are read together with `storage/log_view.py`. Everything but `file_names` and
 `reading` imports pyarrow.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.storage.archive.file_names import ArchiveFile as ArchiveFile
+    from rollstream.storage.archive.files import (
+        EncodedFile as EncodedFile,
+        encode_file as encode_file,
+    )
+    from rollstream.storage.archive.originals import messages_of as messages_of
+    from rollstream.storage.archive.reading import (
+        archived_files as archived_files,
+        archived_to as archived_to,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "file_names": ("ArchiveFile",),
+        "files": (
+            "EncodedFile",
+            "encode_file",
+        ),
+        "originals": ("messages_of",),
+        "reading": (
+            "archived_files",
+            "archived_to",
+        ),
+    },
+)

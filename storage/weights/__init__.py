@@ -8,3 +8,79 @@ rollouts.
 version as a folder; `resident` keeps them in memory and updates them. `tensors` converts tensors to
 bytes, also those that several processes hold. `verify` checks and compares versions.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.storage.weights.fetch import (
+        export_version as export_version,
+        fetch_model_file as fetch_model_file,
+        fetch_tensors as fetch_tensors,
+    )
+    from rollstream.storage.weights.manifest import (
+        Manifest as Manifest,
+        read_manifest as read_manifest,
+    )
+    from rollstream.storage.weights.pointer import (
+        Pointer as Pointer,
+        advance_pointer as advance_pointer,
+        read_pointer as read_pointer,
+        take_pointer as take_pointer,
+    )
+    from rollstream.storage.weights.publish import (
+        announcement as announcement,
+        publish_version as publish_version,
+    )
+    from rollstream.storage.weights.resident import (
+        ResidentUpdate as ResidentUpdate,
+        ResidentWeights as ResidentWeights,
+    )
+    from rollstream.storage.weights.retention import (
+        delete_versions as delete_versions,
+        plan_retention as plan_retention,
+        stored_versions as stored_versions,
+    )
+    from rollstream.storage.weights.verify import (
+        compare_versions as compare_versions,
+        verify_version as verify_version,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "fetch": (
+            "export_version",
+            "fetch_model_file",
+            "fetch_tensors",
+        ),
+        "manifest": (
+            "Manifest",
+            "read_manifest",
+        ),
+        "pointer": (
+            "Pointer",
+            "advance_pointer",
+            "read_pointer",
+            "take_pointer",
+        ),
+        "publish": (
+            "announcement",
+            "publish_version",
+        ),
+        "resident": (
+            "ResidentUpdate",
+            "ResidentWeights",
+        ),
+        "retention": (
+            "delete_versions",
+            "plan_retention",
+            "stored_versions",
+        ),
+        "verify": (
+            "compare_versions",
+            "verify_version",
+        ),
+    },
+)

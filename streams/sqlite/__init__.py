@@ -3,3 +3,17 @@
 `bus` implements the contract over `topic_log` (one topic) and `groups` (consumer groups).
 `database` opens a file, runs its transactions and translates its errors.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.streams.sqlite.bus import SqliteBus as SqliteBus
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bus": ("SqliteBus",),
+    },
+)

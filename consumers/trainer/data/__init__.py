@@ -8,3 +8,105 @@ topics and reads truncated records from the archive.
 
 `takes` imports torch; the audit, which imports other modules of this package, must not.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.consumers.trainer.data.groups import (
+        GroupIntake as GroupIntake,
+        ReceivedAnnotation as ReceivedAnnotation,
+        ReceivedCompletion as ReceivedCompletion,
+        TrainerGroup as TrainerGroup,
+        fetch_annotations as fetch_annotations,
+        fetch_group as fetch_group,
+    )
+    from rollstream.consumers.trainer.data.poisoned_takes import (
+        ComputeFailed as ComputeFailed,
+        SupersededTakes as SupersededTakes,
+        TakeAttempts as TakeAttempts,
+        plan_superseded as plan_superseded,
+    )
+    from rollstream.consumers.trainer.data.prepare import (
+        PreparedGroup as PreparedGroup,
+        TrainingRule as TrainingRule,
+        advantages as advantages,
+        prepare_group as prepare_group,
+        training_rule as training_rule,
+    )
+    from rollstream.consumers.trainer.data.retention import (
+        ArchiveBackedBus as ArchiveBackedBus,
+        HeldVersions as HeldVersions,
+        LogTruncation as LogTruncation,
+        PinnedVersions as PinnedVersions,
+    )
+    from rollstream.consumers.trainer.data.sample import (
+        Sample as Sample,
+        annotated_rewards as annotated_rewards,
+        sample_of as sample_of,
+    )
+    from rollstream.consumers.trainer.data.selection import (
+        AnnotationWatch as AnnotationWatch,
+        GroupCandidate as GroupCandidate,
+        UpdateProgress as UpdateProgress,
+        freshest as freshest,
+        load_choice as load_choice,
+        oldest as oldest,
+        pack_micro_batches as pack_micro_batches,
+    )
+    from rollstream.consumers.trainer.data.takes import (
+        ReadyGroup as ReadyGroup,
+        TakeFeeder as TakeFeeder,
+    )
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "groups": (
+            "GroupIntake",
+            "ReceivedAnnotation",
+            "ReceivedCompletion",
+            "TrainerGroup",
+            "fetch_annotations",
+            "fetch_group",
+        ),
+        "poisoned_takes": (
+            "ComputeFailed",
+            "SupersededTakes",
+            "TakeAttempts",
+            "plan_superseded",
+        ),
+        "prepare": (
+            "PreparedGroup",
+            "TrainingRule",
+            "advantages",
+            "prepare_group",
+            "training_rule",
+        ),
+        "retention": (
+            "ArchiveBackedBus",
+            "HeldVersions",
+            "LogTruncation",
+            "PinnedVersions",
+        ),
+        "sample": (
+            "Sample",
+            "annotated_rewards",
+            "sample_of",
+        ),
+        "selection": (
+            "AnnotationWatch",
+            "GroupCandidate",
+            "UpdateProgress",
+            "freshest",
+            "load_choice",
+            "oldest",
+            "pack_micro_batches",
+        ),
+        "takes": (
+            "ReadyGroup",
+            "TakeFeeder",
+        ),
+    },
+)

@@ -6,3 +6,17 @@
 computes the Llama and Qwen families, `hf_decoder` any other model; `engine.open_decoder` chooses.
 `weights` loads, patches and reads back the served weights.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.producers.engines.torch.engine import TorchEngine as TorchEngine
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "engine": ("TorchEngine",),
+    },
+)

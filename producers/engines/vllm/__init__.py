@@ -6,3 +6,17 @@ of an engine. `weights`, `staging`, `transfer` and `parameter_map` load and read
 `drafts`, `proposer` and `proposer_speculation` make drafts. `worker` and `transfer` run inside
 vLLM's workers.
 """
+
+from typing import TYPE_CHECKING
+
+from rollstream.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rollstream.producers.engines.vllm.engine import VllmEngine as VllmEngine
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "engine": ("VllmEngine",),
+    },
+)
