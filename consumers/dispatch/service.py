@@ -42,7 +42,7 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.1  # between two rounds; queued assignments keep slots busy meanwhile
+ROUND_S = 0.05  # between two rounds; queued assignments keep slots busy meanwhile
 
 
 @dataclass(slots=True)

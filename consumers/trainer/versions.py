@@ -38,7 +38,6 @@ from rollstream.storage.weights.retention import (
     StoredVersion,
     delete_versions,
     plan_retention,
-    stored_version,
     stored_versions,
 )
 from rollstream.storage.weights.tensors import DistributedTensors, Tensors, tensor_hashes
@@ -46,8 +45,6 @@ from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
-
-LIST_EVERY = 16
 
 
 @dataclass(slots=True)
@@ -66,8 +63,7 @@ class VersionWriter:
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
-    """The versions as last listed, with those published and without those deleted since."""
-    _retained: int = 0
+    """The versions as last listed: their manifests are not read again."""
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
     _chain: AnchorChain | None = None
@@ -109,7 +105,6 @@ class VersionWriter:
             manifest = self._publish_weights(version, tensors)
         self.pointer = advance_pointer(self.store, manifest)
         self._continue_from(manifest, tensors)
-        self._stored = [*self._stored, stored_version(manifest)]
         self._announce(manifest)
         return version
 
@@ -191,18 +186,15 @@ class VersionWriter:
 
     def retain(self) -> None:
         """Delete versions that nothing needs any more; a warning is logged where `versions_max`
-        removes one that is still needed.
-
-        The store is listed at the first call and at every `LIST_EVERY`-th: only a killed or fenced
-        trainer leaves versions that this one did not publish.
+        removes one that is still needed. May run beside `publish`: a version above the pointer of
+        this moment counts as being published.
         """
-        assert self.pointer is not None, "retention comes after a version was published"
-        if self._retained % LIST_EVERY == 0:
-            self._stored = stored_versions(self.store, self._stored)
-        self._retained += 1
+        pointer = self.pointer  # before the listing
+        assert pointer is not None, "retention comes after a version was published"
+        self._stored = stored_versions(self.store, self._stored)
         plan = plan_retention(
             self._stored,
-            self.pointer,
+            pointer,
             self.pinned(),
             self.settings.keep_every,
             self.settings.versions_max,
@@ -214,7 +206,6 @@ class VersionWriter:
                 self.settings.versions_max,
             )
         delete_versions(self.store, plan, self.term)
-        self._stored = [stored for stored in self._stored if stored.version not in plan.delete]
 
     def _announce(self, manifest: Manifest) -> None:
         self.writer.append([(self.run, announcement(manifest, self.clock()))])

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from rollstream.consumers.trainer.versions import LIST_EVERY, VersionWriter
+from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, read_manifest
-from rollstream.storage.weights.retention import stored_versions
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
@@ -150,26 +149,3 @@ def test_a_base_of_a_version_that_a_rollout_holds_stays(bus, store):
         writer.publish(number, tensors_at(number))
         writer.retain()
     assert torch.equal(fetch_tensors(store, Version(1, 1))[1]["weight"], tensors_at(1)["weight"])
-
-
-def test_retention_lists_the_store_seldom_and_finds_what_others_left(bus, store):
-    listed = []
-
-    class CountingStore(MemoryStore):
-        def list(self, prefix=""):
-            if prefix == "weights/":
-                listed.append(prefix)
-            return super().list(prefix)
-
-    store = CountingStore()
-    writer = opened(bus, store, 1, versions_max=4)
-    for number in range(LIST_EVERY):
-        writer.publish(number, tensors_at(number))
-        writer.retain()
-    assert len(listed) == 1
-    assert len([v for v in stored_versions(store) if v.whole]) <= 4
-    stray = Version(9, 0)
-    store.create(manifest_key(stray), b"{}")  # by a fenced trainer, after it was listed
-    writer.publish(LIST_EVERY, tensors_at(LIST_EVERY))
-    writer.retain()
-    assert stray not in {stored.version for stored in stored_versions(store)}

@@ -138,9 +138,7 @@ class VersionStore(RuleBasedStateMachine):
         self.pinned = {reader.version for reader in self.readers if reader.version}
         self.attempt(fatal, after, lambda writer: writer.retain())
         if self.writer is not None:
-            # A zombie's one version may stay until the store is listed again.
-            kept = {stored.version for stored in stored_versions(self.store)} - self.strays
-            assert len(kept) <= SETTINGS.versions_max
+            assert len(stored_versions(self.store)) <= SETTINGS.versions_max
 
     @precondition(lambda self: believed_pointer(self.store) is not None)
     @rule(
