@@ -182,8 +182,7 @@ def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> 
     """Delete them, the manifest of each first; can be repeated after an interruption."""
     for old in unwanted:
         store.delete(_manifest_key(old))
-        for entry in store.list(f"{old.folder}/"):
-            store.delete(entry.key)
+        store.delete_all(entry.key for entry in store.list(f"{old.folder}/"))
 
 
 def _read_state(

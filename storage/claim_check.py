@@ -73,19 +73,19 @@ def parse_blob_key(key: str) -> BlobKey | None:
 
 def collect_blobs(bus: Bus, store: ObjectStore) -> int:
     """Delete the hours that no kept record can name. Returns the number of deleted blobs."""
-    count = 0
+    unneeded: list[str] = []
     topics = {topic.name for topic in catalogue()}
     needed_from: dict[str, str] = {}  # hours in time order are in text order
-    for blob in list(store.list("blobs/")):
+    for blob in store.list("blobs/"):
         named = parse_blob_key(blob.key)
         if named is None or named.topic not in topics:
             continue  # an object of another program
         if named.topic not in needed_from:
             needed_from[named.topic] = _first_hour_needed(bus, named.topic)
         if named.hour < needed_from[named.topic]:
-            store.delete(blob.key)
-            count += 1
-    return count
+            unneeded.append(blob.key)
+    store.delete_all(unneeded)
+    return len(unneeded)
 
 
 def _first_hour_needed(bus: Bus, topic: str) -> str:

@@ -8,7 +8,7 @@ leases and retention; waits are real seconds.
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.deadline import Deadline
@@ -287,6 +287,10 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         with self._lock:
             self._objects.pop(check_key(key), None)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def _content(self, key: str) -> bytes:
         with self._lock:

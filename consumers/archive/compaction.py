@@ -69,14 +69,15 @@ class Compactor:
         current: Sequence[ArchiveFile],
         before: Mapping[str, float],
     ) -> None:
-        now_s = self._monotonic()
+        now_s, due = self._monotonic(), list[str]()
         for file in sorted(redundant, key=lambda file: file.key):
             since_s = before.get(file.key, now_s)
             if now_s - since_s >= self._settings.compact_grace_s and self._is_held(file, current):
-                self._store.delete(file.key)
-                self.deleted += 1
+                due.append(file.key)
             else:
                 self._redundant_s[file.key] = since_s
+        self._store.delete_all(due)
+        self.deleted += len(due)
 
     def _is_held(self, file: ArchiveFile, current: Sequence[ArchiveFile]) -> bool:
         """Whether a merged file holds this one, by its footer."""

@@ -10,6 +10,9 @@ Order for each step (docs/reference/invariants.md, A trainer's step):
 3. announce it; 4. append `StepDone`; 5. write the checkpoint if one is due; 6. delete checkpoints,
 records and versions that nothing needs any more. A crash between any two leaves a prefix of this
 order, and a restarted trainer repeats the step with the same bytes.
+
+6 has a second thread, so that no version waits for deletions: one deletion after another, each for
+all steps that were published since the last one began.
 """
 
 import logging
@@ -71,9 +74,55 @@ class CheckpointRetention:
     truncation: LogTruncation | None = None
 
 
+class DeletionThread:
+    """Calls `delete` in a thread of its own, once for all requests since the last call began. Its
+    argument states whether one of them follows a checkpoint.
+    """
+
+    def __init__(self, delete: Callable[[bool], None]) -> None:
+        self._delete = delete
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._is_due = self._has_checkpoint = self._is_closed = False
+        self.failed: BaseException | None = None
+        """What ended the thread early."""
+        self._thread = threading.Thread(target=self._run, name="deletions", daemon=True)
+        self._thread.start()
+
+    def request(self, has_checkpoint: bool) -> None:
+        """Never waits."""
+        with self._lock:
+            self._is_due = True
+            self._has_checkpoint |= has_checkpoint
+        self._wake.set()
+
+    def close(self) -> None:
+        """Serve the last request, then end the thread."""
+        self._is_closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._wake.wait()
+                self._wake.clear()
+                with self._lock:
+                    is_due, has_checkpoint = self._is_due, self._has_checkpoint
+                    self._is_due = self._has_checkpoint = False
+                if is_due:
+                    self._delete(has_checkpoint)
+                elif self._is_closed:
+                    return
+                if self._is_closed:
+                    self._wake.set()
+        except BaseException as error:
+            log.exception("deletion failed")
+            self.failed = error
+
+
 class StepPublisher:
-    """Owns the publishing thread. An exception in it is raised again in the trainer's thread, by
-    `submit`, `check`, `await_room` and `close`.
+    """Owns the publishing and the deletion thread. An exception in one of them is raised again in
+    the trainer's thread, by `submit`, `check`, `await_room` and `close`.
     """
 
     def __init__(
@@ -97,6 +146,7 @@ class StepPublisher:
         """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
         self.totals = TrainerTotals()
+        self._deletions = DeletionThread(self.delete_unneeded)
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -126,12 +176,15 @@ class StepPublisher:
         self._offer(snapshot)
 
     def check(self) -> None:
-        """Raise the exception of the publishing thread, if there was one."""
-        if self._failed is not None:
-            raise self._failed
+        """Raise the exception that ended one of the threads, if there was one."""
+        failed = self._failed or self._deletions.failed
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
-        """Publish everything that was handed over, then end the thread."""
+        """Publish everything that was handed over and delete what is not needed any more, then end
+        both threads.
+        """
         self._offer(None)
         self._thread.join()
         self.check()
@@ -150,11 +203,15 @@ class StepPublisher:
         try:
             while (snapshot := self._queue.get()) is not None:
                 self.publish(snapshot)
+                self._deletions.request(snapshot.checkpoint is not None)
         except BaseException as error:
             log.exception("publishing failed")
             self._failed = error
+        finally:
+            self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
+        """Steps 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -171,8 +228,12 @@ class StepPublisher:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
             self.state_buffers.release(tensors)
+
+    def delete_unneeded(self, has_checkpoint: bool) -> None:
+        """Step 6; checkpoints and records only after a new checkpoint."""
+        if has_checkpoint:
             self.clean_up()
-        self._versions.retain()  # 6
+        self._versions.retain()
 
     def clean_up(self) -> None:
         """Delete old checkpoints and truncate the topics behind them. The term is checked again
@@ -183,7 +244,7 @@ class StepPublisher:
         unwanted = plan_checkpoints(stored, self._retention.checkpoints)
         for one in unwanted:
             check_term(self._store, self._versions.term)
-            delete_checkpoints(self._store, [one])  # 6
+            delete_checkpoints(self._store, [one])
         check_term(self._store, self._versions.term)
         truncation = self._retention.truncation
         if truncation is not None:

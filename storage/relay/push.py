@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -214,6 +214,10 @@ class PushingStore:
     def delete(self, key: str) -> None:
         self._wait(key)
         self._store.delete(key)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        self._wait()
+        self._store.delete_all(keys)
 
     def metric_values(self) -> MetricValues:
         return self._push.metric_values()

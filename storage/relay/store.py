@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rollstream.storage.relay.client import (
@@ -85,6 +85,9 @@ class RelayStore:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        self._store.delete_all(keys)
 
     def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
         """Read from shared memory; the contract asks for bytes, so this is the single copy. An

@@ -20,7 +20,7 @@ write to would need.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,13 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
+        ...
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """Remove these objects in any order, in few requests where the back end can; absent ones
+        are fine. If it raises or its process dies, any of them may be left: what must be deleted
+        first is a call of its own.
+        """
         ...
 
 

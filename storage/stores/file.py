@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -193,6 +193,10 @@ class FileStore:
             with suppress(NotADirectoryError, IsADirectoryError):
                 path.unlink(missing_ok=True)
             self._remove_empty(path.parent)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def remove_if_empty(self) -> None:
         """Remove the store's folder if it holds no object; any other file in it stays."""

@@ -17,7 +17,6 @@ from rollstream.errors import CorruptObject, Fenced, ObjectMissing, StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.weights.manifest import (
-    Manifest,
     manifest_key,
     parse_version,
     read_manifest,
@@ -127,11 +126,6 @@ def listed_versions(store: ObjectStore) -> list[Version]:
     return [version for name in folders if (version := parse_version(name)) is not None]
 
 
-def stored_version(manifest: Manifest) -> StoredVersion:
-    """The version of a manifest that is stored."""
-    return StoredVersion(manifest.version, manifest.base)
-
-
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
@@ -150,22 +144,29 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
         return StoredVersion(version, whole=False)
     except CorruptObject:
         return StoredVersion(version)  # retained like a complete one: damage needs no early delete
-    return stored_version(manifest)
+    return StoredVersion(version, manifest.base)
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete the versions of the plan, newest first, the manifest of each version first.
+    """Delete the versions of the plan: their manifests, newest first, then all other files.
 
     Idempotent, also after an interruption. Raises `Fenced` if `term` lost the pointer.
     """
     for version in reversed(plan.delete):
-        present = read_pointer(store)
-        if present is not None and present[0].term > term:
-            raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
-        assert present is None or present[0].version != version, "the believed version must stay"
+        _check_deletable(store, version, term)
         store.delete(manifest_key(version))
-        for entry in store.list(f"{version_folder(version)}/"):
-            store.delete(entry.key)
+    folders = [f"{version_folder(version)}/" for version in plan.delete]
+    files = [entry.key for folder in folders for entry in store.list(folder)]
+    if files:
+        _check_deletable(store, plan.delete[0], term)
+        store.delete_all(files)
+
+
+def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
+    present = read_pointer(store)
+    if present is not None and present[0].term > term:
+        raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+    assert present is None or present[0].version != version, "the believed version must stay"
 
 
 PIN_PREFIX = "pins/"

@@ -1,7 +1,7 @@
 """A real object store as one process sees it: each write passes its gate."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
@@ -26,6 +26,10 @@ class CrashingStore:
 
     def delete(self, key: str) -> None:
         self.gate.write(_kind("delete", key), lambda: self.inner.delete(key))
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         self.gate.look()

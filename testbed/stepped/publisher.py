@@ -14,12 +14,17 @@ WAIT_S = 0.01
 
 @dataclass
 class SteppedPublisher:
-    """The interface that `Trainer` uses; `inner` publishes, in the task that calls `run`."""
+    """The interface that `Trainer` uses; `inner` publishes in the task that calls `run` and deletes
+    in the task that calls `delete`.
+    """
 
     inner: StepPublisher
     baton: Baton
     _queue: deque[StepSnapshot] = field(default_factory=deque[StepSnapshot])
+    _due: list[bool] = field(default_factory=list[bool])
+    """Published steps after which nothing was deleted yet: whether each had a checkpoint."""
     _busy: bool = False
+    _deleting: bool = False
     _closed: bool = False
     _failed: BaseException | None = None
 
@@ -31,11 +36,31 @@ class SteppedPublisher:
                     self.baton.wait(WAIT_S)
                     continue
                 self._busy = True
-                self.inner.publish(self._queue.popleft())
+                snapshot = self._queue.popleft()
+                self.inner.publish(snapshot)
+                self._due.append(snapshot.checkpoint is not None)
                 self._busy = False
         except BaseException as error:
             self._failed = error
             raise
+
+    def delete(self) -> None:
+        """Deletes beside `run` until `close`."""
+        try:
+            while self._is_active():
+                if not self._due:
+                    self.baton.wait(WAIT_S)
+                    continue
+                self._deleting, due = True, self._due
+                self._due = []
+                self.inner.delete_unneeded(any(due))
+                self._deleting = False
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _is_active(self) -> bool:
+        return bool(self._queue or self._busy or self._due or self._deleting or not self._closed)
 
     @property
     def weight_buffers(self) -> BufferPool:
@@ -60,7 +85,7 @@ class SteppedPublisher:
 
     def close(self) -> None:
         self._closed = True
-        while self._queue or self._busy:
+        while self._is_active():
             self.check()
             self.baton.wait(WAIT_S)
         self.check()

@@ -248,6 +248,7 @@ class SteppedRun:
         inner, publisher = trainer.publisher, SteppedPublisher(trainer.publisher, self.baton)
         trainer.publisher = publisher  # type: ignore[assignment]
         self.baton.start(process, publisher.run)
+        self.baton.start(process, publisher.delete)
         try:
             if trainer.run(self._stops["trainer"]):  # type: ignore[arg-type]
                 self.complete = True

@@ -1,6 +1,6 @@
 """An object store whose process dies at a chosen write, before or after the write takes effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
 
@@ -27,6 +27,10 @@ class FaultyStore:
 
     def delete(self, key: str) -> None:
         self._write(lambda: self._store.delete(key))
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return self._store.get(key, start, end)

@@ -17,12 +17,13 @@ from rollstream.consumers.trainer.publisher import (
 )
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import StoreError
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
+from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, stored_checkpoints
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.storage.weights.retention import stored_versions
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Position, StepDone
 from rollstream.streams.topics import catalogue
@@ -38,12 +39,19 @@ class Gate(FileStore):
 
     gate: threading.Event
     full = False
+    deletions: threading.Event | None = None
+    """Deletions wait for it, if there is one."""
 
     def create(self, key: str, data: Data) -> str:
         self.gate.wait()
         if self.full:
             raise StoreError("no space left")
         return super().create(key, data)
+
+    def delete(self, key: str) -> None:
+        if self.deletions is not None:
+            self.deletions.wait()
+        super().delete(key)
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
@@ -55,21 +63,28 @@ def weights(step: int) -> dict[str, torch.Tensor]:
     return {"embed": embedding, "norm": torch.ones(32) * step, "head": embedding}
 
 
-@pytest.fixture
-def publishing(tmp_path: Path):
-    bus = open_bus(f"sqlite:{tmp_path / 'bus'}")
+def opened(folder: Path, versions_max: int = 16, checkpoints: int = STEPS):
+    """A publisher over a log and a gated store in `folder`."""
+    bus = open_bus(f"sqlite:{folder / 'bus'}")
     bus.create(catalogue(1))
-    store = Gate(tmp_path / "store")
+    store = Gate(folder / "store")
     store.gate = threading.Event()
     store.gate.set()
     writer = FencedWriter(bus, "weights", "trainer", 1)
-    versions = VersionWriter(store, writer, "r", 1, WeightsSettings(), FILES, lambda: ())
+    settings = WeightsSettings(versions_max=versions_max)
+    versions = VersionWriter(store, writer, "r", 1, settings, FILES, lambda: ())
     versions.open()
     ledger = Ledger(bus, 1)
     ledger.open(Position())
     publisher = StepPublisher(
-        store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), CheckpointRetention(STEPS)
+        store, versions, ledger, MetricsFile(folder / "m.jsonl"), CheckpointRetention(checkpoints)
     )
+    return publisher, store, bus
+
+
+@pytest.fixture
+def publishing(tmp_path: Path):
+    publisher, store, bus = opened(tmp_path)
     yield publisher, store
     store.gate.set()
     bus.close()
@@ -133,6 +148,42 @@ def test_a_slow_store_delays_versions_not_steps_within_the_bound(publishing) -> 
     thread.join()
     publisher.close()
     assert publisher.version == 1 + QUEUE_MAX
+
+
+def test_no_version_waits_for_deletions_and_none_is_left_out(tmp_path: Path) -> None:
+    publisher, store, bus = opened(tmp_path, versions_max=4, checkpoints=2)
+    store.deletions = threading.Event()
+    for step in range(STEPS):
+        hand_over(publisher, step, checkpoint=True)
+    while publisher.version < STEPS - 1:
+        threading.Event().wait(0.005)
+    assert len(stored_versions(store)) == STEPS
+    store.deletions.set()
+    publisher.close()
+    versions = {stored.version.number for stored in stored_versions(store)}
+    assert STEPS - 1 in versions
+    assert len(versions) <= 4
+    assert [one.id.step for one in stored_checkpoints(store)] == [STEPS - 2, STEPS - 1]
+    bus.close()
+
+
+def test_what_fails_in_a_deletion_ends_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(keys: object) -> None:
+        raise StoreError("not today")
+
+    publisher, store, bus = opened(tmp_path, versions_max=4)
+    monkeypatch.setattr(store, "delete_all", fail)
+
+    def run() -> None:
+        for step in range(STEPS):
+            hand_over(publisher, step)
+        publisher.close()
+
+    with pytest.raises(StoreError, match="not today"):
+        run()
+    bus.close()
 
 
 def test_what_fails_in_the_thread_ends_the_wait_for_room(publishing) -> None:

@@ -31,6 +31,7 @@ from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, TimeLimi
 PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20
 FIRST_BYTES = 4 << 20  # an object up to this size costs only one request
+DELETE_KEYS_MAX = 1000  # S3's limit for one request
 RANGE_BYTES = 16 << 20  # hashing included, as fast as boto3's transfers of 8 MiB (measured)
 MIB = 1 << 20
 
@@ -227,6 +228,20 @@ class S3Client:
     def delete(self, name: str) -> None:
         with _translate_failures():
             self._s3.delete_object(Bucket=self._bucket, Key=name)
+
+    def delete_objects(self, names: Sequence[str]) -> dict[str, S3Failure]:
+        """Delete at most `DELETE_KEYS_MAX` objects; returns the failure of each that is left."""
+        listed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        with _translate_failures():
+            answer = self._s3.delete_objects(Bucket=self._bucket, Delete=listed)
+        failures: dict[str, S3Failure] = {}
+        for error in answer.get("Errors", []):
+            code = str(error.get("Code", "Unknown"))
+            status = 500 if code == "InternalError" else 400
+            failure = classify_failure(status, code, str(error.get("Message", "")))
+            if failure.kind is not FailureKind.MISSING:
+                failures[str(error.get("Key", ""))] = failure
+        return failures
 
 
 @dataclass(frozen=True, slots=True)

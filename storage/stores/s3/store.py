@@ -12,7 +12,7 @@ the object's nonce shows whose write it was.
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from rollstream.deadline import Deadline
@@ -30,6 +30,7 @@ from rollstream.storage.stores.base import (
 )
 from rollstream.storage.stores.s3.address import S3Address
 from rollstream.storage.stores.s3.client import (
+    DELETE_KEYS_MAX,
     PART_BYTES,
     ByteRange,
     S3Client,
@@ -206,6 +207,7 @@ class S3Store:
         pool = ThreadPoolExecutor(IN_FLIGHT_MAX, "s3")
         self._reader = S3Reader(self._client, pool, self._limits)
         self._writer = S3Writer(self._client, self._reader, pool, self._limits)
+        self._has_batches = True
 
     def put(self, key: str, data: Data) -> str:
         name = self._name(key)
@@ -257,6 +259,41 @@ class S3Store:
         name = self._name(key)
         with translate_s3_errors("delete", self._where(key)):
             self._attempts().run(lambda: self._client.delete(name))
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """One request per `DELETE_KEYS_MAX` keys. A server that refuses such requests gets one per
+        key from then on.
+        """
+        every = [self._name(key) for key in keys]
+        for start in range(0, len(every), DELETE_KEYS_MAX):
+            names = every[start : start + DELETE_KEYS_MAX]
+            where = f"{len(names)} objects, the first {self._where(names[0][len(self._folder) :])}"
+            with translate_s3_errors("delete", where):
+                for name in self._delete_batch(names) if self._has_batches else names:
+                    self._attempts().run(lambda name=name: self._client.delete(name))
+
+    def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
+        """The names that are left: none, unless the server refuses the request or one of them. A
+        key that is refused in a batch is asked for alone, so that its own error is raised.
+        """
+        left = names
+
+        def request() -> None:
+            nonlocal left
+            failures = self._client.delete_objects(left)
+            left = [name for name in left if name in failures]
+            if left:
+                raise next(iter(failures.values()))
+
+        try:
+            self._attempts().run(request)
+        except S3Failure as failure:
+            if failure.kind is not FailureKind.REFUSED:
+                raise
+            if left is names:
+                self._has_batches = False
+                _log.info("object store: one request per deleted key, as batches fail: %s", failure)
+        return left
 
     def _listed(self, prefix: str, where: str) -> Iterator[ListedObject]:
         more: str | None = None

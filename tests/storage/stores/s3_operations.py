@@ -56,5 +56,6 @@ OPERATIONS = [
     Operation("create_large", LARGE, False, lambda s, new: s.create(KEY, new) == s.stat(KEY).etag),
     Operation("swap", SMALL, True, _swap),
     Operation("delete", SMALL, True, lambda s, new: s.delete(KEY) is None),
+    Operation("delete_all", SMALL, True, lambda s, new: s.delete_all([KEY, "absent"]) is None),
 ]
 READS = ("get", "get_large", "get_range", "stat", "list")

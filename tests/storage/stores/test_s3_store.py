@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from typing import Any
 
 import boto3
 import pytest
@@ -14,6 +15,7 @@ from rollstream.errors import ConfigurationError, ObjectExists, StoreError, Stor
 from rollstream.storage.stores.base import KeyRefused
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.storage.stores.s3.errors import classify_failure
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_races_of_processes
@@ -63,6 +65,73 @@ def test_a_listing_goes_on_beyond_one_page(url):
     assert [entry.key for entry in store.list("many/")] == [f"many/{n:04d}" for n in range(1100)]
 
 
+def requests_of(store: Any, monkeypatch):
+    """The names of the S3 requests that the store sends from now on."""
+    client, sent = store._client, []
+    for name in ("delete", "delete_objects"):
+        inner = getattr(client, name)
+        wrapped = lambda *a, name=name, inner=inner: sent.append(name) or inner(*a)  # noqa: E731
+        monkeypatch.setattr(client, name, wrapped)
+    return sent
+
+
+def test_a_thousand_keys_are_deleted_in_a_request(s3_url, monkeypatch):
+    store = open_store(s3_url)
+    keys = [f"many/{n:04d}" for n in range(1004)]
+    in_threads(8, lambda t: [store.put(key, b"") for key in keys[t::8]])
+    sent = requests_of(store, monkeypatch)
+    store.delete_all(keys[:1003])
+    assert sent == ["delete_objects"] * 2
+    assert [entry.key for entry in store.list()] == keys[1003:]
+
+
+def test_a_server_without_batches_gets_one_request_per_key(url, monkeypatch):
+    store: Any = open_store(url)
+    for key in ("a", "b", "c", "d"):
+        store.put(key, b"x")
+    refusal = classify_failure(501, "NotImplemented", "A header you provided implies …")
+
+    def refuse(names):
+        raise refusal
+
+    monkeypatch.setattr(store._client, "delete_objects", refuse)
+    sent = requests_of(store, monkeypatch)
+    store.delete_all(["a", "b"])
+    store.delete_all(["c"])
+    assert sent == ["delete_objects", "delete", "delete", "delete"]
+    assert [entry.key for entry in store.list()] == ["d"]
+
+
+def test_a_key_that_fails_in_a_batch_is_asked_for_again_and_its_error_raised(url, monkeypatch):
+    """Transient errors of keys are retried with those keys alone; a refusal names its key."""
+    store: Any = open_store(url)
+    for key in ("a", "b", "c"):
+        store.put(key, b"x")
+    inner, sent = store._client.delete_objects, []
+
+    def flaky(names):
+        sent.append(len(names))
+        done = [name for name in names if len(sent) > 1 or not name.endswith("b")]
+        assert not inner(done)
+        slow = classify_failure(400, "SlowDown", "")
+        return {name: slow for name in names if name not in done}
+
+    monkeypatch.setattr(store._client, "delete_objects", flaky)
+    store.delete_all(["a", "b", "c"])
+    assert sent == [3, 1]
+    assert list(store.list()) == []
+    denied = classify_failure(400, "AccessDenied", "no")
+    monkeypatch.setattr(store._client, "delete_objects", lambda names: {names[-1]: denied})
+
+    def deny(name):
+        raise classify_failure(403, "AccessDenied", "no")
+
+    monkeypatch.setattr(store._client, "delete", deny)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        store.delete_all(["a", "b"])
+    assert store._has_batches
+
+
 def test_places_of_one_bucket_do_not_see_each_other(url):
     store = open_store(url)
     store.put("key", b"x")
@@ -106,6 +175,7 @@ def every_call(store):
         lambda: store.read("key"),
         lambda: store.stat("key"),
         lambda: store.delete("key"),
+        lambda: store.delete_all(["key", "other"]),
         lambda: list(store.list()),
     ]
 

@@ -73,6 +73,16 @@ def test_delete_twice_is_fine_and_the_key_is_free_again(store):
     assert store.get("a/b/c") == b"y"
 
 
+def test_many_are_deleted_at_once_absent_ones_too_and_no_other(store):
+    keys = [f"a/{number}" for number in range(7)]
+    for key in (*keys, "a/70", "b"):
+        store.put(key, b"x")
+    store.delete_all(iter([*keys, "a/absent", "absent"]))
+    store.delete_all(keys)
+    store.delete_all([])
+    assert [entry.key for entry in store.list()] == ["a/70", "b"]
+
+
 def test_list_is_ordered_by_key_and_filtered_by_prefix(store):
     for key in ("b", "a/2", "a/10", "a/1/x", "a.b", "ab"):
         store.put(key, key.encode())
@@ -110,6 +120,7 @@ def test_bad_keys_are_refused_by_every_method(store, key):
         lambda: store.stat(key),
         lambda: store.read(key),
         lambda: store.delete(key),
+        lambda: store.delete_all(["a", key]),
     ):
         with pytest.raises(KeyRefused):
             call()
