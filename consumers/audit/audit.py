@@ -1,12 +1,12 @@
 """Audits a run: reads each topic once and then the store, and checks invariants 1 to 7, and 11 for
 checkpoints.
 
-The audit only reads: it dead-letters and commits nothing. The end offsets are fixed before the
-first record is read, those of the ledger first, so that in a live run every record that the ledger
-names is before the fixed ends of the other topics.
+The audit only reads, but for its verdict: it dead-letters and commits nothing. The end offsets are
+fixed before the first record is read, those of the ledger first, so that in a live run every record
+that the ledger names is before the fixed ends of the other topics.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.audit.decisions import DecisionAudit
@@ -17,6 +17,7 @@ from rollstream.consumers.audit.folds import (
     Completeness,
     InvariantResult,
     LedgerIndex,
+    Offender,
     RecordFold,
 )
 from rollstream.consumers.audit.groups import GroupAudit
@@ -31,10 +32,23 @@ from rollstream.consumers.audit.spans import (
 )
 from rollstream.consumers.audit.store import CheckpointAudit, StoreAudit
 from rollstream.consumers.audit.trainer_reads import TrainerReads
+from rollstream.consumers.audit.verdict import (
+    JudgedTopic,
+    TopicCursor,
+    Verdict,
+    VerdictRefused,
+    basis_of,
+    encode_state,
+    findings_of,
+    read_verdict,
+    restore_state,
+    write_verdict,
+)
 from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
+from rollstream.errors import CorruptObject
 from rollstream.storage.archive.segments import Hole
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
+from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.topics import catalogue, is_in_key_partition
 
@@ -46,22 +60,39 @@ READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
+OF_GROUPS = ("annotations", "partials", "trajectories")
+"""Topics whose records are left to the next audit while their group is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 """Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """The folds over all records: `taken` and `reads` are applied before the others; `rows` also
+    """The folds over all records: `ledger` and `reads` are applied before the others; `rows` also
     takes archived rows.
     """
 
     ledger: LedgerIndex
     reads: TrainerReads
+    groups: GroupAudit
     versions: VersionAudit
     fences: FenceAudit
+    origins: OriginAudit
     rows: Sequence[RowFold]
     all: Sequence[RecordFold]
+
+    def apply(self, seen: AuditMessage) -> None:
+        self.ledger.apply(seen)
+        self.reads.apply(seen)
+        for fold in self.all:
+            fold.apply(seen)
+
+    def with_state(self) -> list[object]:
+        """All objects whose fields a verdict holds, each once, in a fixed order."""
+        found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
+        found += self.all
+        tallies = {id(fold.tally): fold.tally for fold in self.all}
+        return [*found, *tallies.values()]
 
 
 @dataclass(slots=True)
@@ -78,17 +109,51 @@ class Audit:
     reading: InvariantResult = field(
         default_factory=lambda: InvariantResult(0, "the records that were read are complete")
     )
+    topics: dict[str, JudgedTopic] = field(default_factory=dict[str, JudgedTopic])
+    """How far each topic was judged, for a verdict."""
     _coverage: dict[str, Completeness] = field(default_factory=dict[str, Completeness])
+    _open: set[int] = field(default_factory=set[int])
+    """Groups whose end is not final by the ledger."""
+    _left: list[tuple[AuditMessage, bool]] = field(default_factory=list[tuple[AuditMessage, bool]])
+    """Messages that are judged for this report only, and whether each was archived."""
 
-    def check(self) -> list[InvariantResult]:
-        """One result for the completeness of the data, then one per invariant in their order."""
+    def check(
+        self, before: Verdict | None = None, keep: Callable[[bytes], None] | None = None
+    ) -> list[InvariantResult]:
+        """One result for the completeness of the data, then one per invariant in their order.
+
+        Continues from the verdict `before`; raises `VerdictRefused` if it does not rest on this
+        log. `keep` is called with the state for the next verdict.
+        """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
             source.fix_end(topic)
         folds = self._folds()
+        state = [self.reading, *folds.with_state()]
+        if before is not None:
+            restore_state(state, before.state)
+            self.topics = dict(before.topics)
         for topic in READ_ORDER:
             self.tell(topic)
-            self._coverage[topic] = self._read(source, topic, folds)
+            self._read(source, topic, folds)
+            if topic == "ledger":
+                self._open = {g for g in folds.groups.admitted if not folds.groups.is_final(g)}
+        if keep is not None:
+            keep(encode_state(state))
+        for seen, archived in self._left:
+            if seen.record is None:
+                folds.fences.damage.judge(seen, archived)
+            else:
+                folds.apply(seen)
+        return self._finish(folds)
+
+    def _finish(self, folds: AuditFolds) -> list[InvariantResult]:
+        for topic in READ_ORDER:
+            judged = self.topics[topic]
+            if judged.count:
+                self.reading.counts[topic] = judged.count
+            if judged.gone:
+                self._report_missing(topic, judged.gone)
         for fold in folds.all:
             fold.finish(self._coverage)
         stored: list[InvariantResult] = []
@@ -111,6 +176,7 @@ class Audit:
         )
         foreign = ForeignCompletions(groups.admitted, self._coverage, ledger)
         spans = SpanAudit(foreign)
+        origins = OriginAudit(ledger, groups.admitted, spans.tally, self._coverage)
         reads = TrainerReads(groups.admitted)
         damage = UnreadableRecords(self.bus, self.reading, reads.was_read)
         fences = FenceAudit(topics, self.reading, damage)
@@ -120,54 +186,101 @@ class Audit:
             spans,
             OneVersionAudit(keep_version, foreign),
             LagAudit(ledger, self.policy),
-            OriginAudit(ledger, groups.admitted, spans.tally, self._coverage),
+            origins,
             DecisionAudit(groups, ledger, reads, self.policy, once.tally),
         )
         every = (groups, *rows, AnnotationAudit(ledger, once.tally), versions, fences)
-        return AuditFolds(ledger, reads, versions, fences, rows, every)
+        return AuditFolds(ledger, reads, groups, versions, fences, origins, rows, every)
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:
         """How much of each topic was available."""
         return self._coverage
 
-    def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> Completeness:
-        count = gone = 0
+    def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:
+        """Judge what the verdict does not cover of a topic; records of open groups are left."""
+        is_compacted = folds.fences.topics[topic].cleanup == "compact"
+        cursor = TopicCursor(self.topics.get(topic, JudgedTopic()), is_compacted)
         partitions = folds.reads.partitions.get(topic, 0)
-        for one in source.messages(topic):
+        if not partitions and source.has_log(topic):
+            partitions = source.view.key_partitions(topic)
+        for one in source.messages(topic, cursor.start):
             if isinstance(one, Hole):
-                folds.fences.passed_over(topic, one)
-                gone += one.end - one.start
-                continue
-            if isinstance(one, TrajectoryRows):
-                count += len(one)
-                misplaced = len(one)
-                for rows in one.in_place(partitions):
-                    misplaced -= len(rows)
-                    for fold in folds.rows:
-                        fold.apply_rows(rows)
-                if misplaced:
-                    self.reading.counts["misplaced"] += misplaced
-                continue
-            count += 1
-            seen = folds.fences.judged(one, source.is_archived)
-            if seen is None:
-                continue
-            if partitions and _is_misplaced(seen, partitions):
-                self.reading.counts["misplaced"] += 1
-                continue
-            folds.ledger.apply(seen)
-            folds.reads.apply(seen)
-            for fold in folds.all:
-                fold.apply(seen)
-        if count:
-            self.reading.counts[topic] = count
-        if gone:
-            self._report_missing(topic, gone)
-            return "part"
-        if source.has_log(topic):
-            return "whole"
-        return "archived" if count else "absent"
+                if cursor.is_new(one):
+                    folds.fences.passed_over(topic, one)
+            elif isinstance(one, TrajectoryRows):
+                again, new = cursor.split(one)
+                for row in again:
+                    self._judge(one.seen(row), True, cursor, folds)
+                if new is not None:
+                    self.reading.counts["from the archive"] += len(new)
+                    self._judge_rows(new, partitions, cursor, folds)
+            elif cursor.is_due(one):
+                self._judge_message(one, source.is_archived, partitions, cursor, folds)
+        judged = cursor.judged(must_prove=topic == "ledger")
+        self.topics[topic] = judged
+        if judged.gone:
+            self._coverage[topic] = "part"
+        elif source.has_log(topic):
+            self._coverage[topic] = "whole"
+        else:
+            self._coverage[topic] = "archived" if judged.count else "absent"
+
+    def _judge_message(
+        self, one: Message, archived: bool, partitions: int, cursor: TopicCursor, folds: AuditFolds
+    ) -> None:
+        if cursor.is_first_time(one):
+            self.reading.counts["from the archive" if archived else "from the log"] += 1
+        seen = folds.fences.judged(one)
+        if seen is None:
+            return
+        if partitions and _is_misplaced(seen, partitions):
+            self.reading.counts["misplaced"] += 1
+        else:
+            self._judge(seen, archived, cursor, folds)
+
+    def _judge_rows(
+        self, rows: TrajectoryRows, partitions: int, cursor: TopicCursor, folds: AuditFolds
+    ) -> None:
+        misplaced = len(rows)
+        for placed in rows.in_place(partitions):
+            misplaced -= len(placed)
+            for piece in self._final_rows(placed, cursor):
+                for fold in folds.rows:
+                    fold.apply_rows(piece)
+        if misplaced:
+            self.reading.counts["misplaced"] += misplaced
+
+    def _final_rows(self, rows: TrajectoryRows, cursor: TopicCursor) -> Iterator[TrajectoryRows]:
+        """The rows of groups whose end is final; the others are left."""
+        if self._open.isdisjoint(rows.groups):
+            yield rows
+            return
+        for row, group in enumerate(rows.groups):
+            if group in self._open:
+                self._leave(rows.seen(row), True, cursor)
+        yield from rows.where([group not in self._open for group in rows.groups])
+
+    def _judge(
+        self, seen: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
+    ) -> None:
+        """Apply the record if its outcome is final, else leave it."""
+        damage = folds.fences.damage if folds.fences.is_damage(seen) else None
+        if damage is None:
+            is_final = getattr(seen.record, "group", None) not in self._open
+            is_final = is_final or seen.topic not in OF_GROUPS
+        else:
+            is_final = not damage.is_early(seen)
+        if not is_final:
+            self._leave(seen, archived, cursor)
+        elif damage is not None:
+            damage.judge(seen, archived)
+        else:
+            folds.apply(seen)
+
+    def _leave(self, seen: AuditMessage, archived: bool, cursor: TopicCursor) -> None:
+        self._left.append((seen, archived))
+        cursor.leave(seen.address)
 
     def _report_missing(self, topic: str, gone: int) -> None:
         text = f"{topic}: {gone} records are neither in the log nor archived"
@@ -177,9 +290,62 @@ class Audit:
             self.reading.notes.append(f"{text} (truncated, as no reader needs them)")
 
 
+def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list[InvariantResult]]:
+    """The audit of a run that continues from its last verdict and stores its own; `make` opens an
+    audit of the run. With `whole`, or if the verdict cannot be used, it starts at the first record.
+
+    Violations that an earlier audit found stay violations; those that an audit from the first
+    record on does not find again become notes. Without a log nothing is stored or continued: such a
+    folder is a copy.
+    """
+    audit = make()
+    store = None if audit.bus is None else audit.store
+    if store is None:
+        return audit, audit.check()
+    basis, before = basis_of(audit.run, audit.policy), None
+    try:
+        before = read_verdict(store)
+    except CorruptObject as error:
+        audit.reading.notes.append(str(error))
+    used = before if before is not None and before.basis == basis and not whole else None
+    states: list[bytes] = []
+    try:
+        results = audit.check(used, states.append)
+    except VerdictRefused:
+        audit, used = make(), None
+        states.clear()
+        results = audit.check(None, states.append)
+    former = [] if before is None else before.former
+    found = [] if before is None else before.found
+    missing = [one for one in found if one not in findings_of(results)]
+    if used is None:
+        former = [*former, *missing]
+    else:
+        _add_again(results, missing)
+    reading = audit.reading
+    verdict = Verdict(basis, audit.topics, states[0], findings_of(results), former)
+    reading.notes += [f"an earlier audit found: {one.where}: {one.what}" for _, one in former]
+    if used is not None:
+        count = sum(topic.count for topic in used.topics.values())
+        reading.notes.append(
+            f"{count:,} messages were judged by an earlier audit (--whole repeats)"
+        )
+    if refusal := write_verdict(store, verdict):
+        reading.notes.append(f"the next audit cannot continue from this one: {refusal}")
+    return audit, results
+
+
+def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:
+    """Add violations that an earlier audit found and that cannot be seen any more."""
+    by_number = {result.number: result for result in results}
+    for number, one in found:
+        if number in by_number:
+            by_number[number].add_violation(one.what, one.topic, one.at, key=one.key)
+
+
 def _is_misplaced(seen: AuditMessage, partitions: int) -> bool:
     """Whether the record is not in its key's partition; trainer and dispatch skip such records. The
-    takes state how many partitions the trainer read.
+    takes state how many partitions the trainer read; before the first one, the log does.
     """
     record, partition = seen.record, seen.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.consumers.audit.folds import (
+    DERIVED,
     AuditMessage,
     Coverage,
     InvariantResult,
@@ -79,13 +80,17 @@ class DecisionAudit:
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
-    _known: BelievedVersions = field(default_factory=lambda: BelievedVersions(-1))
+    _decided: set[int] = field(default_factory=set[int])
+    """Groups of `_held` that were decided; their later completions are duplicates."""
+    _known: BelievedVersions = field(
+        default_factory=lambda: BelievedVersions(-1), metadata={DERIVED: True}
+    )
     """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
     """Groups of takes that the learner could not compute: they end dead, whatever the rule
     decides.
     """
-    _is_begun: bool = False
+    _is_begun: bool = field(default=False, metadata={DERIVED: True})
     _other: int = 0
     """Closings under an earlier configuration that the present configuration would not give."""
 
@@ -116,25 +121,28 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Once the ledger is read: select the groups whose completions are needed."""
+        """Once the ledger is read: select the groups whose completions are needed. Records of
+        groups from a verdict stay.
+        """
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
             return
         for group, admission in self.groups.admitted.items():
-            if group in self._poisoned:
+            if group in self._poisoned or group in self._decided:
                 continue
             if group not in self.groups.ended or group in self._closings:
-                self._held[group] = GroupRecords(admission.names)
+                self._held.setdefault(group, GroupRecords(admission.names))
         odd: dict[int, list[str]] = {u.group: [] for u in self.ledger.uses.values() if not u.step}
         for name, use in self.ledger.uses.items() if odd else ():
             if use.group in odd:
                 odd[use.group].append(name)
         for group, names in odd.items():
-            if group not in self._poisoned:
-                self._held[group] = GroupRecords(tuple(names))
+            if group not in self._poisoned and group not in self._decided:
+                self._held.setdefault(group, GroupRecords(tuple(names)))
         late = {id(take) for take in recent_takes(self.reads.last_term())}
         takes = self.reads.takes
-        self._oldest = {g: 1 << 62 for g, i in self.reads.begun.items() if id(takes[i]) in late}
+        begun = (g for g, i in self.reads.begun.items() if id(takes[i]) in late)
+        self._oldest = {group: self._oldest.get(group, 1 << 62) for group in begun}
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         rule = self.rule
@@ -281,6 +289,7 @@ class DecisionAudit:
         else:
             return
         del self._held[group]
+        self._decided.add(group)
 
     def _check_closing(self, group: int, closing: GroupClosing, held: GroupRecords) -> None:
         stated, version = closing.record.reason, closing.record.step - 1

@@ -66,7 +66,7 @@ class ExactlyOnceAudit:
                 else:
                     self.apply(rows.seen(row))
         self._firsts |= names
-        self._ends[rows.partition] = rows.first + len(rows)
+        self._read_to(rows.partition, rows.first + len(rows))
 
     def finish(self, coverage: Coverage) -> None:
         counts, kept = self.tally.counts, coverage["trajectories"]
@@ -112,9 +112,13 @@ class ExactlyOnceAudit:
                 what = f"{member.trajectory} is not the completion that its group began with"
                 self.tally.add_violation(what, "ledger", at)
 
+    def _read_to(self, partition: int, end: int) -> None:
+        """Records of open groups are applied after the others."""
+        self._ends[partition] = max(end, self._ends.get(partition, 0))
+
     def _complete(self, record: Trajectory, seen: AuditMessage) -> None:
         name = record.trajectory
-        self._ends[seen.address.partition] = seen.address.offset + 1
+        self._read_to(seen.address.partition, seen.address.offset + 1)
         if name in self._firsts:
             self.tally.counts["duplicates"] += 1
             return

@@ -25,6 +25,7 @@ from rollstream.streams.topics import Topic
 from rollstream.streams.values import Address
 
 NOTES_MAX = 10
+READ_BY_TRAINERS = ("trajectories", "annotations")
 _CHECKSUM_AT, _BODY_AT = 8, 16
 
 
@@ -51,6 +52,10 @@ class UnreadableRecords:
     was_read: Callable[[str, Address], bool]
     _copies: dict[str, dict[Address, str]] = field(default_factory=dict[str, dict[Address, str]])
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    def is_early(self, seen: AuditMessage) -> bool:
+        """Whether no trainer has read the bytes yet that trainers read: a later audit may know."""
+        return seen.topic in READ_BY_TRAINERS and not self.was_read(seen.topic, seen.address)
 
     def judge(self, seen: AuditMessage, archived: bool) -> None:
         """Count the bytes, or record a violation."""
@@ -135,8 +140,10 @@ class FenceAudit:
         """Records are missing; the next one is classified by the fence after them."""
         self._fences[topic, hole.partition] = hole.fence
 
-    def judged(self, message: Message, archived: bool) -> AuditMessage | None:
-        """The classified message; None for a tombstone."""
+    def judged(self, message: Message) -> AuditMessage | None:
+        """The classified message; None for a tombstone. Bytes in topics of many writers that are no
+        record are left to `damage`.
+        """
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
@@ -147,9 +154,11 @@ class FenceAudit:
         )
         if self.topics[topic].writer:
             self._count(seen, found.newer)
-        elif found.record is None:
-            self.damage.judge(seen, archived)
         return seen
+
+    def is_damage(self, seen: AuditMessage) -> bool:
+        """Whether these are bytes for `damage` to judge."""
+        return seen.record is None and not self.topics[seen.topic].writer
 
     def apply(self, seen: AuditMessage) -> None:
         """No effect: `judged` has done the work already."""

@@ -20,6 +20,8 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, Version
 
 OFFENDERS_MAX = 10
 UNCHECKED_MAX = 10
+DERIVED = "derived"
+"""In the metadata of a fold's field that is computed from others: a verdict does not hold it."""
 
 ResultState = Literal["kept", "violated", "unchecked"]
 

@@ -55,7 +55,7 @@ class GroupAudit:
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    _attempts: TakeAttempts = field(default_factory=TakeAttempts)
+    attempts: TakeAttempts = field(default_factory=TakeAttempts)
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     """Number of members of each take of a step that is not done."""
 
@@ -66,7 +66,7 @@ class GroupAudit:
         if record is not None and seen.topic == "ledger":
             if isinstance(record, Superseded):
                 self._supersede(record, seen.address)
-            self._attempts.apply(record)
+            self.attempts.apply(record)
         if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
             self.tally.add_violation("only the ledger may end a group", seen.topic, seen.address)
             return
@@ -107,6 +107,13 @@ class GroupAudit:
             if self.ledger.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
                 self._check_counts(done, at)
 
+    def is_final(self, group: int) -> bool:
+        """Whether the ledger ends the group in a way that no later record can undo: the takes of a
+        step that is not done may be superseded.
+        """
+        end = self.ended.get(group)
+        return end is not None and (end.ending != "trained" or end.step in self.ledger.versions)
+
     def _admit(self, record: Admitted, at: Address) -> None:
         if record.group in self.admitted:
             self.tally.add_violation(
@@ -135,8 +142,8 @@ class GroupAudit:
     def _supersede(self, record: Superseded, at: Address) -> None:
         """Undo these takes. Whether they may be superseded is decided by the trainer's own rule."""
         step, update, voids = record.step, record.update, record.micro_batches
-        self._attempts.start()
-        hopeless = self._attempts.takes_to_give_up()
+        self.attempts.start()
+        hopeless = self.attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
             what = f"take {voids} of step {step} is superseded, but had not failed often enough"
             self._unfounded.append((what, at))

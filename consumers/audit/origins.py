@@ -194,6 +194,8 @@ class OriginAudit:
     """Prompts that differ from their group's admission: a description, their address and the
     admitted address.
     """
+    _early: list[tuple[int, int, Address]] = field(default_factory=list[tuple[int, int, Address]])
+    """Prompts whose group was not admitted when they were read: group, samples, address."""
     _unkept: int = 0
 
     def __post_init__(self) -> None:
@@ -262,6 +264,9 @@ class OriginAudit:
         """A rollout fetches a version only after it has applied the previous one. So of several
         versions that it never applied only the newest can be the one that it died with.
         """
+        for group, samples, at in self._early:
+            if group in self.admitted:
+                self._compare_asked(group, self.admitted[group], samples, at)
         for what, at, named in self._elsewhere:
             # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
@@ -269,12 +274,18 @@ class OriginAudit:
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
             self.tally.notes.append(few)
-        if self._uncompared:
-            self.tally.counts["versions taken and not compared"] += len(self._uncompared)
+        if self._uncompared - self._served:
+            uncompared = len(self._uncompared - self._served)
+            self.tally.counts["versions taken and not compared"] += uncompared
         last: dict[RolloutTerm, Version] = {}
-        for who, version in self._unconfirmed:
+        unconfirmed = {
+            (who, version): found
+            for (who, version), found in self._unconfirmed.items()
+            if (*who, version.number, version.term) not in self._applied  # by a later record
+        }
+        for who, version in unconfirmed:
             last[who] = max(last.get(who, version), version)
-        for (who, version), (trajectory, at) in self._unconfirmed.items():
+        for (who, version), (trajectory, at) in unconfirmed.items():
             what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
             if version < last[who]:
                 self.tally.add_violation(what, "trajectories", at)
@@ -284,21 +295,26 @@ class OriginAudit:
     def _ask(self, prompt: Prompt, at: Address) -> None:
         admission = self.admitted.get(prompt.group)
         if admission is not None:
-            asked_for = (admission.prompt, len(admission.names))
-            what = f"group {prompt.group} was admitted with {len(admission.names)} samples of "
-            what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
-            if asked_for != (at, prompt.samples):
-                what = f"{what}; this prompt asks for {prompt.samples}"
-                self._elsewhere.append((what, at, asked_for[0]))
+            self._compare_asked(prompt.group, admission, prompt.samples, at)
+        else:
+            self._early.append((prompt.group, prompt.samples, at))
         count, found = len(prompt.tokens), _token_hash(prompt.tokens)
         asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
+
+    def _compare_asked(self, group: int, admission: Admission, samples: int, at: Address) -> None:
+        if (admission.prompt, len(admission.names)) == (at, samples):
+            return
+        what = f"group {group} was admitted with {len(admission.names)} samples of "
+        what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
+        what = f"{what}; this prompt asks for {samples}"
+        self._elsewhere.append((what, at, admission.prompt))
 
     def _order(self, order: Assignment, seen: AuditMessage) -> None:
         if order.kind == "release":
             return
         key = (order.trajectory, order.attempt, order.rollout, order.rollout_term)
-        self._ordered.add(hash(key))
+        self._ordered.add(_order_hash(key))
         self.chains.want(order)
         asked = self._asked.get(order.group)
         if asked is not None and _token_hash(order.tokens) != asked.hash:
@@ -369,7 +385,7 @@ class OriginAudit:
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
         if not self._ordered or self.coverage.get("assignments") != "whole":
             return ""
-        if hash(key) in self._ordered:
+        if _order_hash(key) in self._ordered:
             return ""
         who = _rollout_name((record.rollout, record.rollout_term))
         return f"is attempt {record.attempt} by {who}, which was never assigned"
@@ -377,6 +393,10 @@ class OriginAudit:
 
 def _rollout_name(who: RolloutTerm) -> str:
     return f"{who[0]} of term {who[1]}"
+
+
+def _order_hash(order: tuple[str, int, str, int]) -> int:
+    return xxh3_64_intdigest("\0".join(map(str, order)).encode())
 
 
 def _token_hash(tokens: Tokens) -> int:

@@ -10,7 +10,7 @@ the same check as to the log, so each violation is decided and worded in one pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -105,11 +105,18 @@ class TrajectoryRows:
         if all(here.values()):
             yield self
             return
-        placed = [here[group] for group in self.groups]
-        edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
+        yield from self.where([here[group] for group in self.groups])
+
+    def where(self, wanted: Sequence[bool]) -> Iterator[TrajectoryRows]:
+        """The rows of which `wanted` is True, as consecutive pieces."""
+        edges = [0, *(np.flatnonzero(np.diff(wanted)) + 1).tolist(), len(wanted)]
         for start, end in pairwise(edges):
-            if placed[start]:
+            if wanted[start]:
                 yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
+
+    def since(self, row: int) -> TrajectoryRows:
+        """The rows from this one on."""
+        return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def seen(self, row: int) -> AuditMessage:
         """One row as a message."""
@@ -268,18 +275,21 @@ class AuditSource:
     def has_log(self, topic: str) -> bool:
         return topic in self._ends
 
-    def messages(self, topic: str) -> Iterator[Message | TrajectoryRows | Hole]:
-        """The messages of the topic up to its fixed end, with a `Hole` for each range that is
-        neither archived nor in the log; archived trajectories come as rows.
+    def messages(
+        self, topic: str, start: Callable[[int], int] = lambda partition: 0
+    ) -> Iterator[Message | TrajectoryRows | Hole]:
+        """The messages of the topic from `start` of each partition up to its fixed end, with a
+        `Hole` for each range that is neither archived nor in the log; archived trajectories come as
+        rows.
         """
         view = self.view if topic in self._ends else LogView(None, self.store, self.run)
-        reader = view.topic(topic, on_hole=self._judge, skip_damaged=True)
+        starts = {partition: start(partition) for partition in range(view.partitions(topic))}
+        reader = view.topic(topic, starts, on_hole=self._judge, skip_damaged=True)
         for segment in reader.segments(self._ends.get(topic)):
             self.is_archived = isinstance(segment, ArchivedRows)
             if isinstance(segment, ArchivedRows):
                 yield from self._rows(segment)
             elif isinstance(segment, list):
-                self.tally.counts["from the log"] += len(segment)
                 yield from segment
             elif segment.reason != "lost":
                 yield segment
@@ -297,7 +307,6 @@ class AuditSource:
                     (piece.offset, 1) if isinstance(piece, Message) else (piece.first, len(piece))
                 )
                 at = first + count
-                self.tally.counts["from the archive"] += count
                 yield piece
         except CorruptObject as error:
             end = rows.first + len(rows)

@@ -1,17 +1,23 @@
 """The faults of a finished run: the audit's findings, and counts that need no audit."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.audit import END_ORDER, Audit
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.verdict import Verdict, basis_of
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
+from rollstream.streams.topics import ARCHIVED_TOPICS
+from rollstream.streams.truncation import truncated_begin
+from rollstream.streams.wrapper import BusWrapper
 from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
 
 Kind = TypeVar("Kind", bound=Record)
@@ -38,14 +44,78 @@ def policy_of(shape: Shape) -> AuditPolicy:
     )
 
 
+class ShortLog(BusWrapper):
+    """A log as it was when these were its ends."""
+
+    def __init__(self, below: Bus, ends: Mapping[str, Mapping[int, int]]) -> None:
+        super().__init__(below)
+        self._ends = ends
+
+    def end(self, topic: str) -> dict[int, int]:
+        return super().end(topic) | dict(self._ends.get(topic, {}))
+
+
+def ends_at(bus: Bus, store: ObjectStore, run: str, share: float) -> dict[str, dict[int, int]]:
+    """The ends of all topics after this share of the time in which the ledger was written. What was
+    truncated since and not archived was never there.
+    """
+    view = LogView(bus, store, run)
+    times = [one.timestamp_ms for one in view.topic("ledger").messages()] or [0]
+    limit = times[0] + share * (times[-1] - times[0])
+    found: dict[str, dict[int, int]] = {}
+    for topic in END_ORDER:
+        found[topic] = dict.fromkeys(range(view.partitions(topic)), 0)
+        for one in view.topic(topic).messages():
+            if one.timestamp_ms <= limit:
+                found[topic][one.address.partition] = one.address.offset + 1
+        if topic in ARCHIVED_TOPICS:
+            continue
+        for partition, begin in truncated_begin(bus, topic).items():
+            found[topic][partition] = max(begin.offset, found[topic][partition])
+    return found
+
+
+def continued_results(
+    bus: Bus, store: ObjectStore, policy: AuditPolicy, share: float, run: str = RUN
+) -> list[InvariantResult]:
+    """An audit that continues from the verdict of one at that time."""
+    states: list[bytes] = []
+    early = Audit(ShortLog(bus, ends_at(bus, store, run, share)), store, run, policy)
+    early.check(None, states.append)
+    verdict = Verdict(basis_of(run, policy), early.topics, states[0])
+    return Audit(bus, store, run, policy).check(verdict)
+
+
+def differing(whole: list[InvariantResult], continued: list[InvariantResult]) -> list[str]:
+    """Where two audits of one log differ, but for how they read it."""
+    found: list[str] = []
+    for one, other in zip(whole, continued, strict=True):
+        for name in ("state", "violations", "offenders", "unchecked", "notes", "counts"):
+            here, there = getattr(one, name), getattr(other, name)
+            if name == "counts":
+                here, there = (
+                    {k: n for k, n in of.items() if n and not k.startswith("from the ")}
+                    for of in (here, there)
+                )
+            elif name in ("offenders", "unchecked", "notes"):
+                here, there = sorted(map(str, here)), sorted(map(str, there))
+            if here != there:
+                found.append(f"{one.number} {name}: {here} whole, {there} continued")
+    return found
+
+
 def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     """Checks invariants 1 to 7, and that this run trained as much as any other with its
     settings.
     """
-    found = Findings()
-    for tally in Audit(bus, store, RUN, policy_of(shape)).check():
+    found, policy = Findings(), policy_of(shape)
+    whole = Audit(bus, store, RUN, policy).check()
+    for tally in whole:
         found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]
         found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
+    for share in (0.3, 0.7):
+        continued = continued_results(bus, store, policy, share)
+        found.wrong += [f"continued at {share}: {one}" for one in differing(whole, continued)]
 
     def records(topic: str, kind: type[Kind]) -> list[Kind]:
         found = LogView(bus, store, RUN).topic(topic).records()

@@ -1,5 +1,5 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only
-(docs/reference/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and continues from the verdict
+of its last audit (docs/reference/audit.md).
 
 Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
 run could not be checked.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import progress_line, quiet_on_closed_pipe, warn
-from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.audit import Audit, continued_audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
@@ -115,9 +115,11 @@ KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 
 
 def add_arguments(command: CommandParser) -> None:
-    command.add_examples("runs/quickstart-0", "runs/quickstart-0 --json")
+    command.add_examples("runs/quickstart-0", "runs/quickstart-0 --whole --json")
     command.add_run(RUN_OR_ARCHIVE_HELP)
     command.add_archive_run()
+    whole = "start at the first record, not where the last audit of the run ended"
+    command.add_argument("--whole", action="store_true", help=whole)
     command.add_json()
 
 
@@ -129,8 +131,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
     try:
         with ExitStack() as opened:
-            audit = _opened(location, opened)
-            tallies = audit.check()
+            audit, tallies = continued_audit(lambda: _opened(location, opened), arguments.whole)
     except ConfigurationError:
         raise
     except RollstreamError as error:
