@@ -126,6 +126,7 @@ class WeightsFollower:
         self._fetched: FetchedWeights | None = None
         self._verdict: ReadBackResult | None = None
         self._failed: BaseException | None = None
+        self._is_comparing = False
         self._taken: WeightsAnnounced | None = None
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
@@ -196,6 +197,7 @@ class WeightsFollower:
         The update took `seconds`.
         """
         names = None if fetched.repairs else self._rotation.next(fetched.update.tensors)
+        self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> ReadBackResult | None:
@@ -206,9 +208,15 @@ class WeightsFollower:
             return None
         verdict, self._verdict = self._verdict, None
         if verdict is not None:
+            self._is_comparing = False
             self._repairing = bool(verdict.compared.differing)
             self._repairs = self._repairs if self._repairing else 0
         return verdict
+
+    def await_verdict(self) -> None:
+        """Wait until a comparison that was started has its verdict; returns at once without one."""
+        if self._is_comparing and self._thread is not None:
+            self._thread.join()
 
     def repair(self, keep: bool) -> None:
         """Start to fetch the newest version into new memory, or with `keep` the version that was

@@ -229,11 +229,12 @@ class RolloutLoop:
             self.send_status(health)
 
     def _leave(self) -> None:
-        """Leave in four steps.
+        """Leave in five steps.
 
         1. Hand over everything in progress. 2. Publish `leaving`: dispatch assigns nothing more. 3.
-        Publish trajectories whose reward arrives within `outcome_wait_s`. 4. Publish `leaving` with
-        nothing queued: dispatch resumes the rest elsewhere.
+        Publish trajectories whose reward arrives within `outcome_wait_s`. 4. Publish the result of
+        the last read-back, so that `applied` has every version that was served and compared. 5.
+        Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
         self.assignments.waiting.clear()
@@ -246,9 +247,11 @@ class RolloutLoop:
             self.sleep(IDLE_S)
             self.in_progress.collect_outcomes()  # 3
             self.in_progress.publish()
+        self.follower.await_verdict()
+        self._take_verdict()  # 4
         self.in_progress.drop_all()
         self.publisher.sender.flush()  # completions are durable before the last status
-        self.send_status("leaving")  # 4
+        self.send_status("leaving")  # 5
         if self.draft_feed is not None:
             self.draft_feed.close(self.publisher.drafts)
         self.publisher.end()

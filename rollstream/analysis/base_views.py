@@ -17,6 +17,8 @@ from rollstream.analysis.archive_files import (
     sql_literal,
 )
 from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.views import MISPLACED
+from rollstream.streams.topics import is_in_key_partition
 
 if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
     from rollstream.storage.log_view import LogView
@@ -142,6 +144,24 @@ class TopicViews:
 
     def _columns(self, topic: str) -> list[str]:
         return self.connection.sql(f"FROM {topic}").columns
+
+
+def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> None:
+    """Create the table that `completions` leaves out, over the view `trajectories`; empty if the
+    number of partitions is unknown (0).
+    """
+    wrong: list[tuple[int, int]] = []
+    if partitions:
+        query = 'SELECT DISTINCT "group", partition FROM trajectories WHERE "group" IS NOT NULL'
+        found = connection.execute(query).fetchall()
+        wrong = [(g, p) for g, p in found if not is_in_key_partition(g, p, partitions)]
+    connection.execute(f'CREATE OR REPLACE TABLE {MISPLACED} ("group" BIGINT, partition INTEGER)')
+    if wrong:
+        groups, held = zip(*wrong, strict=True)
+        connection.execute(
+            f"INSERT INTO {MISPLACED} SELECT unnest(?::BIGINT[]), unnest(?::INTEGER[])",
+            [list(groups), list(held)],
+        )
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:

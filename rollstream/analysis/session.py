@@ -233,6 +233,8 @@ class QuerySession:
             self._defined.add(name)
 
     def _define(self, name: str) -> None:
+        if name == "completions":
+            self._define_misplaced()
         if VIEWS[name].query:
             try:
                 self._derive(name)
@@ -249,6 +251,14 @@ class QuerySession:
             base_views.define_evaluations(self.connection, self.location)
         else:
             base_views.define_settings(self.connection, self.location)
+
+    def _define_misplaced(self) -> None:
+        """The rule of `LogView`: the log's number of partitions, or the archived ledger's."""
+        from rollstream.analysis.base_views import define_misplaced
+
+        with ExitStack() as opened:
+            view = self.view() or opened.enter_context(open_run_view(self.location))
+            define_misplaced(self.connection, view.key_partitions("trajectories"))
 
     def _derive(self, name: str) -> None:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")

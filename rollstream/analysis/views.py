@@ -2,8 +2,8 @@
 
 A topic's view holds every row of archive and log exactly once, unfiltered. Derived views hold only
 valid rows: no void records (invariant 7), no undecodable bytes, and of a trajectory's completions
-the first in its partition (invariant 2). They read list columns only if a query uses a column that
-is computed from one, so a million rows are counted without reading tokens.
+the first in its group's partition (invariant 2). They read list columns only if a query uses a
+column that is computed from one, so a million rows are counted without reading tokens.
 """
 
 import re
@@ -19,6 +19,12 @@ METRICS = (
     "wait_s", "busy_s",
 )  # fmt: skip
 """Metrics of a step that are columns of `steps`; its map `metrics` holds all metrics."""
+
+
+MISPLACED = "misplaced_groups"
+"""Table of the groups with completions outside of their key's partition, and those partitions:
+trainer, dispatch and audit pass over these completions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ def _effective_takes(columns: str) -> str:
 
 _COMPLETIONS = f"""
 SELECT trajectories.* FROM trajectories SEMI JOIN (
-    SELECT partition, min("offset") AS "offset" FROM trajectories
+    SELECT partition, min("offset") AS "offset"
+    FROM trajectories ANTI JOIN {MISPLACED} USING ("group", partition)
     WHERE {_is_valid("trajectory/1")} GROUP BY partition, trajectory
 ) USING (partition, "offset")
 """
@@ -174,8 +181,8 @@ VIEWS: dict[str, SqlView] = {
         SqlView("evaluations", "one row per evaluation of held-out prompts (metrics/eval.jsonl)"),
         SqlView(
             "completions",
-            "the first completion of each trajectory, which is the valid one; columns as in "
-            "trajectories",
+            "the first completion of each trajectory in its group's partition, which is the valid "
+            "one; columns as in trajectories",
             ("trajectories",),
             _COMPLETIONS,
         ),

@@ -18,6 +18,7 @@ interruption at any point, deletes the rest:
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from secrets import token_hex
 from typing import Literal
@@ -43,8 +44,8 @@ Keep = Literal["archive", "final"]
 KEEPS: tuple[Keep, ...] = ("archive", "final")
 ROLES = ("trainer", "dispatch", "prompts", "archive")
 STORE_ROOTS = (
-    "archive", "weights", "checkpoints", "roles", "dispatch", "blobs", "configurations", "probes",
-    "run.json", "forked_from.json",
+    "archive", "weights", "checkpoints", "pins", "roles", "dispatch", "blobs", "configurations",
+    "audit", "probes", "run.json", "forked_from.json",
 )  # fmt: skip
 """First parts of all keys of a run's store; other objects are not the run's."""
 FOLDER_PARTS = (
@@ -175,19 +176,26 @@ def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
     `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
-    objects = ObjectsPlan((), (), ())
-    if place.store is not None and _exists(place.store):
-        store = open_store(place.store)
+    objects, store = ObjectsPlan((), (), ()), _opened(place.store)
+    if store is not None:
         final = final_folders(store) if "final" in keep else ()
         objects = plan_objects(store.list(), place.run, keep, final)
     files, unknown = _folder_files(place, keep)
     return RemovalPlan(place, log, objects, files, unknown)
 
 
-def _exists(store_url: str) -> bool:
-    """Opening a store makes its folder."""
+def _opened(store_url: str | None) -> ObjectStore | None:
+    """The store; None if there is none, because opening a store would make its folder."""
+    folder = None if store_url is None else _folder_of(store_url)
+    if store_url is None or (folder is not None and not folder.is_dir()):
+        return None
+    return open_store(store_url)
+
+
+def _folder_of(store_url: str) -> Path | None:
+    """The folder of a `file:` store; None for other stores."""
     scheme, _, rest = store_url.partition(":")
-    return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
+    return Path(rest.removeprefix("//")).absolute() if scheme == "file" else None
 
 
 def _folder_files(
@@ -207,8 +215,8 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
     """Raise `LeaseHeld` if a process of the run lives: its leases or its rollouts' statuses
     change while this function watches, for about the duration of a lease.
     """
-    has_store = place.store is not None and _exists(place.store)
-    living = living_leases(open_store(place.store), ROLES) if place.store and has_store else []
+    store = _opened(place.store)
+    living = [] if store is None else living_leases(store, ROLES)
     if living:
         held = ", ".join(f"{one.role} (by {one.holder}, term {one.term})" for one in living)
         raise LeaseHeld(f"the run {place.run} is running: leases are held of {held}; stop it")
@@ -223,12 +231,10 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     caller has checked that nothing lives, and holds the folder's lock.
     """
     place = plan.place
-    store = None
-    if place.store is not None and _exists(place.store):
-        store = open_store(place.store)
-        if plan.objects.delete or plan.objects.kept:
-            mark_deleted(store, place.run)  # 2
-            _fence(store, place.run)  # 3
+    store = _opened(place.store)
+    if store is not None and (plan.objects.delete or plan.objects.kept):
+        mark_deleted(store, place.run)  # 2
+        _fence(store, place.run)  # 3
     if place.bus is not None and plan.log:
         remove_log(place.bus, plan.log)  # 4
         yield "log"
@@ -262,8 +268,8 @@ def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep
     for _ in range(PASSES_MAX):
         if not due.delete:
             break
-        for entry in due.delete:
-            store.delete(entry.key)
+        for _, entries in groupby(due.delete, key=lambda entry: _deletion_order(entry)[0]):
+            store.delete_all(entry.key for entry in entries)
         due = plan_objects(store.list(), plan.place.run, keep, kept)
     if isinstance(store, FileStore):
         store.remove_if_empty()
@@ -283,9 +289,21 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
         folder.rmdir()
 
 
-def find_run_place(named: str, bus: str | None = None) -> RunPlace:
+def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
+    """Whether nothing is left where a run was or could have been: a bucket without objects below
+    the prefix, or no folder in an existing one. Nothing of a removed run remains, so a mistyped
+    prefix of an existing bucket looks the same.
+    """
+    if store is not None:
+        return next(store.list(), None) is None
+    folder = _folder_of(store_url)
+    return folder is not None and folder.parent.is_dir()
+
+
+def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
     """Where the run is that a command names: a run's folder, its config.json, or the URL of a store
-    or a log. Raises `ConfigurationError` if no run is there.
+    or a log. Raises `ConfigurationError` if no run is there; with `or_emptied` a store in which
+    nothing is left is the place of a removed run.
     """
     scheme, separator, _ = named.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
@@ -293,10 +311,12 @@ def find_run_place(named: str, bus: str | None = None) -> RunPlace:
             raise ConfigurationError(f"--bus {bus}: {named} is a log already; name the store first")
         return RunPlace(url_identity(named), None, named, None)
     if separator and not Path(named).exists():
-        identity = read_identity(open_store(named)) if _exists(named) else None
-        if identity is None:
+        store = _opened(named)
+        identity = None if store is None else read_identity(store)
+        if identity is None and not (or_emptied and _is_emptied(named, store)):
             raise ConfigurationError(f"{named} holds no run (no {IDENTITY_KEY}); is the URL right?")
-        return RunPlace(identity.run, None, bus, named)
+        run = url_identity(named) if identity is None else identity.run
+        return RunPlace(run, None, bus, named)
     path = Path(named).absolute()
     folder = path.parent if path.name == "config.json" else path
     if bus is not None:

@@ -2,6 +2,7 @@
 they serve nothing until everything was fetched again and compared.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
     assert newest not in [a.version for a in run.records("applied", Applied)]
     tensors = run.follower._held.tensors
     assert engine.read_back(tensors, tensors).differing == ()
+
+
+def test_a_rollout_that_leaves_publishes_its_last_comparison(
+    run: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to stop while its tensors were read back."""
+    run.publish()
+    engine = run.engine()
+    rollout, newest = run.rollout(engine), run.publish()
+    gate, read_back = threading.Event(), engine.read_back
+    monkeypatch.setattr(engine, "read_back", lambda *a: (gate.wait(), read_back(*a))[1])
+    looked_until(rollout, lambda: engine.version == newest)
+    stop = threading.Event()
+    stop.set()
+    threading.Timer(0.2, gate.set).start()
+    rollout.run(stop)
+    assert [a.version for a in run.records("applied", Applied)] == [newest]
 
 
 def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: Followed) -> None:

@@ -17,6 +17,7 @@ from rollstream.runs.removal import (
     RemovalPlan,
     RunPlace,
     check_not_living,
+    find_run_place,
     plan_objects,
     plan_removal,
     remove,
@@ -28,6 +29,7 @@ from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.removal import own_groups, own_topics, topic_names
+from testbed.servers import versity
 from testbed.waiting import WAIT_S, wait_for
 from tests.support.kept_run import made
 from tests.support.tiny_run import tiny_run
@@ -181,6 +183,36 @@ def test_objects_of_other_runs_are_not_this_runs() -> None:
     plan = plan_objects([ListedObject(key, 1) for key in keys], "a", (), ())
     assert [entry.key for entry in plan.delete] == [keys[1], keys[8], keys[2], "run.json"]
     assert {entry.key for entry in plan.foreign} == {*keys[3:8], keys[9]}
+
+
+def test_pins_of_killed_readers_are_the_runs() -> None:
+    plan = plan_objects([ListedObject("pins/eval.json", 1)], "a", (), ())
+    assert [entry.key for entry in plan.delete] == ["pins/eval.json"]
+    assert not plan.foreign
+
+
+def test_a_store_whose_run_was_removed_is_no_error_a_store_of_others_is(run: Path) -> None:
+    """Whatever a command repeats: a folder that is gone, and a store without any object."""
+    url = f"file:{run}/store"
+    for _ in remove(plan_removal(find_run_place(url, or_emptied=True), ()), ()):
+        pass
+    assert not (run / "store").exists()
+    for _ in range(2):
+        assert not plan_removal(find_run_place(url, or_emptied=True), ())
+        (run / "store").mkdir(exist_ok=True)
+    open_store(url).put("exported/model", b"x")
+    for wrong in (url, f"file:{run}/mistyped/store"):
+        with pytest.raises(ConfigurationError, match="is the URL right"):
+            find_run_place(wrong, or_emptied=True)
+
+
+def test_an_emptied_prefix_of_a_bucket_is_no_error() -> None:
+    url = versity.new_url()
+    open_store(url).put("run.json", b'{"id": "1", "run": "one"}')
+    place = find_run_place(url, or_emptied=True)
+    assert place.run == "one"
+    list(remove(plan_removal(place, ()), ()))
+    assert not plan_removal(find_run_place(url, or_emptied=True), ())
 
 
 PREFIXES = ["", "a", "a-1", "a.b", "a.b.c", "ab", "b"]

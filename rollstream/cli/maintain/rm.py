@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from rollstream.cli.arguments import CommandParser, run_path
+from rollstream.cli.look.listing import byte_size
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.errors import ConfigurationError
 from rollstream.runs.removal import (
@@ -48,7 +49,7 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Show the plan, ask, and delete."""
     keep = _keeps(arguments.keep)
-    place = find_run_place(run_path(arguments.run), arguments.bus)
+    place = find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     with ExitStack() as held:
         if place.folder is not None:
             held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
@@ -60,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
             print("rollstream: nothing was deleted", file=sys.stderr)
             return EXIT_INTERRUPTED
         for part in remove(plan, keep):
-            if not arguments.json:
+            if plan and not arguments.json:
                 print(f"deleted: {part}", flush=True)
     if arguments.json:
         print(json.dumps(_json(plan)))
@@ -86,11 +87,10 @@ def _lines(plan: RemovalPlan) -> Iterator[str]:
     if plan.log is not None:
         log = plan.log
         counts = f"{len(log.topics)} topics, {len(log.groups)} consumer groups"
-        yield f"  log     {log.where}: {counts}, {_size(log.bytes)}"
+        yield f"  log     {log.where}: {counts}, {byte_size(log.bytes)}"
     if place.store is not None:
         yield f"  store   {place.store}: {_objects(objects.delete)}"
     if place.folder is not None:
-        names = ", ".join(path.name for path in plan.files)
         names = ", ".join(path.name for path in plan.files) or "nothing"
         yield f"  folder  {place.folder}: {names}"
     if objects.kept:
@@ -106,15 +106,7 @@ def _lines(plan: RemovalPlan) -> Iterator[str]:
 
 
 def _objects(entries: tuple[ListedObject, ...]) -> str:
-    return f"{len(entries):,} objects, {_size(sum(entry.bytes for entry in entries))}"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    return f"{len(entries):,} objects, {byte_size(sum(entry.bytes for entry in entries))}"
 
 
 def _json(plan: RemovalPlan) -> dict[str, object]:
