@@ -261,7 +261,7 @@ def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
     return constants
 
 
-ROUND_S, MOVE_S = 0.1, 0.1  # the service's dispatch interval, and the time that its moves take
+ROUND_S, MOVE_S = 0.05, 0.1  # the service's dispatch interval, and the time that its moves take
 PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
 
 

@@ -26,6 +26,7 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.fence import ARCHIVE_GROUP
 from rollstream.streams.records import Record
+from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
@@ -136,7 +137,6 @@ CONTEXT_TOPICS = ("ledger", "admissions", "prompts", "weights", "status", "appli
 COMPLETION_TOPICS = ("trajectories", "annotations")
 FIRST_TOPICS = ("prompts", "admissions", "ledger")  # hold the run's first records
 AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
-ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
 RECORDS_MAX = 4096  # per topic and refresh
 TAIL_RECORDS = 20_000  # newest records per topic behind a new state: takes of a thousand steps
 TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; bound for open groups

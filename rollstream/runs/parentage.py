@@ -11,6 +11,7 @@ from typing import Any
 from rollstream.config.config import load_for_viewing, recorded_settings
 from rollstream.config.identity import IDENTITY_KEY, read_identity
 from rollstream.config.run_folder import RunFolder, bus_url, store_url
+from rollstream.config.sources import SettingLayers
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
@@ -135,14 +136,11 @@ def write_recorded_settings(url: str, settings: Path, bus: str, store: str) -> s
         raise ConfigurationError(
             f"{url} holds no run that was trained (no {IDENTITY_KEY} names it)"
         )
-    values: dict[str, Any] = {}
-    for key, value in recorded_settings(opened, identity.configuration).items():
-        *tables, name = key.split(".")
-        table = values
-        for one in tables:
-            table = table.setdefault(one, {})
-        table[name] = value
-    settings.write_text(json.dumps(values | {"bus": bus, "store": store}), encoding="utf-8")
+    layers = SettingLayers()
+    recorded = recorded_settings(opened, identity.configuration)
+    for key, value in {**recorded, "bus": bus, "store": store}.items():
+        layers.put(key, value, url)
+    settings.write_text(json.dumps(layers.values), encoding="utf-8")
     return identity.run
 
 

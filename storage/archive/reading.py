@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rollstream.streams.records import Fence
 
-LISTINGS_MAX = 5  # of a partition whose newest file is gone when it is read
+LISTINGS_MAX = 5  # in a row of a partition, of which a file is gone when it is read
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
 BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time when rows are processed in order
 _MAGIC = b"PAR1"

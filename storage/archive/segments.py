@@ -16,6 +16,7 @@ import numpy as np
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.archive.log import ArchiveBus
+from rollstream.storage.archive.reading import LISTINGS_MAX
 from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence, Opened, Position, Record
 from rollstream.streams.topics import Topic
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OFFSET_MAX = 1 << 62  # of a partition without a known end
-RELISTINGS_MAX = 20  # of one partition whose listed files are gone when they are opened
 NO_FENCE = Fence()  # unknown
 
 HoleReason = Literal["truncated", "not archived", "lost", "damaged", "archived twice", "numbering"]
@@ -174,11 +174,16 @@ class ArchivedPart:
     skip_damaged: bool
 
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
-        for listing in range(RELISTINGS_MAX):
-            files = self.log.archived(self.topic.name, again=listing > 0).get(self.partition, [])
+        vain = 0
+        while True:
+            files = self.log.archived(self.topic.name, again=vain > 0).get(self.partition, [])
+            before = self.position.offset
             try:
                 yield from self._in_files(files)
             except ObjectMissing:  # merged into another file since the listing
+                vain = 1 if self.position.offset > before else vain + 1
+                if vain == LISTINGS_MAX:
+                    raise
                 continue
             break
         at, high = self.position, self.high
