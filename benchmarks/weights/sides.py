@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +140,9 @@ class Link:
 
     def delete(self, key: str) -> None:
         self.store.delete(key)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        self.store.delete_all(keys)
 
 
 class Sides:
