@@ -13,11 +13,10 @@ from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus
+from rollstream.streams.bus import Bus, BusWrapper
 from rollstream.streams.fence import truncated_begin
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from rollstream.streams.topics import ARCHIVED_TOPICS
-from rollstream.streams.wrapper import BusWrapper
 from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
 
 Kind = TypeVar("Kind", bound=Record)

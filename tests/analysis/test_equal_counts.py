@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
+from rollstream.config.run_folder import run_folder
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.report.reading import read_history, run_folder
-from rollstream.report.summary import summarise
+from rollstream.report.summary import read_history, summarise
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Bus

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import cast
 
 from rollstream.cli.arguments import CommandParser, run_path
-from rollstream.cli.look.listing import byte_size
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.errors import ConfigurationError
+from rollstream.monitor.format import byte_size
 from rollstream.runs.removal import (
     KEEPS,
     Keep,
