@@ -45,7 +45,10 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
     except ImportError as error:
         raise ConfigurationError(
             f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
-            + (_renamed(error.name or "", module_name) or _where_modules_are_searched())
+            + (
+                _renamed(error.name or "", module_name)
+                or f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
+            )
         ) from error
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
@@ -95,7 +98,3 @@ def _renamed(missing: str, module_name: str) -> str:
             new = _NEW_NAMES.get(name, f"rollstream.{name}")
             return f"since release 0.2 it is imported as {new!r}"
     return ""
-
-
-def _where_modules_are_searched() -> str:
-    return f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"

@@ -60,9 +60,10 @@ class SimulatedTrainer:
     """Groups of the present step."""
     begun_s: float | None = None
     _lasts_s: float = 0.0
-    _samples: int = 0
+    samples: int = 0
+    """Samples of the present step, without `dropped` ones."""
     _tokens: int = 0
-    _dropped: int = 0
+    dropped: int = 0
     _masked: int = 0
     _lags: Counter[int] = field(default_factory=Counter[int])
 
@@ -101,17 +102,13 @@ class SimulatedTrainer:
         assert self.begun_s is not None
         self.version += 1
         step = SimulatedStep(
-            self.version, self.begun_s, now_s, self._samples, self._tokens, self._lags,
-            self._dropped, self._masked,
+            self.version, self.begun_s, now_s, self.samples, self._tokens, self._lags,
+            self.dropped, self._masked,
         )  # fmt: skip
         self.steps.append(step)
         self.begun_s, self.taken, self._lags = None, 0, Counter()
-        self._samples = self._tokens = self._dropped = self._masked = 0
+        self.samples = self._tokens = self.dropped = self._masked = 0
         return step
-
-    def step_samples(self) -> int:
-        """Samples of the present step, including dropped ones."""
-        return self._samples + self._dropped
 
     def _expire(self) -> None:
         """Remove groups whose samples are all too old; they are at the front of the queue."""
@@ -127,7 +124,7 @@ class SimulatedTrainer:
     def _take(self, trajectory: SimulatedTrajectory) -> int:
         """Count the sample; returns the tokens that its training costs."""
         if self.keep_version and self._is_late(trajectory):
-            self._dropped += 1
+            self.dropped += 1
             return 0
         for version, tokens in trajectory.spans:
             lag = self.version - version
@@ -136,7 +133,7 @@ class SimulatedTrainer:
             else:
                 self._lags[lag] += tokens
                 self._tokens += tokens
-        self._samples += 1
+        self.samples += 1
         return trajectory.prompt + trajectory.done
 
 
@@ -329,7 +326,7 @@ class SimulationRecorder:
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return SampleCounts(
             admitted=dispatching.admitted * dispatching.workload.samples,
-            trained=sum(step.samples for step in trainer.steps) + trainer.step_samples(),
+            trained=sum(step.samples for step in trainer.steps) + trainer.samples + trainer.dropped,
             dropped=sum(step.dropped for step in trainer.steps),
             expired=trainer.samples_expired,
             ready=sum(len(samples) for _, _, samples in trainer.ready),

@@ -64,10 +64,10 @@ class RunLocation:
         return tuple(f / "tokenizer.json" for f in (*folders, self.folder / "model", self.folder))
 
 
-def locate_run(named: str | None, runs: Path = RUNS_FOLDER) -> RunLocation:
-    """Returns the location of `named`; None means the newest run in the folder `runs`."""
+def locate_run(named: str | None) -> RunLocation:
+    """Returns the location of `named`; None means the newest run in `RUNS_FOLDER`."""
     if named is None:
-        return locate_run(str(newest_run(runs)))
+        return locate_run(str(newest_run(RUNS_FOLDER)))
     scheme, separator, rest = named.partition(":")
     if separator and scheme != "file" and not Path(named).exists():
         return RunLocation(named, named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}"))

@@ -62,11 +62,6 @@ def single_query(sql: str) -> str:
     return sql.strip().rstrip(";")
 
 
-def may_be_damage(error: duckdb.Error) -> bool:
-    """True if damaged files may be the cause, rather than the query."""
-    return isinstance(error, duckdb.InvalidInputException) or not isinstance(error, _OF_QUERIES)
-
-
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
     """Returns DuckDB's message with a hint."""
     text = str(error).strip()
@@ -201,7 +196,8 @@ class QuerySession:
         try:
             yield
         except duckdb.Error as error:
-            if may_be_damage(error):
+            is_invalid_input = isinstance(error, duckdb.InvalidInputException)
+            if is_invalid_input or not isinstance(error, _OF_QUERIES):  # perhaps damaged files
                 self.check()
             raise explain_error(error, sql) from None
 

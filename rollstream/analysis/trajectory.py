@@ -25,7 +25,6 @@ from rollstream.streams.codec import decode
 from rollstream.streams.records import GENERATED, PROMPT, Assignment, Partial, Record, Trajectory
 
 BATCH_ROWS = 256  # per batch in memory
-TOPIC = "trajectories"
 
 
 def trajectory_records(
@@ -40,13 +39,13 @@ def trajectory_records(
                 yield record
 
 
-def archive_tables(session: QuerySession, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with a topic's archive columns. Columns that are newer than
-    the archive's files are missing.
+def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
+    """Yields a query's rows in batches, with the archive's columns of `trajectories`. Columns that
+    are newer than the archive's files are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
-    schema = pa.schema([field for field in arrow_schema(topic) if field.name in present])
+    schema = pa.schema([field for field in arrow_schema("trajectories") if field.name in present])
     try:
         for batch in reader:
             yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
@@ -103,7 +102,7 @@ def trajectory_names(
 def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
     """Returns everything about a trajectory."""
     name = sql_literal(trajectory)
-    completions = all_completions(session, trajectory)
+    completions = list(trajectory_records(session, f"trajectory = {name}", "trajectories"))
 
     def of(view: str, order: str) -> list[ViewRow]:
         return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
@@ -121,13 +120,6 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
         next(iter(groups), None),
         [o for o in _keyed(session, "assignments", trajectory) if isinstance(o, Assignment)],
         [o for o in _keyed(session, "partials", trajectory) if isinstance(o, Partial)],
-    )
-
-
-def all_completions(session: QuerySession, trajectory: str) -> list[Trajectory]:
-    """Returns all completions of a trajectory, the valid one first."""
-    return list(
-        trajectory_records(session, f"trajectory = {sql_literal(trajectory)}", "trajectories")
     )
 
 

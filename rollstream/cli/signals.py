@@ -82,13 +82,10 @@ def progress_line(text: str, end: str = "") -> None:
         print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
 
 
-def count_steps(steps: "Iterable[StepDone]", last: int) -> int:
-    """Consume all steps, counting them on one terminal line; returns their number."""
-    done = 0
+def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
+    """Consume all steps, counting them on one terminal line."""
     for one in steps:
-        done += 1
         progress_line(f"step {one.step} of {last}", "\n" if one.step == last else "")
-    return done
 
 
 @contextmanager

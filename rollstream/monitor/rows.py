@@ -130,7 +130,8 @@ def _oldest(seconds: float | None) -> str:
 
 
 def _lengths(at: RunSnapshot) -> tuple[str, ...]:
-    cut, total = at.outcomes.trajectories.get("length", 0), _finished(at)
+    cut = at.outcomes.trajectories.get("length", 0)
+    total = cut + at.outcomes.trajectories.get("stop", 0)
     parts = [f"{name} {_metric(at, f'length_{name}', '.0f')}" for name in ("median", "p99")]
     cut_off = f"{share(cut / total) if total else UNKNOWN} cut at {at.plan.tokens_max}"
     return (*parts, cut_off, *_predicted(at))
@@ -182,10 +183,6 @@ def _predicted(at: RunSnapshot) -> Iterator[str]:
     if found is not None:
         yield f"{found.expected:.0f} predicted, {found.real:.0f} generated"
         yield f"off by {share(found.error_share)}"
-
-
-def _finished(at: RunSnapshot) -> int:
-    return sum(at.outcomes.trajectories.get(name, 0) for name in ("stop", "length"))
 
 
 def _groups(at: RunSnapshot) -> Iterator[str]:

@@ -26,7 +26,7 @@ from rollstream.monitor.rollouts import (
     scheduling_metrics,
 )
 from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, passes_newest_first
-from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
+from rollstream.monitor.state import DeadLetters, RunState
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.records import StepDone
 from rollstream.supervisor.supervisor import RoleState
@@ -215,7 +215,7 @@ def take_snapshot(
     return RunSnapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
-        seconds=_seconds(state.began_s if started_s is None else started_s, at_s),
+        seconds=_age(state.began_s if started_s is None else started_s, at_s) or 0.0,
         phase=now.phase,
         is_over=now.is_over,
         is_quiet=now.is_quiet,
@@ -242,16 +242,15 @@ def take_snapshot(
         scheduling=scheduling_metrics(state, lines, at_s),
         dead_letters=state.dead_letters,
         holes=tuple(state.holes),
-        unarchived_s={t: _backlog(one, at_s) for t, one in state.unarchived.items()},
+        unarchived_s={
+            topic: (left.records, max(0.0, at_s - left.oldest_s))
+            for topic, left in state.unarchived.items()
+        },
         restarts=sum(state.restarts().values()),
         restarted=state.restarts(),
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
-
-
-def _seconds(began_s: float | None, at_s: float) -> float:
-    return 0.0 if began_s is None else max(0.0, at_s - began_s)
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
@@ -298,10 +297,6 @@ def _outcomes(state: RunState) -> OutcomeCounts:
 
 def _age(time_s: float | None, at_s: float) -> float | None:
     return None if time_s is None else max(0.0, at_s - time_s)
-
-
-def _backlog(left: ArchiveBacklog, at_s: float) -> tuple[int, float]:
-    return left.records, max(0.0, at_s - left.oldest_s)
 
 
 def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:

@@ -117,19 +117,15 @@ def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
 
 def _grid(scale: Scale, form: str) -> str:
     parts: list[str] = []
-    left, right = LEFT, WIDTH - RIGHT
+    left, right, tick_form = LEFT, WIDTH - RIGHT, ".0%" if form.endswith("%") else "g"
     for value in ticks(*scale.y):
         _, y = scale.place(scale.x[0], value)
         parts.append(f'<path class="grid" d="M{left:g} {y:.1f}H{right:g}"/>')
-        parts.append(text(left - 8, y + 4, _tick(value, form), "tick end"))
+        parts.append(text(left - 8, y + 4, format(value, tick_form), "tick end"))
     for value in ticks(*scale.x, count=6, whole=True):
         x, _ = scale.place(value, scale.y[0])
         parts.append(text(x, HEIGHT - 8, f"{value:g}", "tick mid"))
     return "".join(parts)
-
-
-def _tick(value: float, form: str) -> str:
-    return f"{value:.0%}" if form.endswith("%") else f"{value:g}"
 
 
 def _stack(series: Sequence[Series]) -> tuple[Series, ...]:

@@ -63,7 +63,6 @@ from rollstream.runs.parentage import (
 from rollstream.runs.replay_output import check_outside_run
 from rollstream.storage.checkpoints import (
     Checkpoint,
-    CheckpointId,
     newest_checkpoint,
     stored_checkpoints,
     write_checkpoint,
@@ -164,16 +163,12 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     restored = newest_checkpoint(store, None if text == "latest" else int(text))
     if restored.checkpoint is not None:
         return restored.checkpoint
-    kept = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    kept = ", ".join(str(one.id) for one in stored_checkpoints(store) if one.whole) or "none"
     why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
     raise ObjectMissing(
-        f"no checkpoint up to step {text} is kept; kept are: {_join_ids(kept)}{why}; fork at "
+        f"no checkpoint up to step {text} is kept; kept are: {kept}{why}; fork at "
         "one of their steps or at latest, and keep more of a later run with checkpoints.keep"
     )
-
-
-def _join_ids(kept: list[CheckpointId]) -> str:
-    return ", ".join(map(str, kept)) or "none"
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:

@@ -275,15 +275,12 @@ def differing_steps(
     """The steps from `first` to `last` whose hash in the folder's ledger matches none of the run's
     hashes.
     """
-    again = read_own_ledger(*out)
+    again = read_own_ledger(*out)  # a step may have been trained twice in the folder
     return [
-        step for step in range(first, last + 1) if not _has_recorded_hash(again, recorded, step)
+        step
+        for step in range(first, last + 1)
+        if again.done[step][-1].state_hash not in recorded.hashes(step)
     ]
-
-
-def _has_recorded_hash(again: RecordedSteps, recorded: RecordedSteps, step: int) -> bool:
-    """Compare the last hash of a step, which may have been trained twice in the folder."""
-    return again.done[step][-1].state_hash in recorded.hashes(step)
 
 
 def _changed_learner(asked: ReplayRequest) -> Learner:

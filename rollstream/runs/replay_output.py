@@ -87,7 +87,7 @@ class ReplayProgress:
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
     """The newest checkpoint of a stopped replay; None if it had none yet."""
-    found = newest_checkpoint(_replay_store(folder, c)).checkpoint
+    found = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
     if found is None:
         return None
     return ReplayProgress(found.id.step, found.tensors, ledger_position(found.state))
@@ -139,10 +139,6 @@ def open_replay_output(
             publisher.close()
     finally:
         bus.close()
-
-
-def _replay_store(folder: RunFolder, c: Configuration) -> ObjectStore:
-    return open_store(store_url(c, folder.path), c.sync)
 
 
 REPLAY_LOCK = "replay.lock"

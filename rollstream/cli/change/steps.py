@@ -193,13 +193,14 @@ def publish(arguments: argparse.Namespace) -> int:
 def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
     """Returns the topics with records in the source; raises if a named topic has none."""
     here: list[str] = []
+    history = ", ".join(HISTORY)
     for topic in dict.fromkeys(topics):
         if any(source.log.end(topic).values()):
             here.append(topic)
         elif named:
             raise ConfigurationError(
                 f"{source.location.name} holds no records in {topic}"
-                + ("" if source.location.bus else f"; it is an archive, which keeps {_history()}")
+                + ("" if source.location.bus else f"; it is an archive, which keeps {history}")
             )
         else:
             warn(f"{topic} holds no records")
@@ -232,7 +233,3 @@ def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
         beside = f" ({', '.join(more)})" if more else ""
         print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
     print(f"{to} holds the same bytes, partitions and order as the source")
-
-
-def _history() -> str:
-    return ", ".join(HISTORY)

@@ -11,7 +11,7 @@ from rich.text import Text
 from rollstream.cli.arguments import CommandParser
 from rollstream.config.run_folder import run_folder
 from rollstream.monitor.format import sparkline
-from rollstream.report.comparison import CurveComparison, RunComparison, compare_runs
+from rollstream.report.comparison import RunComparison, compare_runs
 from rollstream.report.summary import distinct_names, open_history
 
 
@@ -64,7 +64,8 @@ def _curves(found: RunComparison) -> RenderableType:
     table = _table("curves: mean of the last fifth", "figure", *found.runs, "change", "course")
     for curve in found.curves:
         a, b = curve.last
-        table.add_row(curve.name, f"{a:.4g}", f"{b:.4g}", _change(a, b), _course(curve))
+        course = f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
+        table.add_row(curve.name, f"{a:.4g}", f"{b:.4g}", _change(a, b), course)
     return table
 
 
@@ -75,10 +76,6 @@ def _states(found: RunComparison) -> RenderableType:
     if found.states_apart is None:
         return Text(f"states: identical at all {steps}")
     return Text(f"states: of {steps}, the first that differs is step {found.states_apart}")
-
-
-def _course(curve: CurveComparison) -> str:
-    return f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
 
 
 def _change(a: float, b: float) -> str:
