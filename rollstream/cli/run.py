@@ -30,8 +30,7 @@ from rollstream.config.run_folder import (
     store_url,
 )
 from rollstream.config.settings import Configuration
-from rollstream.metrics.collector import ProcessMetrics
-from rollstream.metrics.endpoint import metrics_port, serve_metrics
+from rollstream.metrics.endpoint import ProcessMetrics, metrics_port, serve_metrics
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.monitor.view import LiveView

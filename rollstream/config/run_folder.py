@@ -10,6 +10,7 @@ import os
 import secrets
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,11 +115,8 @@ def model_folder(configuration: Configuration, folder: Path) -> Path:
 def reach(configuration: Configuration, folder: Path) -> None:
     """Check that log and store of the run are reachable, and create the log's topics."""
     check_reachable(configuration.bus)
-    bus = open_run_log_for_writing(configuration, folder)
-    try:
+    with closing(open_run_log_for_writing(configuration, folder)) as bus:
         bus.create(catalogue())
-    finally:
-        bus.close()
     store_for_writing(configuration, folder)
 
 

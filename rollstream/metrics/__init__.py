@@ -1,8 +1,7 @@
 """A Prometheus endpoint per process, and forwarding of a run's metrics files.
 
-`catalogue` lists all metric families. `collector` holds what a role offers (its metrics, its
-readers and the progress of its loop) and converts it to them, `endpoint` serves them with
-`/healthz`.
+`catalogue` lists all metric families. `endpoint` converts what a role offers (its metrics, its
+readers and the progress of its loop) to them and serves them with `/healthz`.
 `forwarder` sends metrics files to TensorBoard or Weights & Biases.
 """
 
@@ -15,11 +14,11 @@ if TYPE_CHECKING:
         FAMILIES as FAMILIES,
         Family as Family,
     )
-    from rollstream.metrics.collector import (
+    from rollstream.metrics.endpoint import (
         MetricsCollector as MetricsCollector,
         ProcessMetrics as ProcessMetrics,
+        serve_metrics as serve_metrics,
     )
-    from rollstream.metrics.endpoint import serve_metrics as serve_metrics
     from rollstream.metrics.forwarder import Forwarder as Forwarder
 
 __getattr__ = lazy_exports(
@@ -29,11 +28,11 @@ __getattr__ = lazy_exports(
             "FAMILIES",
             "Family",
         ),
-        "collector": (
+        "endpoint": (
             "MetricsCollector",
             "ProcessMetrics",
+            "serve_metrics",
         ),
-        "endpoint": ("serve_metrics",),
         "forwarder": ("Forwarder",),
     },
 )

@@ -19,7 +19,7 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from rollstream.metric_values import ProvidesMetrics
-from rollstream.metrics.collector import ProcessMetrics
+from rollstream.metrics.endpoint import ProcessMetrics
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Task

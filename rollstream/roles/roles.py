@@ -28,8 +28,7 @@ from rollstream.config.identity import (
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
-from rollstream.metrics.collector import ProcessMetrics
-from rollstream.metrics.endpoint import serve_metrics
+from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.scoring.functions import load_function
 from rollstream.producers.scoring.scorer import BATCH_PER_PROCESS, AnnotationPlan, Scorer

@@ -42,8 +42,6 @@ from rollstream.storage.models import load_model
 from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from rollstream.consumers.trainer.sharded.commands import RankCommander
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
@@ -61,7 +59,7 @@ def run_train(place: RoleContext) -> bool:
             return train(with_relay_push(place), lease.term, party)
 
 
-def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
+def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
     """The weights of version 0, with the adapters that are trained if there are any."""
     c = configuration
     if c.trainer.learner != PACED_LEARNER:

@@ -95,12 +95,9 @@ def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgr
 
 def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
     """The recorded steps of the folder's ledger; empty if there are none yet."""
-    bus = open_run_log_for_writing(c, folder.path)
-    try:
+    with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         return read_recorded(bus)
-    finally:
-        bus.close()
 
 
 @contextmanager
@@ -110,8 +107,7 @@ def open_replay_output(
     """The output of a replay; everything is written when the block ends. `learner` must be at the
     step of `behind`.
     """
-    bus = open_run_log_for_writing(c, folder.path)
-    try:
+    with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         store = store_for_writing(c, folder.path)
         term = next_term(store, "replay", "replay")
@@ -137,8 +133,6 @@ def open_replay_output(
                 write_checkpoint(store, behind.step, term, learner.state(), state.encode())
             yield out
             publisher.close()
-    finally:
-        bus.close()
 
 
 REPLAY_LOCK = "replay.lock"

@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollstream.metrics.catalogue import FAMILIES, PREFIX
-from rollstream.metrics.collector import MetricsCollector, ProcessMetrics
+from rollstream.metrics.endpoint import MetricsCollector, ProcessMetrics
 from testbed.repository import ROOT
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/rollstream.json").read_text())

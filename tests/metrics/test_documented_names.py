@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
-from rollstream.metrics.collector import MetricsCollector, ProcessMetrics
+from rollstream.metrics.endpoint import MetricsCollector, ProcessMetrics
 from rollstream.roles.catalogue import ROLES
 from testbed.repository import ROOT
 

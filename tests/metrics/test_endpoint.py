@@ -10,8 +10,13 @@ import pytest
 
 from rollstream.config.settings import Configuration, MetricsSettings
 from rollstream.metric_values import MetricHistogram
-from rollstream.metrics.collector import ProcessMetrics
-from rollstream.metrics.endpoint import REQUESTS_MAX, endpoint_file, metrics_port, serve_metrics
+from rollstream.metrics.endpoint import (
+    REQUESTS_MAX,
+    ProcessMetrics,
+    endpoint_file,
+    metrics_port,
+    serve_metrics,
+)
 from testbed.scraping import endpoint, get, scrape, value
 
 PLAIN = Configuration(run="tiny")

@@ -1,17 +1,260 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows everything about one trajectory and its text."""
+"""`rollstream inspect TRAJECTORY [RUN]`: shows everything about one trajectory: facts, its text
+coloured by version, optionally all tokens.
+"""
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text as Styled
 
 from rollstream.analysis.locate import locate_asked_run
-from rollstream.analysis.render import render_trajectory
+from rollstream.analysis.output import cell_text
 from rollstream.analysis.session import QuerySession, TokenText
-from rollstream.analysis.trajectory import details_json, trajectory_details, trajectory_names
+from rollstream.analysis.trajectory import (
+    TrajectoryDetails,
+    ViewRow,
+    details_json,
+    trajectory_details,
+    trajectory_names,
+)
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
+from rollstream.monitor.samples import DraftTotals, draft_totals_of
+from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Partial, Trajectory
+from rollstream.streams.values import accepted_mask
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryToken:
+    """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
+    `environment` or the version, e.g. `v3`. `is_accepted_draft` is True for an accepted draft
+    token.
+    """
+
+    number: int
+    piece: str
+    label: str
+    version: int | None
+    logprob: float | None
+    is_accepted_draft: bool = False
+
+
+def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
+    """Returns all tokens in order; arrays of unequal length are cut to the shortest."""
+    logprobs: list[float] = record.logprobs.tolist()
+    versions = [-1] * len(logprobs)
+    for span in record.spans:
+        versions[span.start : span.end] = [span.version.number] * (span.end - span.start)
+    numbers: list[int] = record.tokens.tolist()
+    pieces = text.pieces(numbers)
+    accepted: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
+    generated = iter(zip(versions, logprobs, accepted, strict=False))
+    found: list[TrajectoryToken] = []
+    for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
+        if source == GENERATED:
+            version, logprob, drafted = next(generated, (-1, float("nan"), False))
+            found.append(TrajectoryToken(number, piece, f"v{version}", version, logprob, drafted))
+        else:
+            label = "environment" if source == ENVIRONMENT else "prompt"
+            found.append(TrajectoryToken(number, piece, label, None, None))
+    return found
+
+
+VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+"""Colours of versions, by version number modulo their count."""
+UNLIKELY_LOGPROB = math.log(0.1)
+ATTEMPTS_SHOWN = 12
+
+
+def render_trajectory(
+    details: TrajectoryDetails, text: TokenText, logprobs: bool
+) -> RenderableType:
+    """Returns the rendering, for a console of any width."""
+    title = Styled(f"trajectory {details.trajectory}", style="bold")
+    parts: list[RenderableType] = [title, _facts(details)]
+    if details.record is not None:
+        tokens = trajectory_tokens(details.record, text)
+        parts += ["", _legend(text, details.record), _coloured_text(tokens)]
+        if logprobs:
+            parts += ["", _token_table(tokens)]
+    return Group(*parts)
+
+
+def _facts(details: TrajectoryDetails) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, lines in _fact_rows(details):
+        table.add_row(name, Styled("\n".join(lines)))
+    return table
+
+
+def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
+    """Yields (label, lines) of the known facts."""
+    record = details.record
+    if record is None:
+        yield "finish", ["not finished"]
+    else:
+        yield from _completion(details, record)
+    if details.annotations:
+        yield "annotations", [_annotation(row) for row in details.annotations]
+    if details.spans:
+        yield "versions", [_span(row) for row in details.spans]
+    if details.assignments:
+        yield "assigned", _first_and_last([_assignment(one) for one in details.assignments])
+    if details.partials:
+        yield "partials", _first_and_last([_partial(one) for one in details.partials])
+    if details.trained:
+        yield "trained", [_trained(row) for row in details.trained]
+    if details.group is not None:
+        yield "group", [_group(details.group)]
+
+
+def _completion(details: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
+    late = f", {details.completions - 1} later ones ignored" if details.completions > 1 else ""
+    why = f": {record.reason}" if record.reason else ""
+    yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
+    if details.reward is not None and details.reward["reward"] is not None:
+        yield (
+            "reward",
+            [f"{cell_text(details.reward['reward'])}, from its {details.reward['source']}"],
+        )
+    elif record.finish != "dead":
+        yield "reward", ["none yet"]
+    if record.scores:
+        yield "scores", [", ".join(f"{name} {value:g}" for name, value in record.scores.items())]
+    yield "task", [f"{record.task}, temperature {record.temperature:g}"]
+    if (drafted := draft_totals_of(record)) is not None:
+        yield "drafts", [_drafts(drafted)]
+    moves = f"{record.moves} moves" if record.moves != 1 else "1 move"
+    yield (
+        "where",
+        [f"{record.rollout} term {record.rollout_term}, attempt {record.attempt}, {moves}"],
+    )
+    yield (
+        "when",
+        [
+            f"{_clock(record.started_s)} to {_clock(record.finished_s)} UTC, "
+            f"{record.finished_s - record.started_s:.2f} s"
+        ],
+    )
+
+
+def _drafts(found: DraftTotals) -> str:
+    cost = "" if found.lookup_us is None else f", {found.lookup_us:.0f} µs each"
+    return (
+        f"{found.right} of {found.guessed} draft tokens accepted, {found.tokens} tokens in "
+        f"{found.steps} steps; {found.found} of {found.asked} look-ups found a draft{cost}"
+    )
+
+
+def _annotation(row: ViewRow) -> str:
+    value = cell_text(row["value"]) if row["value"] is not None else f"none ({row['reason']})"
+    return f"{row['name']} {value}, by {row['scorer']}"
+
+
+def _span(row: ViewRow) -> str:
+    consumed = "" if row["lag_consumed"] is None else f", {row['lag_consumed']} when trained"
+    masked = " (masked)" if row["masked"] else ""
+    return (
+        f"version {row['version']} term {row['term']}: tokens {row['start']} to {row['end']}, "
+        f"lag {row['lag_finish']} at finish{consumed}{masked}"
+    )
+
+
+def _trained(row: ViewRow) -> str:
+    done = f", done {cell_text(row['done'])[:19]}" if row["done"] is not None else ", not done yet"
+    return (
+        f"step {row['step']}, update {row['update']}, micro-batch {row['micro_batch']}, term "
+        f"{row['term']}; taken {cell_text(row['taken'])[:19]}{done} UTC"
+    )
+
+
+def _group(row: ViewRow) -> str:
+    wave = f"group {row['group']} of wave {row['wave']}, {row['trajectories']} trajectories: "
+    if row["ended"] == "open":
+        return f"{wave}open"
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    when = f"at step {row['step']}, {row['seconds']:.2f} s after its admission"
+    return f"{wave}{row['ended']}{detail} {when}"
+
+
+def _assignment(one: Assignment) -> str:
+    at = one.partial
+    after = "" if at is None else f" from partial {at.partition}:{at.offset}"
+    where = f"{one.rollout} term {one.rollout_term}"
+    return f"attempt {one.attempt}: {one.kind} on {where} under version {one.version.number}{after}"
+
+
+def _partial(one: Partial) -> str:
+    end = one.start + len(one.tokens)
+    where = f"{one.rollout} term {one.rollout_term}"
+    return f"attempt {one.attempt}: tokens {one.start} to {end} by {where}"
+
+
+def _first_and_last(lines: list[str]) -> list[str]:
+    if len(lines) <= ATTEMPTS_SHOWN:
+        return lines
+    half = ATTEMPTS_SHOWN // 2
+    return [*lines[:half], f"… {len(lines) - 2 * half} more …", *lines[-half:]]
+
+
+def _legend(text: TokenText, record: Trajectory) -> Styled:
+    accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
+    known = "" if text.is_known else "; no tokenizer was found, so tokens are numbers"
+    return Styled.assemble(
+        ("prompt", "dim"), ", ", ("environment", "dim italic"), ", generated in the colour of its "
+        "version, ", *accepted, ("underlined", "underline"), f" below 10 % probability{known}",
+    )  # fmt: skip
+
+
+def _coloured_text(tokens: list[TrajectoryToken]) -> Styled:
+    """Returns the whole text, with a mark at each change of source or version."""
+    written = Styled()
+    for label, run in groupby(tokens, key=lambda token: token.label):
+        written.append(f"⟨{label}⟩", style="bold dim")
+        for token in run:
+            written.append(token.piece, style=_style(token))
+    return written
+
+
+def _token_table(tokens: list[TrajectoryToken]) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("#", "token", "logprob", "probability"):
+        table.add_column(name, justify="right")
+    table.add_column("under")
+    drafted = any(token.is_accepted_draft for token in tokens)
+    if drafted:
+        table.add_column("draft")
+    table.add_column("text")
+    for index, token in enumerate(tokens):
+        scores = ("", "") if token.logprob is None else (
+            f"{token.logprob:.4f}", f"{math.exp(token.logprob):.4f}"
+        )  # fmt: skip
+        piece = Styled(repr(token.piece)[1:-1], style=_style(token))
+        mark = ("✓" if token.is_accepted_draft else "",) if drafted else ()
+        table.add_row(str(index), str(token.number), *scores, token.label, *mark, piece)
+    return table
+
+
+def _style(token: TrajectoryToken) -> str:
+    if token.version is None:
+        return "dim italic" if token.label == "environment" else "dim"
+    unlikely = token.logprob is not None and token.logprob < UNLIKELY_LOGPROB
+    marked = (" bold" if token.is_accepted_draft else "") + (" underline" if unlikely else "")
+    return VERSION_COLOURS[token.version % len(VERSION_COLOURS)] + marked
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "milliseconds")[:23]
 
 
 def add_arguments(command: CommandParser) -> None:
