@@ -17,13 +17,4 @@ if TYPE_CHECKING:
         TrainerSettings as TrainerSettings,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "settings": (
-            "ArchiveSettings",
-            "DispatchSettings",
-            "TrainerSettings",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -26,22 +26,4 @@ if TYPE_CHECKING:
         TaskSettings as TaskSettings,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "evaluation": (
-            "Evaluation",
-            "EvaluationPlan",
-            "evaluate",
-        ),
-        "prompt_source": (
-            "PromptOrder",
-            "PromptSource",
-        ),
-        "settings": (
-            "RolloutSettings",
-            "SamplingSettings",
-            "TaskSettings",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

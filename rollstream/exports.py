@@ -1,18 +1,38 @@
 """Public names of a package that are imported on first use (PEP 562), so that importing one light
 module of a package never imports torch, DuckDB or a Kafka client.
+
+A package declares them once: by the imports of its `__init__` under `TYPE_CHECKING`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 
-def lazy_exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a package: `names` lists, by module, the names that it exports."""
-    module_of = {name: module for module, exported in names.items() for name in exported}
+def lazy_exports(package: str) -> Callable[[str], object]:
+    """The `__getattr__` of a package, for the names that it imports under `TYPE_CHECKING`."""
 
     def load(name: str) -> object:
-        if name not in module_of:
+        module = _declared(package).get(name)
+        if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(import_module(module), name)
 
     return load
+
+
+@cache
+def _declared(package: str) -> Mapping[str, str]:
+    """The module of each name, read from the package's source at the first use of any of them."""
+    source = Path(sys.modules[package].__file__ or "").read_text(encoding="utf-8")
+    return {
+        alias.name: node.module
+        for part in ast.parse(source).body
+        if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING"
+        for node in part.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }

@@ -28,23 +28,4 @@ if TYPE_CHECKING:
     from rollstream.simulator.simulation import simulate as simulate
     from rollstream.simulator.workload import Workload as Workload
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "cluster": (
-            "Cluster",
-            "Job",
-        ),
-        "experiment": (
-            "SimulationSettings",
-            "run_policies",
-        ),
-        "policies": (
-            "SchedulingPolicy",
-            "policy_of",
-        ),
-        "results": ("SimulationResult",),
-        "simulation": ("simulate",),
-        "workload": ("Workload",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -49,43 +49,4 @@ if TYPE_CHECKING:
         read_role as read_role,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "checkpoints": (
-            "Checkpoint",
-            "CheckpointId",
-            "read_checkpoint",
-            "write_checkpoint",
-        ),
-        "claim_check": (
-            "ClaimCheck",
-            "collect_blobs",
-            "open_log",
-        ),
-        "leases": (
-            "Lease",
-            "LeaseCandidate",
-            "LeaseRenewal",
-            "acquire_lease",
-        ),
-        "metrics_file": (
-            "MetricsFile",
-            "read_metrics",
-        ),
-        "models": (
-            "build_model",
-            "load_model",
-        ),
-        "settings": (
-            "CheckpointSettings",
-            "ModelSettings",
-            "Settings",
-            "WeightsSettings",
-        ),
-        "terms": (
-            "next_term",
-            "read_role",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

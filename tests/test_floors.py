@@ -4,8 +4,11 @@ and from its own package, and each foreign client is imported in one file.
 
 import ast
 import functools
+import importlib
 from collections import defaultdict
 from pathlib import Path
+
+import pytest
 
 ROOT = next(p for p in Path(__file__).parents if (p / "pyproject.toml").exists())
 BELOW: dict[str, set[str]] = {
@@ -110,6 +113,14 @@ def test_benchmarks_and_testbed_import_no_tests():
 def test_imports_are_absolute():
     relative = [str(path) for path in SOURCES if any(level for _, level in read(path)[0])]
     assert relative == []
+
+
+def test_a_package_exports_what_it_imports_under_type_checking():
+    package = importlib.import_module("rollstream.streams.sqlite")
+    bus = importlib.import_module("rollstream.streams.sqlite.bus")
+    assert package.SqliteBus is bus.SqliteBus
+    with pytest.raises(AttributeError, match="has no attribute 'Mislaid'"):
+        _ = package.Mislaid
 
 
 def test_a_module_never_imports_its_own_package():

@@ -18,15 +18,4 @@ if TYPE_CHECKING:
         due_partition as due_partition,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "service": ("ArchiveService",),
-        "topic": (
-            "PendingRecords",
-            "TopicArchive",
-            "WrittenFile",
-            "due_partition",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -21,15 +21,4 @@ if TYPE_CHECKING:
     )
     from rollstream.consumers.audit.spans import AuditPolicy as AuditPolicy
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "audit": ("Audit",),
-        "folds": (
-            "Coverage",
-            "InvariantResult",
-            "Offender",
-        ),
-        "spans": ("AuditPolicy",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

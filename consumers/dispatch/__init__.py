@@ -23,15 +23,4 @@ if TYPE_CHECKING:
     from rollstream.consumers.dispatch.service import Dispatch as Dispatch
     from rollstream.consumers.dispatch.state import DispatchState as DispatchState
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "admission": (
-            "AdmissionPace",
-            "admissible_groups",
-        ),
-        "persistence": ("read_persisted_state",),
-        "service": ("Dispatch",),
-        "state": ("DispatchState",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -42,38 +42,4 @@ if TYPE_CHECKING:
         ReplayTrainer as ReplayTrainer,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "offline_log": (
-            "GatherRules",
-            "JsonLines",
-            "LabelledSource",
-            "RecordedSource",
-            "SourceTrajectory",
-            "TrajectorySource",
-            "gather_sources",
-        ),
-        "recorded_steps": (
-            "OfflineIndex",
-            "OfflinePlan",
-            "PlannedStep",
-            "RecordedSteps",
-            "ReplayCourse",
-            "index_log",
-            "read_recorded",
-            "replay_batches",
-        ),
-        "topic_copy": (
-            "CopiedTopic",
-            "CopyRequest",
-            "copy_topic",
-            "prepare_target",
-        ),
-        "training": (
-            "BehaviourModel",
-            "ReplayOutput",
-            "ReplayTrainer",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -37,30 +37,4 @@ if TYPE_CHECKING:
     )
     from rollstream.consumers.trainer.versions import VersionWriter as VersionWriter
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "build": (
-            "InitialModel",
-            "Provenance",
-            "TrainerPlan",
-            "build_trainer",
-        ),
-        "checkpoint": ("TrainerState",),
-        "ledger": (
-            "Ledger",
-            "LedgerTail",
-            "TrainerTotals",
-            "missing_lines",
-            "step_line",
-        ),
-        "loop": ("Trainer",),
-        "metrics": ("StepMetrics",),
-        "publisher": (
-            "CheckpointRetention",
-            "StepPublisher",
-            "StepSnapshot",
-        ),
-        "versions": ("VersionWriter",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -29,23 +29,4 @@ if TYPE_CHECKING:
     )
     from rollstream.producers.drafts.speculation import Speculation as Speculation
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "gate": ("DraftGate",),
-        "history": (
-            "AnswerHistory",
-            "HistoryAnswer",
-            "prompt_key",
-        ),
-        "index": (
-            "Draft",
-            "DraftSource",
-        ),
-        "node": (
-            "CombinedSource",
-            "NodeHistory",
-        ),
-        "speculation": ("Speculation",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

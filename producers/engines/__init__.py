@@ -31,24 +31,4 @@ if TYPE_CHECKING:
     from rollstream.producers.engines.profile import EngineProfile as EngineProfile
     from rollstream.producers.engines.roofline import Roofline as Roofline
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "base": (
-            "Emission",
-            "Engine",
-            "EngineOptions",
-            "EngineStats",
-            "GenerationRequest",
-            "UpdateMode",
-            "WeightComparison",
-            "WeightUpdate",
-        ),
-        "factory": (
-            "open_engine",
-            "open_paced",
-        ),
-        "profile": ("EngineProfile",),
-        "roofline": ("Roofline",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

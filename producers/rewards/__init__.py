@@ -15,13 +15,4 @@ if TYPE_CHECKING:
         RewardVerdict as RewardVerdict,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "pool": (
-            "RewardOutcome",
-            "RewardPool",
-            "RewardVerdict",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -25,20 +25,4 @@ if TYPE_CHECKING:
     from rollstream.producers.rollout.weights import WeightsFollower as WeightsFollower
     from rollstream.producers.rollout.worker import RolloutLoop as RolloutLoop
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "assignments": ("AssignmentQueue",),
-        "ended_turns": ("EndedTurns",),
-        "heartbeat": (
-            "Heartbeat",
-            "StatusSchedule",
-        ),
-        "publisher": (
-            "BackgroundSender",
-            "RolloutPublisher",
-        ),
-        "weights": ("WeightsFollower",),
-        "worker": ("RolloutLoop",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

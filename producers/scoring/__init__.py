@@ -18,16 +18,4 @@ if TYPE_CHECKING:
         Scorer as Scorer,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "functions": (
-            "Finished",
-            "ScoringFunction",
-        ),
-        "scorer": (
-            "AnnotationPlan",
-            "Scorer",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

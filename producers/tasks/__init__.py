@@ -25,21 +25,4 @@ if TYPE_CHECKING:
     from rollstream.producers.tasks.registry import load_task as load_task
     from rollstream.producers.tasks.text import TaskText as TaskText
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "base": (
-            "Document",
-            "Environment",
-            "Reply",
-            "Score",
-            "Task",
-            "TaskPrompt",
-            "Teacher",
-            "Tokenizer",
-            "Turns",
-        ),
-        "registry": ("load_task",),
-        "text": ("TaskText",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

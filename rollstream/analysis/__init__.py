@@ -27,22 +27,4 @@ if TYPE_CHECKING:
     )
     from rollstream.analysis.views import VIEWS as VIEWS
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "locate": (
-            "RunLocation",
-            "locate_run",
-        ),
-        "session": (
-            "QueryResult",
-            "QuerySession",
-        ),
-        "trajectory": (
-            "Run",
-            "TrajectoryDetails",
-            "trajectory_details",
-        ),
-        "views": ("VIEWS",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

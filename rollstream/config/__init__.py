@@ -21,17 +21,4 @@ if TYPE_CHECKING:
     )
     from rollstream.config.settings import Configuration as Configuration
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "config": (
-            "load",
-            "load_for_viewing",
-        ),
-        "run_folder": (
-            "RunFolder",
-            "folder_of_run",
-        ),
-        "settings": ("Configuration",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

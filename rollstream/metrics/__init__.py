@@ -21,18 +21,4 @@ if TYPE_CHECKING:
     )
     from rollstream.metrics.forwarder import Forwarder as Forwarder
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "catalogue": (
-            "FAMILIES",
-            "Family",
-        ),
-        "endpoint": (
-            "MetricsCollector",
-            "ProcessMetrics",
-            "serve_metrics",
-        ),
-        "forwarder": ("Forwarder",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -19,16 +19,4 @@ if TYPE_CHECKING:
         run_role as run_role,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "context": (
-            "RoleContext",
-            "RoleLaunch",
-        ),
-        "roles": (
-            "evaluate_versions",
-            "run_role",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

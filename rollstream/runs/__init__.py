@@ -26,21 +26,4 @@ if TYPE_CHECKING:
     )
     from rollstream.runs.replay_output import OfflineTraining as OfflineTraining
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "fork": (
-            "make_fork",
-            "plan_fork",
-        ),
-        "parentage": (
-            "Parentage",
-            "read_parentage",
-        ),
-        "replay": (
-            "ReplayRequest",
-            "run_replay",
-        ),
-        "replay_output": ("OfflineTraining",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

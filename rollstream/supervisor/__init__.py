@@ -22,19 +22,4 @@ if TYPE_CHECKING:
         Supervisor as Supervisor,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "plan": ("process_specs",),
-        "process": (
-            "ChildProcess",
-            "ProcessSpec",
-            "RestartPolicy",
-        ),
-        "supervisor": (
-            "RunLock",
-            "RunOutcome",
-            "Supervisor",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -20,18 +20,4 @@ if TYPE_CHECKING:
         warm_up as warm_up,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "process": (
-            "WarmupFailed",
-            "WarmupProcess",
-        ),
-        "warmup": (
-            "SftSchedule",
-            "is_warmed_up",
-            "train_sft",
-            "warm_up",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -23,18 +23,4 @@ if TYPE_CHECKING:
         archived_to as archived_to,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "file_names": ("ArchiveFile",),
-        "files": (
-            "EncodedFile",
-            "encode_file",
-        ),
-        "originals": ("messages_of",),
-        "reading": (
-            "archived_files",
-            "archived_to",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -17,12 +17,4 @@ if TYPE_CHECKING:
     from rollstream.storage.relay.store import RelayStore as RelayStore
     from rollstream.storage.relay.topology import RelayDirectory as RelayDirectory
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "push": ("PushingStore",),
-        "relay": ("Relay",),
-        "store": ("RelayStore",),
-        "topology": ("RelayDirectory",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -22,19 +22,4 @@ if TYPE_CHECKING:
     )
     from rollstream.storage.stores.file import FileStore as FileStore
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "base": (
-            "ListedObject",
-            "ObjectStat",
-            "ObjectStore",
-            "content_hash",
-        ),
-        "connect": (
-            "check_conditional_writes",
-            "open_store",
-        ),
-        "file": ("FileStore",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -47,40 +47,4 @@ if TYPE_CHECKING:
         verify_version as verify_version,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "fetch": (
-            "export_version",
-            "fetch_model_file",
-            "fetch_tensors",
-        ),
-        "manifest": (
-            "Manifest",
-            "read_manifest",
-        ),
-        "pointer": (
-            "Pointer",
-            "advance_pointer",
-            "read_pointer",
-            "take_pointer",
-        ),
-        "publish": (
-            "announcement",
-            "publish_version",
-        ),
-        "resident": (
-            "ResidentUpdate",
-            "ResidentWeights",
-        ),
-        "retention": (
-            "delete_versions",
-            "plan_retention",
-            "stored_versions",
-        ),
-        "verify": (
-            "compare_versions",
-            "verify_version",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)

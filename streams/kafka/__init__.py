@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     )
     from rollstream.streams.kafka.bus import KafkaBus as KafkaBus
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "address": (
-            "KafkaAddress",
-            "parse_kafka_url",
-        ),
-        "bus": ("KafkaBus",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -11,9 +11,4 @@ from rollstream.exports import lazy_exports
 if TYPE_CHECKING:
     from rollstream.streams.sqlite.bus import SqliteBus as SqliteBus
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "bus": ("SqliteBus",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

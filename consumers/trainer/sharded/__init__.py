@@ -34,27 +34,4 @@ if TYPE_CHECKING:
     )
     from rollstream.consumers.trainer.sharded.shard import Shard as Shard
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "commands": ("RankCommander",),
-        "follower": ("run_follower",),
-        "learner": (
-            "ShardedLearner",
-            "ShardedModel",
-        ),
-        "rank_plan": (
-            "RankTurn",
-            "is_launched",
-            "owners",
-            "rank_of",
-            "rounds",
-        ),
-        "ranks": (
-            "RankLost",
-            "Ranks",
-            "join_ranks",
-        ),
-        "shard": ("Shard",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

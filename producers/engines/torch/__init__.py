@@ -14,9 +14,4 @@ from rollstream.exports import lazy_exports
 if TYPE_CHECKING:
     from rollstream.producers.engines.torch.engine import TorchEngine as TorchEngine
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "engine": ("TorchEngine",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

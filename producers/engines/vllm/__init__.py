@@ -14,9 +14,4 @@ from rollstream.exports import lazy_exports
 if TYPE_CHECKING:
     from rollstream.producers.engines.vllm.engine import VllmEngine as VllmEngine
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "engine": ("VllmEngine",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -16,13 +16,4 @@ if TYPE_CHECKING:
     )
     from rollstream.storage.stores.s3.store import S3Store as S3Store
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "address": (
-            "S3Address",
-            "parse_s3_url",
-        ),
-        "store": ("S3Store",),
-    },
-)
+__getattr__ = lazy_exports(__name__)

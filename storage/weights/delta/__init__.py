@@ -23,20 +23,4 @@ if TYPE_CHECKING:
         squash as squash,
     )
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "codec": (
-            "apply_tensor",
-            "encode_tensor",
-            "encode_whole",
-        ),
-        "coding": (
-            "Changes",
-            "CodedTensor",
-            "Coding",
-            "ValueCoding",
-            "squash",
-        ),
-    },
-)
+__getattr__ = lazy_exports(__name__)
