@@ -50,10 +50,11 @@ SILENCE_S = 1.0  # between two checks whether a waiting client is still there
 
 
 class RelayResponder(HttpResponder):
-    """Turns errors of a request into responses."""
+    """Answers the requests of one connection, and turns their errors into responses."""
 
     protocol_version = "HTTP/1.1"
     timeout = CLIENT_S
+    server: "RelayServer"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @contextmanager
     def error_responses(self) -> Generator[None]:
@@ -62,10 +63,14 @@ class RelayResponder(HttpResponder):
         """
         try:
             yield
-        except OSError as error:
-            self._fail(error)
+        except OSError as error:  # the connection broke, or there is no room
+            if isinstance(error, StoreError):
+                log.warning("relay: %s", error)
+            self.close_connection = True
         except ValueError as error:
-            self._refuse(str(error))
+            where = self.path[:80], self.client_address[0]
+            log.warning("relay: refused %r of %s: %s", *where, error)
+            self.close(400)
 
     def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
         self.head(status, 0, headers or {})
@@ -85,16 +90,49 @@ class RelayResponder(HttpResponder):
             if not self.connection.recv(LINGER_BYTES):
                 return
 
-    def _refuse(self, message: str) -> None:
-        """Respond 400: the request is not valid."""
-        log.warning("relay: refused %r of %s: %s", self.path[:80], self.client_address[0], message)
-        self.close(400)
+    def parse_request(self) -> bool:
+        """Check the token of every request, after its headers were read."""
+        if not super().parse_request():
+            return False
+        if self.server.is_allowed(self.headers.get("Authorization", "")):
+            return True
+        with self.error_responses():
+            self.close(401)
+        return False
 
-    def _fail(self, error: OSError) -> None:
-        """The connection broke, or there is no room: the client sees the closed connection."""
-        if isinstance(error, StoreError):
-            log.warning("relay: %s", error)
-        self.close_connection = True
+    def do_GET(self) -> None:
+        with self.error_responses():
+            split = urlsplit(self.path)
+            query = dict(parse_qsl(split.query, max_num_fields=4))
+            if split.path == "/status":
+                self._json(self.server.status())
+            elif split.path == "/objects":
+                after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
+                count, offers = self.server.cache.offers(after, wait_s)
+                self._json(RelayListing(count, tuple(offers)))
+            else:
+                send_object(self, self.server.cache, self.server.pace, split.path, query)
+
+    def do_HEAD(self) -> None:
+        with self.error_responses():
+            held = self.server.cache.find(parse_key(self.path))
+            if held is None:
+                return self.empty(404)
+            received = held.offer.bytes if held.verified else held.written
+            return self.head(200, held.offer.bytes, {"X-Received": str(received)})
+
+    def handle_expect_100(self) -> bool:
+        """Do not respond here: `receive_push` responds once it is known whether the body is
+        wanted.
+        """
+        return True
+
+    def do_PUT(self) -> None:
+        with self.error_responses():
+            receive_push(self, self.server.cache, parse_key(self.path), self.server.note_push)
+
+    def _json(self, value: Any) -> None:
+        self.content(200, "application/json", msgspec.json.encode(value))
 
 
 def receive_push(
@@ -226,7 +264,7 @@ class RelayServer(BoundedServer):
         self._expected = f"Bearer {token}".encode() if token else b""
         self.pushed_s = float("-inf")
         """When the last byte of a push arrived (monotonic)."""
-        super().__init__(address, _RequestHandler, "relay-serve", connections_max)
+        super().__init__(address, RelayResponder, "relay-serve", connections_max)
 
     def note_push(self) -> None:
         """Note that bytes of a push arrived."""
@@ -236,54 +274,3 @@ class RelayServer(BoundedServer):
         """Whether a request with this header is served; takes the same time for every header."""
         given = authorization.encode("latin-1", "replace")
         return not self._expected or hmac.compare_digest(given, self._expected)
-
-
-class _RequestHandler(RelayResponder):
-    server: RelayServer  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def parse_request(self) -> bool:
-        """Check the token of every request, after its headers were read."""
-        if not super().parse_request():
-            return False
-        if self.server.is_allowed(self.headers.get("Authorization", "")):
-            return True
-        with self.error_responses():
-            self.close(401)
-        return False
-
-    def do_GET(self) -> None:
-        with self.error_responses():
-            split = urlsplit(self.path)
-            query = dict(parse_qsl(split.query, max_num_fields=4))
-            if split.path == "/status":
-                self._json(self.server.status())
-            elif split.path == "/objects":
-                after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
-                self._json(RelayListing(*self._offers(after, wait_s)))
-            else:
-                send_object(self, self.server.cache, self.server.pace, split.path, query)
-
-    def do_HEAD(self) -> None:
-        with self.error_responses():
-            held = self.server.cache.find(parse_key(self.path))
-            if held is None:
-                return self.empty(404)
-            received = held.offer.bytes if held.verified else held.written
-            return self.head(200, held.offer.bytes, {"X-Received": str(received)})
-
-    def handle_expect_100(self) -> bool:
-        """Do not respond here: `receive_push` responds once it is known whether the body is
-        wanted.
-        """
-        return True
-
-    def do_PUT(self) -> None:
-        with self.error_responses():
-            receive_push(self, self.server.cache, parse_key(self.path), self.server.note_push)
-
-    def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[ObjectOffer, ...]]:
-        count, offers = self.server.cache.offers(after, wait_s)
-        return count, tuple(offers)
-
-    def _json(self, value: Any) -> None:
-        self.content(200, "application/json", msgspec.json.encode(value))
