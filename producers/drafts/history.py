@@ -98,27 +98,6 @@ class StoredAnswer:
     first: int
 
 
-class UnrewardedAnswers:
-    """The `most` answers without a reward that were stored last."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._stored: OrderedDict[str, StoredAnswer] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    def add(self, name: str, stored: StoredAnswer) -> None:
-        self._stored[name] = stored
-        self._stored.move_to_end(name)
-        while len(self._stored) > self._most:
-            self._stored.popitem(last=False)
-
-    def take(self, name: str) -> StoredAnswer | None:
-        """Remove and return an answer; None if it is unknown or was evicted."""
-        return self._stored.pop(name, None)
-
-
 OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
@@ -185,8 +164,9 @@ class AnswerHistory:
         if self._words[HEAD_WORD] != tokens_max:  # another writer used this memory before
             self._table.repair(self.floor, self._head)
         self._words[HEAD_WORD] = self._head
-        self._passes = PromptPasses(_prompts_max(tokens_max))
-        self._waiting = UnrewardedAnswers(_prompts_max(tokens_max))
+        self._prompts_max = max(16, tokens_max // 32)
+        self._passes = PromptPasses(self._prompts_max)
+        self._waiting = OrderedDict[str, StoredAnswer]()  # without a reward, the last stored ones
         self.inserted = 0
 
     @property
@@ -235,7 +215,7 @@ class AnswerHistory:
         """Rank an answer again by its late reward; False if no answer of this name waits for
         one.
         """
-        stored = self._waiting.take(name)
+        stored = self._waiting.pop(name, None)
         if stored is None:
             return False
         if self.choice == "priority" and stored.base >= self.floor:
@@ -270,7 +250,10 @@ class AnswerHistory:
         for one, base in zip(some, bases, strict=True):
             if one.name:
                 stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
-                self._waiting.add(one.name, stored)
+                self._waiting[one.name] = stored
+                self._waiting.move_to_end(one.name)
+        while len(self._waiting) > self._prompts_max:
+            self._waiting.popitem(last=False)
 
     def _point(self, some: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
         """Add the patterns of sequences that are stored at these places of the ring to the
@@ -332,7 +315,3 @@ class AnswerHistory:
         if self.choice == "priority":  # an occurrence that is ranked again replaces itself
             better = dead | (ranks >= table.ranks[at]) | (table.places[at] == places)
         table.write(at[better], places[better], ranks[better])
-
-
-def _prompts_max(tokens_max: int) -> int:
-    return max(16, tokens_max // 32)
