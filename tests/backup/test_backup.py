@@ -29,14 +29,14 @@ from rollstream.runs.restore import read_backup
 from rollstream.storage.claim_check import blob_key
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import Data, content_hash
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.terms import read_role
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import encode
 from rollstream.streams.connect import open_bus
+from rollstream.streams.fence import truncate
 from rollstream.streams.records import Claim, Position
 from rollstream.streams.topics import catalogue
-from rollstream.streams.truncation import truncate
+from testbed.memory import MemoryStore
 from tests.backup.copies import SAFE, Interrupted, backed_up, history, restored, store_of
 from tests.support.killed_at import run_killed_at
 

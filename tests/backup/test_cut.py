@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollstream.runs.cut import fix_cut
-from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
+from rollstream.streams.fence import TRUNCATED_GROUP, truncate
 from rollstream.streams.records import Position
-from rollstream.streams.truncation import TRUNCATED_GROUP, truncate
-from rollstream.streams.wrapper import BusWrapper
 from tests.backup.copies import store_of
 
 

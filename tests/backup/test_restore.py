@@ -25,7 +25,7 @@ from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.json_objects import seal
-from rollstream.storage.stores.memory import MemoryStore
+from testbed.memory import MemoryStore
 from tests.backup.copies import Interrupted, backed_up, history, objects, restored, store_of
 
 
