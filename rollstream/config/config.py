@@ -26,7 +26,7 @@ import xxhash
 from pydantic import ValidationError
 
 from rollstream.config.errors import error_line, error_lines
-from rollstream.config.settings import Configuration
+from rollstream.config.settings import Configuration, setting_problems
 from rollstream.config.sources import (
     REMOVED_SETTINGS,
     SettingLayers,
@@ -35,7 +35,6 @@ from rollstream.config.sources import (
     merge_layers,
     overrides_layer,
 )
-from rollstream.config.validation import setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
 from rollstream.storage.stores.base import ObjectStore

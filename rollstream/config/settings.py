@@ -1,7 +1,10 @@
-"""The settings of a run: every role's settings as one frozen value. One docstring line per
-field.
+"""The settings of a run: every role's settings as one frozen value, with one docstring line per
+field, and the combinations of them that are each valid but cannot work together.
 """
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,12 +12,15 @@ from pydantic import Field
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
 from rollstream.producers.settings import (
+    OWN_ARGUMENTS,
+    OWN_VARIABLES,
     EvaluationSettings,
     RolloutSettings,
     SamplingSettings,
     ScoringSettings,
     TaskSettings,
 )
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
@@ -24,6 +30,7 @@ from rollstream.storage.settings import (
     Settings,
     WeightsSettings,
 )
+from rollstream.streams.kafka.address import parse_kafka_url
 
 
 class WarmupSettings(Settings):
@@ -118,3 +125,193 @@ class Configuration(Settings):
     """The log as Parquet files."""
     metrics: Annotated[MetricsSettings, INCIDENTAL] = MetricsSettings()
     """Metrics of every process while it runs."""
+
+
+ENGINES = ("torch", "vllm", "paced")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """The setting to change, and its requirement (`must be < rollouts.context_max (512)`)."""
+
+    key: str
+    must: str
+
+
+def setting_problems(configuration: Configuration) -> list[SettingProblem]:
+    """Every combination that cannot work, in the order of the settings."""
+    checks = (
+        _check_urls,
+        _check_model,
+        _check_lora,
+        _check_task,
+        _check_sampling,
+        _check_rollouts,
+        _check_paced,
+        _check_admission,
+        _check_training,
+    )
+    return [problem for check in checks for problem in check(configuration)]
+
+
+def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
+    for key, url in (("bus", c.bus), ("store", c.store)):
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            must = "must not hold credentials (give them in the environment of its client)"
+            yield SettingProblem(key, must)
+        elif url.startswith("kafka://"):
+            parse_kafka_url(url)  # its errors contain no secret of the options
+
+
+def _check_model(c: Configuration) -> Iterator[SettingProblem]:
+    is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
+    if c.model.path is None and not is_made:
+        yield SettingProblem("model.path", "must be given when warmup.enabled is false")
+    if c.model.path is not None and not (find_hf_folder(c.model.path) / CONFIG).is_file():
+        either = "a folder with a Hugging Face checkpoint (config.json)"
+        must = f"must be {either}, or a Hub name in this machine's cache"
+        yield SettingProblem("model.path", must + how_to_download(c.model.path))
+
+
+def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
+    if not c.model.lora.rank:
+        return
+    if c.trainer.processes > 1:
+        must = "must be 1 with model.lora.rank > 0: adapters are trained by one process so far"
+        yield SettingProblem("trainer.processes", must)
+    if c.rollouts.engine != "torch":
+        must = "must be 'torch' with model.lora.rank > 0: it is the engine that serves adapters"
+        yield SettingProblem("rollouts.engine", must)
+
+
+def _check_task(c: Configuration) -> Iterator[SettingProblem]:
+    t, mixture = c.task, 'with task.name = "mixture"'
+    if t.parts and t.name != "mixture":
+        yield SettingProblem("task.parts", f"must be given {mixture} only")
+    if t.name == "mixture" and not t.parts:
+        yield SettingProblem(
+            "task.parts", f"must have a table for each task {mixture} ([[task.parts]])"
+        )
+    if t.name == "mixture" and t.options:
+        yield SettingProblem("task.options", f"must be empty {mixture}: each part has its own")
+    if t.system and t.template == "plain":
+        yield SettingProblem(
+            "task.system", 'must be empty with task.template = "plain": it is a message'
+        )
+    for name in t.environment:
+        if name.startswith(OWN_VARIABLES):
+            must = f"must not name {name}: roles read it (give the task a variable of its own)"
+            yield SettingProblem("task.environment", must)
+
+
+def _check_sampling(c: Configuration) -> Iterator[SettingProblem]:
+    kept = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
+    if c.sampling.temperature == 0:
+        yield SettingProblem(
+            "sampling.temperature", "must be > 0 when training (greedy never explores)"
+        )
+    if c.sampling.top_k:
+        yield SettingProblem("sampling.top_k", f"must be 0 when training {kept}")
+    if c.sampling.top_p < 1:
+        yield SettingProblem("sampling.top_p", f"must be 1 when training {kept}")
+    if c.sampling.tokens_max >= c.rollouts.context_max:
+        limit = f"rollouts.context_max ({c.rollouts.context_max}), which holds the prompt too"
+        yield SettingProblem("sampling.tokens_max", f"must be < {limit}")
+
+
+def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
+    if c.rollouts.engine not in ENGINES:
+        yield SettingProblem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
+    if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
+        with_url = "vllm.url: that server's owner configures its drafts"
+        with_paced = f"engine = {c.rollouts.engine!r}: only 'torch' and 'vllm' draft"
+        where = with_url if c.rollouts.has_server else with_paced
+        yield SettingProblem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
+    if c.rollouts.has_server and c.rollouts.count != 1:
+        yield SettingProblem(
+            "rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)"
+        )
+    yield from _check_engine_arguments(c)
+    longest = _model_context_max(c)
+    if isinstance(longest, int) and c.rollouts.context_max > longest:
+        where = "model.config.max_position_embeddings"
+        must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
+        yield SettingProblem("rollouts.context_max", must)
+    if c.dispatch.heartbeat_timeout_s < 4 * c.rollouts.status_s:
+        # The status of a busy loop is repeated after two intervals.
+        beats = f"4 × rollouts.status_s ({c.rollouts.status_s:g})"
+        must = f"must be ≥ {beats}, or living rollouts look dead"
+        yield SettingProblem("dispatch.heartbeat_timeout_s", must)
+    if c.dispatch.stuck_timeout_s < c.dispatch.heartbeat_timeout_s:
+        least = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
+        yield SettingProblem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
+
+
+def _check_engine_arguments(c: Configuration) -> Iterator[SettingProblem]:
+    args = c.rollouts.vllm.args
+    if args and c.rollouts.has_server:
+        must = "must be empty with rollouts.vllm.url: that server was started with its own"
+        yield SettingProblem("rollouts.vllm.args", must)
+    for name in sorted(args.keys() & OWN_ARGUMENTS):
+        yield SettingProblem(
+            "rollouts.vllm.args", f"must not have {name!r}, which is set by {OWN_ARGUMENTS[name]}"
+        )
+
+
+def _check_paced(c: Configuration) -> Iterator[SettingProblem]:
+    p, is_paced = c.paced, c.rollouts.engine == "paced"
+    if is_paced != (c.trainer.learner == "paced"):
+        must = "must be 'paced' with, and only with, rollouts.engine = 'paced': no model is trained"
+        yield SettingProblem("trainer.learner", must)
+    if is_paced and c.evaluation.enabled:
+        yield SettingProblem("evaluation.enabled", "must be false with rollouts.engine = 'paced'")
+    if p.kv_tokens is not None and p.kv_tokens < c.rollouts.context_max:
+        must = f"must be ≥ rollouts.context_max ({c.rollouts.context_max}): one sequence must fit"
+        yield SettingProblem("paced.kv_tokens", must)
+    if p.lengths.trace is not None and p.lengths.parts:
+        yield SettingProblem("paced.lengths.parts", "must be empty with paced.lengths.trace")
+    for key, parts in (("p99", (p.lengths,)), ("parts", p.lengths.parts)):
+        for part in parts:
+            if part.p99 < part.median:
+                must = f"must have a p99 ≥ its median ({part.median:g})"
+                yield SettingProblem(f"paced.lengths.{key}", must)
+
+
+def _model_context_max(c: Configuration) -> object:
+    """The model's longest sequence in tokens by its configuration; None if it states none."""
+    if c.model.path is None:
+        return c.model.config.get("max_position_embeddings")
+    try:
+        folder = find_hf_folder(c.model.path)
+        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return fields.get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):  # `_check_model` and the loader report the error
+        return None
+
+
+def _check_admission(c: Configuration) -> Iterator[SettingProblem]:
+    if c.dispatch.max_lag is None and c.dispatch.ready_groups_max < c.trainer.groups_per_step:
+        wave = c.trainer.groups_per_step
+        must = f"must be ≥ trainer.groups_per_step ({wave}), or no step is ever complete"
+        yield SettingProblem("dispatch.ready_groups_max", must)
+
+
+def _check_training(c: Configuration) -> Iterator[SettingProblem]:
+    t = c.trainer
+    if t.groups_per_step < t.updates_per_step:
+        must = f"must be ≥ trainer.updates_per_step ({t.updates_per_step}), which share the groups"
+        yield SettingProblem("trainer.groups_per_step", must)
+    if t.samples_per_group < 2:
+        must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
+        yield SettingProblem("trainer.samples_per_group", must)
+    if t.survivors_min > t.samples_per_group:
+        must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
+        yield SettingProblem("trainer.survivors_min", must)
+    if t.processes > 1 and t.learner == "paced":
+        must = "must be 1 with trainer.learner = 'paced': it has no model to share"
+        yield SettingProblem("trainer.processes", must)
+    if t.processes > 1 and ":" in t.device:
+        must = "must be 'cpu', 'cuda' or 'auto' with trainer.processes > 1: each takes its own GPU"
+        yield SettingProblem("trainer.device", must)
+    if not all(0 <= beta < 1 for beta in t.betas):
+        yield SettingProblem("trainer.betas", "must lie in [0, 1)")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollstream.config.config import SettingLayers, validate_layers
+from rollstream.config.config import validate_layers
 from rollstream.config.settings import Configuration
+from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
 from rollstream.supervisor.cards import GpuCard

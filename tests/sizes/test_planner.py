@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.config.config import SettingLayers, validate_layers
+from rollstream.config.config import validate_layers
+from rollstream.config.sources import SettingLayers
 from rollstream.sizes import arithmetic as sums, planner, proposal
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
