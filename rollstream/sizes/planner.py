@@ -134,7 +134,7 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
             yield replace(adapter, fp8=True)
     cards = request.cards
     while cards < CARDS_MAX:
-        cards *= 2
+        cards = cards + 1 if cards < CARDS_PER_MACHINE else 2 * cards
         yield replace(request, cards=cards)
         if not request.fp8:
             yield replace(request, cards=cards, fp8=True)
