@@ -67,16 +67,14 @@ DELTA_SHARE = 1 / 165
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
 PARTIALS_SHARE = 0.5
 ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
-"""A trajectory in the log, its partials, and both in the archive
-(docs/reference/sizes-and-cost.md).
-"""
+"""A trajectory in log, partials and archive (docs/reference/sizes-and-cost.md)."""
+# Shares of a card's peaks, and host-to-device speed: sources in `simulator/constants.py`.
 MFU = CONSTANTS["train_mfu"].value
 FLOPS_PER_PARAMETER = 6.0  # forward 2, backward 4; recomputed layers add 2 more
 DECODE_BANDWIDTH = CONSTANTS["bandwidth_share"].value
 DECODE_FLOPS = CONSTANTS["decode_flops_share"].value
 STEP_OVERHEAD_S = CONSTANTS["step_overhead_s"].value
 PULL_BANDWIDTH = CONSTANTS["pull_bandwidth"].value
-"""Shares of a card's peaks, and host-to-device speed: sources in `simulator/constants.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class TrainerForm:
         return self.compute == "float32" and not self.recompute and self.ranks == 1
 
 
-def form_of(settings: TrainerSettings, ranks: int) -> TrainerForm:
+def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> TrainerForm:
     """The form of these settings on `ranks` processes."""
     return TrainerForm(
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -124,6 +122,7 @@ def form_of(settings: TrainerSettings, ranks: int) -> TrainerForm:
         compute=settings.compute,
         recompute=settings.gradient_checkpointing,
         workers=settings.workers if ranks == 1 else 1,
+        lora_rank=lora_rank or None,
     )
 
 

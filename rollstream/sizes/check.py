@@ -75,7 +75,7 @@ def needed_bytes(c: Configuration, shape: ModelShape, process: str, card: GpuCar
     """
     r, context = c.rollouts, c.rollouts.context_max
     if process == "trainer":
-        form = sums.form_of(c.trainer, c.trainer.processes)
+        form = sums.form_of(c.trainer, c.trainer.processes, c.model.lora.rank)
         if form.ranks == 1:
             tokens = min(form.micro_batch_tokens, context)
             form = replace(form, micro_batch_tokens=tokens, workers=1)

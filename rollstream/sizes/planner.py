@@ -14,7 +14,6 @@ from rollstream.sizes import arithmetic as sums
 from rollstream.sizes.arithmetic import MemoryLine, TrainerForm, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE, Accelerator
 from rollstream.sizes.shapes import ModelShape
-from rollstream.storage.settings import ModelSettings
 
 ENGINE_SHARE = 0.9
 """Share of its cards that an engine takes where it is alone (`rollouts.vllm.memory_share`)."""
@@ -26,7 +25,6 @@ SLOTS_MAX = 256
 MICRO_BATCH_TOKENS_MAX = 32_768
 """Larger micro-batches gain nothing: the products of a pass are large enough long before."""
 FP8 = 1.0  # bytes of a weight
-HAS_ADAPTERS = "lora" in ModelSettings.model_fields
 ADAPTER_RANK = 16  # where none is asked for
 CARDS_MAX = 16_384
 
@@ -125,18 +123,14 @@ def plan_run(request: PlanRequest) -> RunPlan:
 
 def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
     """Other requests for the same model, by ascending cost."""
-    adapter = replace(request, lora_rank=request.lora_rank or ADAPTER_RANK)
-    if HAS_ADAPTERS and not request.lora_rank:
-        yield adapter
-    if not request.fp8:
+    if not request.lora_rank:
+        yield replace(request, lora_rank=ADAPTER_RANK)
         yield replace(request, fp8=True)
-        if HAS_ADAPTERS:
-            yield replace(adapter, fp8=True)
     cards = request.cards
     while cards < CARDS_MAX:
         cards = cards + 1 if cards < CARDS_PER_MACHINE else 2 * cards
         yield replace(request, cards=cards)
-        if not request.fp8:
+        if not request.lora_rank:
             yield replace(request, cards=cards, fp8=True)
 
 
@@ -146,7 +140,7 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
         return _shared_layout(request)
     found = [
         layout
-        for cards in _trainer_cards(request.cards)
+        for cards in _trainer_cards(request)
         for recompute in (False, True)
         if (layout := _layout(request, cards, recompute)) is not None
     ]
@@ -159,8 +153,13 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
     return max(found, key=rank, default=None)
 
 
-def _trainer_cards(cards: int) -> Sequence[int]:
-    """Numbers of cards that may train: any on one machine, else whole machines."""
+def _trainer_cards(request: PlanRequest) -> Sequence[int]:
+    """Numbers of cards that may train: any on one machine, else whole machines. One process trains
+    an adapter.
+    """
+    cards = request.cards
+    if request.lora_rank:
+        return range(1, 2)
     if cards <= CARDS_PER_MACHINE:
         return range(1, cards)
     return range(CARDS_PER_MACHINE, cards, CARDS_PER_MACHINE)
@@ -184,7 +183,7 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
         tensor_parallel=engine.tensor_parallel,
         memory_share=engine.memory_share,
         kv_tokens=engine.kv_tokens,
-        slots=_slots(engine.kv_tokens, request.context),
+        slots=_slots(request, engine.kv_tokens),
         has_evaluation=engine.has_evaluation,
         micro_batch_max=form.micro_batch_tokens,
     )
@@ -228,8 +227,10 @@ class EngineSize:
 
 def _engine(request: PlanRequest, cards: int) -> EngineSize | None:
     """The engine with the fewest cards that hold `SEQUENCES_MIN` longest sequences. An engine stays
-    on one machine.
+    on one machine. Adapters are served by the embedded engine, on one card.
     """
+    if request.lora_rank:
+        return _embedded_engine(request, usable(request.card))
     for tensor_parallel in (1, 2, 4, 8):
         if tensor_parallel > cards or request.shape.heads % tensor_parallel:
             continue
@@ -240,6 +241,17 @@ def _engine(request: PlanRequest, cards: int) -> EngineSize | None:
         if half >= SLOTS_MAX // 2 * request.context:
             return EngineSize(tensor_parallel, ENGINE_SHARE / 2, half, True)
         return EngineSize(tensor_parallel, ENGINE_SHARE, tokens, False)
+    return None
+
+
+def _embedded_engine(request: PlanRequest, memory: float) -> EngineSize | None:
+    """The embedded engine with the most slots that fit `memory`, each with its whole cache."""
+    for slots in range(SLOTS_MAX, SEQUENCES_MIN - 1, -SEQUENCES_MIN):
+        lines = sums.torch_engine_lines(
+            request.shape, slots, request.context, sums.BFLOAT16, published_item=0
+        )
+        if total(lines) <= memory:
+            return EngineSize(1, 0.0, slots * request.context, has_evaluation=False)
     return None
 
 
@@ -278,17 +290,19 @@ def _shared_form(
     trainer = total(sums.trainer_lines(request.shape, form)) / (1 - sums.FRAGMENTED)
     rest = request.card.memory - trainer - sums.CONTEXT_BYTES * (1 + engines)
     share = int(100 * rest / request.card.memory / engines) / 100
-    cached = engine_tokens(request, 1, share)
-    if cached < SEQUENCES_MIN * request.context:
+    engine = EngineSize(1, share, engine_tokens(request, 1, share), evaluated)
+    if request.lora_rank:
+        engine = None if evaluated else _embedded_engine(request, rest)
+    if engine is None or engine.kv_tokens < SEQUENCES_MIN * request.context:
         return None
     layout = CardLayout(
         form=form,
         trainer_cards=1,
         engines=1,
         tensor_parallel=1,
-        memory_share=share,
-        kv_tokens=cached,
-        slots=_slots(cached, request.context),
+        memory_share=engine.memory_share,
+        kv_tokens=engine.kv_tokens,
+        slots=_slots(request, engine.kv_tokens),
         has_evaluation=evaluated,
         is_shared=True,
         micro_batch_max=tokens,
@@ -321,16 +335,19 @@ def _link(request: PlanRequest, layout: CardLayout) -> float:
     return request.network_gbps * 1e9 / 8 / CARDS_PER_MACHINE
 
 
-def _slots(tokens: int, context: int) -> int:
-    """Sequences that decode together: they have half of the context on average."""
-    return max(SEQUENCES_MIN, min(SLOTS_MAX, 2 * tokens // context))
+def _slots(request: PlanRequest, tokens: int) -> int:
+    """Sequences that decode together: they have half of the context on average. The embedded
+    engine keeps room for the whole context of each.
+    """
+    sequences = (1 if request.lora_rank else 2) * tokens // request.context
+    return max(SEQUENCES_MIN, min(SLOTS_MAX, sequences))
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
     """The roles that do not fit with as many cards as they can get."""
     shape, card = request.shape, request.card
     alone = request.cards == 1
-    ranks = 1 if alone else _trainer_cards(request.cards)[-1]
+    ranks = 1 if alone else _trainer_cards(request)[-1]
     form = trainer_form(request, ranks, recompute=True)
     found: list[Shortage] = []
     trainer = sums.trainer_lines(shape, form)
@@ -339,10 +356,13 @@ def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
     most = min(CARDS_PER_MACHINE, 1 if alone else request.cards - 1)
     cards = max(n for n in (1, 2, 4, 8) if n <= most and shape.heads % n == 0)
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
+    cards = 1 if request.lora_rank else cards
     engine = (
         *sums.vllm_lines(shape, cards, SLOTS_MAX, request.weight_item),
         MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(cards, shape.kv_heads)),
     )
+    if request.lora_rank:
+        engine = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16, 0)
     if total(engine) > card.memory * ENGINE_SHARE:
         found.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
     if alone and not found:

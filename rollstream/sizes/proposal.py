@@ -40,6 +40,9 @@ def settings_of(plan: RunPlan) -> dict[str, dict[str, Any]]:
     if request.fp8:
         vllm["args"] = {"quantization": "fp8"}
         vllm["head_float32"] = False
+    engine: dict[str, Any] = {"engine": "vllm", "vllm": vllm}
+    if request.lora_rank:
+        engine = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
     engines, ranks = layout.engines, layout.trainer_cards
     if request.machines > 1:  # of one machine with rollouts
         engines, ranks = max(1, CARDS_PER_MACHINE // layout.tensor_parallel), CARDS_PER_MACHINE
@@ -51,11 +54,10 @@ def settings_of(plan: RunPlan) -> dict[str, dict[str, Any]]:
         "sampling": {"tokens_max": context - min(PROMPT_MAX, context // PROMPT_SHARE)},
         "devices": _devices(request, layout),
         "rollouts": {
-            "engine": "vllm",
             "count": engines,
             "slots": layout.slots,
             "context_max": context,
-            "vllm": vllm,
+            **engine,
         },
         "trainer": {
             "device": "cuda",
@@ -181,6 +183,10 @@ def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
     """One card of an engine in the plan's layout, its cache included."""
     request, layout = plan.request, plan.layout
     assert layout is not None
+    if request.lora_rank:
+        return sums.torch_engine_lines(
+            request.shape, layout.slots, request.context, sums.BFLOAT16, published_item=0
+        )
     lines = sums.vllm_lines(
         request.shape, layout.tensor_parallel, layout.slots, request.weight_item
     )
