@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
@@ -25,7 +25,10 @@ if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and state
 
     from rollstream.storage.weights.tensors import Tensors
 
-SHARD_BYTES = 1 << 30
+SHARD_BYTES = 128 << 20
+"""Size of a file: each is joined in memory before it is written."""
+PARTS_FORMAT = 2
+"""Tensors may be stored in parts (`part_name` in `weights/shards.py`); newest format read here."""
 STATE = "state.json"
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
 
@@ -56,15 +59,17 @@ class CheckpointManifest:
     tensors: TensorFiles
     state: FileEntry
     format: int = FORMAT
-    """Format number of the whole checkpoint, including its state."""
+    """Format number of the whole checkpoint, including its state: `PARTS_FORMAT` where tensors are
+    stored in parts of rows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint; the caller owns the tensors."""
+    """A checkpoint whose state is verified, and its tensors, verified or `StoredTensors`."""
 
     id: CheckpointId
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     state: dict[str, Any]
 
 
@@ -97,7 +102,7 @@ def write_checkpoint(
     (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
     if a trainer of a higher term has taken the weights' pointer before (3).
     """
-    from rollstream.storage.weights.shards import write_shards
+    from rollstream.storage.weights.shards import has_parts, write_shards
 
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
@@ -108,23 +113,31 @@ def write_checkpoint(
     pointer = read_pointer(store)
     if pointer is not None and pointer[0].term > term:
         raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} has taken over")
-    manifest = seal(CheckpointManifest(step, term, files, entry))
+    number = PARTS_FORMAT if has_parts(files) else FORMAT
+    manifest = seal(CheckpointManifest(step, term, files, entry, number))
     create_idempotent(store, _manifest_key(wanted), manifest)  # 3
     return wanted
 
 
-def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """The checkpoint, every byte verified.
+def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
+    """The checkpoint with `StoredTensors`, which are read and verified one by one.
 
-    Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if it is damaged,
-    `NewerRelease` if this release cannot read it.
+    Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if its manifest or
+    state is damaged, `NewerRelease` if this release cannot read it.
     """
-    from rollstream.storage.weights.shards import read_shards
+    from rollstream.storage.weights.shards import StoredTensors
 
     manifest = checkpoint_manifest(store, wanted)
     state = _read_state(store, wanted, manifest)
-    tensors = read_shards(store, wanted.folder, manifest.tensors, manifest.tensors.names)
-    return Checkpoint(wanted, tensors, state)
+    return Checkpoint(wanted, StoredTensors(store, wanted.folder, manifest.tensors), state)
+
+
+def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
+    """The checkpoint with all its tensors in memory that the caller owns, every byte verified.
+    Raises as `open_checkpoint` does.
+    """
+    found = open_checkpoint(store, wanted)
+    return replace(found, tensors=dict(found.tensors))
 
 
 def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
@@ -132,7 +145,7 @@ def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointM
     `CorruptObject` if it is damaged.
     """
     key = _manifest_key(wanted)
-    return unseal(store.get(key), CheckpointManifest, key)
+    return unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
 
 
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
@@ -144,12 +157,23 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
     """The newest checkpoint that can be read, of those up to `step_max`; `skipped` gives the reason
     for each newer one.
     """
+    return restore_newest(store, lambda wanted: read_checkpoint(store, wanted), step_max)
+
+
+def restore_newest(
+    store: ObjectStore,
+    restore: Callable[[CheckpointId], Checkpoint],
+    step_max: int | None = None,
+) -> RestoredCheckpoint:
+    """As `newest_checkpoint`. `restore` reads a checkpoint, or loads it tensor by tensor into its
+    user, who holds no usable state after an error.
+    """
     skipped: list[tuple[CheckpointId, str]] = []
     for stored in reversed(stored_checkpoints(store)):
         if step_max is not None and stored.id.step > step_max:
             continue
         try:
-            return RestoredCheckpoint(read_checkpoint(store, stored.id), tuple(skipped))
+            return RestoredCheckpoint(restore(stored.id), tuple(skipped))
         except (ObjectMissing, CorruptObject) as error:
             skipped.append((stored.id, str(error)))
     return RestoredCheckpoint(None, tuple(skipped))

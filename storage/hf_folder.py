@@ -12,6 +12,8 @@ from typing import Any, cast
 from rollstream.errors import ConfigurationError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+HEADER_BYTES_MAX = 100_000_000
+"""Largest header of a safetensors file, as in the library."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -93,3 +95,18 @@ def check_hf_weights(folder: Path) -> None:
                 f"model.path: {folder} lacks {name}, one of the {len(files)} weight files that its "
                 f"{INDEX} names: fetch it again"
             )
+
+
+def hf_weight_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor by name, in a folder that passed `check_hf_weights`."""
+    if (folder / INDEX).is_file():
+        files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in files.items()}
+    path = folder / WEIGHTS
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, HEADER_BYTES_MAX)))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
+    return {name: path for name in header if name != "__metadata__"}

@@ -9,24 +9,39 @@ import difflib
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import safetensors
 import torch
 import transformers
+import xxhash
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rollstream.errors import ConfigurationError
-from rollstream.storage.hf_folder import check_hf_weights, find_hf_folder, read_hf_config
+from rollstream.storage.hf_folder import (
+    CONFIG,
+    HEADER_BYTES_MAX,
+    check_hf_weights,
+    find_hf_folder,
+    hf_weight_files,
+    read_hf_config,
+)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
+from rollstream.storage.weights.tensors import tensor_bytes
 
 Setting = int | float | bool | str
+_V = TypeVar("_V")
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
@@ -57,16 +72,7 @@ def load_model(path: str) -> PreTrainedModel:
     whatever its stored dtype and number of files. Raises `ConfigurationError` if anything is
     missing or wrong.
     """
-    folder = find_hf_folder(path)
-    fields = read_hf_config(folder)
-    if "quantization_config" in fields:
-        raise ConfigurationError(
-            f"model.path: {folder} holds quantised weights, which have no masters to train; "
-            "give the original checkpoint"
-        )
-    for architecture in fields.get("architectures") or ():
-        _model_class(architecture, f"model.path: {folder}")
-    check_hf_weights(folder)
+    folder = _trainable_folder(path)
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
             folder,
@@ -85,6 +91,141 @@ def load_model(path: str) -> PreTrainedModel:
             f"{type(model).__name__} are missing), and none is invented: is it another model's?"
         )
     return model
+
+
+class ModelRows:
+    """The weights of a checkpoint folder, of which any rows are read without the others."""
+
+    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
+        self._folder, self._files = folder, files
+        self._open: dict[Path, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `[start, stop)` of a tensor in fp32. Raises `ConfigurationError` if the file is
+        damaged or shorter.
+        """
+        return self._read(name, lambda file: file.get_slice(name)[start:stop]).to(torch.float32)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape; raises as `rows` does."""
+        return self._read(name, lambda file: tuple(file.get_slice(name).get_shape()))
+
+    def whole(self, name: str) -> torch.Tensor:
+        """The tensor as it is stored; raises as `rows` does."""
+        return self._read(name, lambda file: file.get_tensor(name))
+
+    def _read(self, name: str, read: Callable[[Any], _V]) -> _V:
+        path = self._files[name]
+        try:
+            if path not in self._open:
+                self._open[path] = safetensors.safe_open(path, "pt")  # pyright: ignore[reportUnknownMemberType]
+            return read(self._open[path])
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
+
+    def identity(self) -> str:
+        """Hash of the configuration, of every file's header and of every tensor's first row: two
+        machines compare it before they train one model together.
+        """
+        hasher = xxhash.xxh3_128((self._folder / CONFIG).read_bytes())
+        for path in sorted(set(self._files.values())):
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                hasher.update(file.read(min(size, HEADER_BYTES_MAX)))
+        for name in sorted(self._files):
+            hasher.update(tensor_bytes(self.rows(name, 0, 1)))
+        return hasher.hexdigest()
+
+
+def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
+    """The model of a Hugging Face checkpoint with parameters on the meta device, and the rows to
+    fill them with; None if the checkpoint's names or shapes are not the model's own, so that only
+    `load_model` can read it or name the difference. Raises `ConfigurationError` as `load_model`
+    does.
+    """
+    folder = _trainable_folder(path)
+    config = cast(
+        PreTrainedConfig,
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    config.dtype = torch.float32
+    with _empty_parameters():
+        model = cast(
+            PreTrainedModel,
+            transformers.AutoModelForCausalLM.from_config(config),  # pyright: ignore[reportUnknownMemberType]
+        )
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        generation = transformers.GenerationConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+        model.generation_config = generation
+    files, groups = hf_weight_files(folder), parameter_names(model)
+    parameters = {name for names in groups for name in names}
+    rows = ModelRows(folder, {name: path for name, path in files.items() if name in parameters})
+    for names in groups:
+        stored = [name for name in names if name in rows]
+        if not stored or rows.shape(stored[0]) != tuple(model.get_parameter(names[0]).shape):
+            return None
+    buffers = model.state_dict().keys() - parameters
+    kept = ModelRows(folder, {name: files[name] for name in buffers if name in files})
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            buffer.copy_(kept.whole(name))
+    return model, rows
+
+
+def parameter_names(model: PreTrainedModel) -> list[list[str]]:
+    """The names of each parameter; a tied one has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Allocations without content, which become parameters, are on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.empty:
+            given["device"] = "meta"
+        return func(*args, **given)
+
+
+@contextmanager
+def _empty_parameters() -> Generator[None]:
+    """While the block runs, parameters that modules register are on the meta device. Buffers (such
+    as rotary frequencies) keep their values: no checkpoint has them.
+    """
+    register = nn.Module.register_parameter
+
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_empty
+    try:
+        with _EmptyOnMeta():
+            yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def _trainable_folder(path: str) -> Path:
+    """The folder of a checkpoint whose architecture is known and whose files are there."""
+    folder = find_hf_folder(path)
+    fields = read_hf_config(folder)
+    if "quantization_config" in fields:
+        raise ConfigurationError(
+            f"model.path: {folder} holds quantised weights, which have no masters to train; "
+            "give the original checkpoint"
+        )
+    for architecture in fields.get("architectures") or ():
+        _model_class(architecture, f"model.path: {folder}")
+    check_hf_weights(folder)
+    return folder
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:

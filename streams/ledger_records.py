@@ -89,6 +89,9 @@ class Superseded(RecordStruct, tag="superseded/1"):
 class StepDone(RecordStruct, tag="step_done/1"):
     """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
     those of this step.
+
+    A state above 1 GB is hashed only where a checkpoint is written: elsewhere `state_hash` is "".
+    Every step of such a run has `weights_hash`, which covers the published tensors.
     """
 
     step: int
@@ -98,6 +101,15 @@ class StepDone(RecordStruct, tag="step_done/1"):
     metrics: dict[str, float]
     counts: dict[str, int]
     time_s: float
+    weights_hash: str = ""
+
+    def has_same_state(self, other: "StepDone") -> bool:
+        """Whether both records state the same bits, by the state's hash where both have one, else
+        by the published tensors'. Records without a common hash do not.
+        """
+        if self.state_hash and other.state_hash:
+            return self.state_hash == other.state_hash
+        return self.weights_hash != "" and self.weights_hash == other.weights_hash
 
 
 class GroupClosed(RecordStruct, tag="group_closed/1"):

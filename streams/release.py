@@ -25,8 +25,11 @@ FIRST_RELEASE_SCHEMAS = frozenset(
 )  # fmt: skip
 """Schemas that every release reads: those of 0.1.0, whose `Opened` states nothing."""
 
+WEIGHTS_HASH = "step_done/weights_hash"
+"""A `StepDone` may have the hash of the published tensors in place of the state's."""
+
 NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
-    "ledger": ("superseded/1", "take_failed/1", "take_retried/1"),
+    "ledger": ("superseded/1", "take_failed/1", "take_retried/1", WEIGHTS_HASH),
 }
 """By topic: the features that a reader of its single-holder role must know. It lists every schema
 that such a role writes and that is not in `FIRST_RELEASE_SCHEMAS`.
@@ -43,7 +46,7 @@ SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_REL
 ADAPTERS = "adapters"
 """The feature of a run whose versions are adapters (`weights/1` of kind `adapter`)."""
 
-KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS}
+KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, WEIGHTS_HASH}
 """Features that this release understands."""
 
 

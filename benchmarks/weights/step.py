@@ -89,6 +89,30 @@ def measure_stall(quick: bool) -> Case:
     return Case("publish_stall", value, "s", reference, copy, ratio, 1.2, ratio <= 1.2, note)
 
 
+def measure_hashes(quick: bool) -> Case:
+    """Paired step times with and without hashes, where the state is above the bound under which a
+    step hashes it: the last of `STEPS` steps has a checkpoint, whose copy the publisher hashes.
+    """
+    learner = TorchLearner(model_of(4 if quick else 16), SETTINGS)
+    with tempfile.TemporaryDirectory() as folder:
+        stepper = _Stepper(learner, Path(folder))
+        stepper.hashed_steps(STEPS, hashed=True)  # touches all memory pages
+        hashed: list[float] = []
+        none: list[float] = []
+        for _ in range(3 if quick else 9):
+            none.append(stepper.hashed_steps(STEPS, hashed=False))
+            hashed.append(stepper.hashed_steps(STEPS, hashed=True))
+        stepper.close()
+    ratios = sorted(a / b for a, b in zip(hashed, none, strict=True))
+    value, base, ratio = map(statistics.median, (hashed, none, ratios))
+    note = (
+        f"{learner.flat.numel() / 1e6:.0f} M parameters, a checkpoint every {STEPS} steps; ratio "
+        f"{ratios[0]:.3f} to {ratios[-1]:.3f} in {len(ratios)} pairs; at most the goal"
+    )
+    reference = "the same steps and checkpoints without a hash of the state"
+    return Case("hash_stall", value, "s", reference, base, ratio, 1.02, ratio <= 1.02, note)
+
+
 class _Stepper:
     """The trainer's step as its loop does it, with and without publishing."""
 
@@ -119,19 +143,45 @@ class _Stepper:
                 self._publish(state_hash)
         seconds = time.perf_counter() - began
         self._busy[publish].append((time.thread_time() + self._learner.busy_s - busy) / count)
-        while self._publisher.waiting() or self._publisher.weight_buffers.in_use > 1:
-            self._publisher.check()
-            time.sleep(0.01)
+        self._await_published()
         return seconds / count
 
-    def _publish(self, state_hash: str) -> None:
+    def _await_published(self) -> None:
+        publisher = self._publisher
+        while (
+            publisher.waiting()
+            or publisher.weight_buffers.in_use > 1
+            or (publisher.state_buffers.in_use)
+        ):
+            publisher.check()
+            time.sleep(0.01)
+
+    def hashed_steps(self, count: int, hashed: bool) -> float:
+        """Seconds of one of `count` published steps, of which the last has a checkpoint. A given
+        hash keeps the publisher from hashing.
+        """
+        began = time.perf_counter()
+        for step in range(count):
+            self._learner.submit([self._sample])
+            self._learner.finish_update()
+            self._publish("" if hashed else "none", is_last=step == count - 1)
+        self._learner.submit([self._sample])  # beside the checkpoint and its hash
+        self._learner.finish_update()
+        seconds = time.perf_counter() - began
+        self._await_published()
+        return seconds / (count + 1)
+
+    def _publish(self, state_hash: str, is_last: bool = False) -> None:
         self._step += 1
         done = StepDone(self._step, Version(self._step, 1), state_hash, 1, {}, {}, 0.0)
         self._publisher.await_room()
+        kept = None
+        if is_last:
+            kept = (self._learner.state(self._publisher.state_buffers), {})
         began = time.perf_counter()
         tensors = self._learner.snapshot("bfloat16", self._publisher.weight_buffers)
         self._snapshots.append(time.perf_counter() - began)
-        self._publisher.submit(StepSnapshot(done, tensors, None, False, {}, {}))
+        self._publisher.submit(StepSnapshot(done, tensors, kept, None, {}, {}))
 
     def copy(self) -> float:
         """Seconds of a plain copy of the masters."""

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.case import Case
 from benchmarks.weights.sides import Link, Receiver, Sides, large_tensors, nudged
-from benchmarks.weights.step import measure_gap, measure_stall
+from benchmarks.weights.step import measure_gap, measure_hashes, measure_stall
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.delta.codec import apply_tensor, encode_tensor
@@ -40,6 +40,7 @@ def cases(quick: bool) -> Iterator[Case]:
     torch.set_num_threads(1)
     try:
         yield measure_stall(quick)
+        yield measure_hashes(quick)
         yield from _ways(QUICK_MB if quick else FULL_MB, 3 if quick else 5)
         yield measure_gap(quick)
     finally:

@@ -143,6 +143,7 @@ class StoreAudit:
             if logged is None and version.term < pointer.term:
                 return
         self._check_base(manifest)
+        self._check_hash_of_step(manifest)
         self.tally.counts["versions kept"] += 1
         for file in manifest.files:
             wrong = self._wrong_file(version, file)
@@ -174,6 +175,17 @@ class StoreAudit:
         elif wanted != base.hash:
             what = f"it applies to manifest {wanted}, but {named} has {base.hash}"
             self.tally.add_violation(what, key=key)
+
+    def _check_hash_of_step(self, manifest: Manifest) -> None:
+        """Compare the version's tensors with the hash that the ledger has of them."""
+        done = self.versions.states.get(manifest.version.number)
+        if done is None or not done.weights_hash or done.version != manifest.version:
+            return
+        self.tally.counts["versions compared with their step"] += 1
+        found = manifest.weights.combined_hash
+        if found != done.weights_hash:
+            what = f"its tensors have the hash {found}, step {done.step} has {done.weights_hash}"
+            self.tally.add_violation(what, key=manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
         """The problem with a file, "" for none; None if its version is being removed."""

@@ -6,10 +6,12 @@ successor, which finds it and continues: the first new step of a term may carry 
 later step may. A step that is repeated with another state hash is a fork: it becomes a note of the
 result, not a violation.
 
-Grows with the run: a hash and a few bytes per version.
+Grows with the run: two hashes and a few bytes per version.
 """
 
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from rollstream.consumers.audit.folds import (
     AuditMessage,
@@ -62,8 +64,8 @@ class VersionAudit:
     )
     hashes: dict[Version, str] = field(default_factory=dict[Version, str])
     """Hash of the manifest of each version that was announced or served."""
-    states: dict[int, str] = field(default_factory=dict[int, str])
-    """State hash of each step, as first recorded."""
+    states: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
+    """The first record of each step, without its metrics and counts."""
     last: StepDone | None = None
     """The newest step that was new when its record was written."""
     term: int = 0
@@ -101,12 +103,12 @@ class VersionAudit:
         state = self.states.get(done.step)
         if state is not None:
             self.tally.counts["repeated"] += 1
-            if state != done.state_hash:
+            if not done.has_same_state(state):
                 at = f"ledger {seen.address.partition}:{seen.address.offset}"
                 what = f"{at}: step {done.step} was repeated with another state hash"
                 self.tally.notes.append(what)
             return
-        self.states[done.step] = done.state_hash
+        self.states[done.step] = replace(done, metrics={}, counts={})
         self.tally.counts["steps"] += 1
         problem = self._problem(done, seen)
         if problem:

@@ -46,6 +46,8 @@ class PlannedStep:
     is_last: bool
     terms: tuple[tuple[int, int], ...] = ()
     """Which term published which version (`BelievedVersions.terms`)."""
+    done: StepDone | None = None
+    """The step's last record."""
 
     @property
     def trained(self) -> int:
@@ -67,8 +69,9 @@ class RecordedSteps:
         """The last finished step, 0 if there is none."""
         return max(self.done, default=0)
 
-    def hashes(self, step: int) -> set[str]:
-        return {done.state_hash for done in self.done.get(step, ())}
+    def has_state(self, done: StepDone) -> bool:
+        """Whether the step was recorded with this state, at its first training or as a fork."""
+        return any(one.has_same_state(done) for one in self.done.get(done.step, ()))
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
         """These steps as they were recorded; `last` is the last step of the replay."""
@@ -76,7 +79,8 @@ class RecordedSteps:
         terms = believed_terms(firsts)
         for step in steps:
             takes = [self.superseded.effective(take) for take in self.takes[step]]
-            yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms)
+            done = self.done[step][-1] if step in self.done else None
+            yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms, done)
 
     def step_of(self) -> dict[Address, int]:
         """Address of a trajectory → the step that trained it."""

@@ -21,7 +21,7 @@ from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import token_rows
-from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail, hashes_state
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.streams.bus import Bus
@@ -54,12 +54,6 @@ class ReplayOutput:
                 *(group for group in planned.closed if group.group not in closed),
                 *(take for take in planned.takes if (take.update, take.micro_batch) not in there),
             ]
-        )
-
-    def has_done(self, done: StepDone) -> bool:
-        """Whether the ledger holds a `StepDone` with this state hash."""
-        return done.step in self.recorded.done and (
-            self.recorded.done[done.step].state_hash == done.state_hash
         )
 
     def state(self, step: int, updates: int) -> TrainerState:
@@ -100,13 +94,15 @@ class ReplayTrainer:
             mine = [take for take in takes if take.update == update]
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
+            self.output.publisher.await_lent()
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}
+        is_hashed = hashes_state(learner.state_bytes, planned.done)
         done = StepDone(
             step=step,
             version=Version(step, self.output.term),
-            state_hash=learner.state_hash(),
+            state_hash=learner.state_hash() if is_hashed else "",
             takes=planned.trained,
             metrics={name: value for name, value in everything.items() if math.isfinite(value)},
             counts=dict(+step_metrics.counts),
@@ -125,8 +121,10 @@ class ReplayTrainer:
             state = out.state(done.step, learner.updates)
             checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
+        is_lent = checkpoint is not None and learner.lends_state
+        known = out.recorded.done.get(done.step)
         lags, outcomes = dict(step_metrics.lags), dict(step_metrics.outcomes)
-        snapshot = StepSnapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
+        snapshot = StepSnapshot(done, tensors, checkpoint, known, lags, outcomes, is_lent)
         out.publisher.submit(snapshot)
 
 

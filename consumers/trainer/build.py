@@ -39,7 +39,13 @@ from rollstream.consumers.trainer.loop import Trainer
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError
-from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
+from rollstream.storage.checkpoints import (
+    Checkpoint,
+    CheckpointId,
+    open_checkpoint,
+    restore_newest,
+    write_checkpoint,
+)
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
@@ -175,13 +181,20 @@ def _fence_store(
 
 
 def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
-    """Load the newest complete checkpoint into the learner; None when there is none yet."""
-    restored = newest_checkpoint(store)
+    """Load the newest complete checkpoint into the learner, tensor by tensor; None when there is
+    none yet.
+    """
+
+    def restore(wanted: CheckpointId) -> Checkpoint:
+        found = open_checkpoint(store, wanted)
+        learner.load_state(found.tensors)
+        return found
+
+    restored = restore_newest(store, restore)
     for skipped, reason in restored.skipped:
         log.warning("checkpoint %s skipped: %s", skipped, reason)
     if restored.checkpoint is None:
         return None
-    learner.load_state(restored.checkpoint.tensors)
     return TrainerState.decode(restored.checkpoint.state)
 
 

@@ -113,6 +113,20 @@ class Ledger:
         return self._writer.positions()[0]
 
 
+STATE_HASH_BYTES_MAX = 1_000_000_000
+"""Largest state (masters and moments, 12 B a parameter) that is hashed at every step. One core
+reads about 10 GB/s, so this is a tenth of a second.
+"""
+
+
+def hashes_state(state_bytes: int, known: StepDone | None) -> bool:
+    """Whether a step's own record needs the hash of the state. The publisher hashes a larger state,
+    and only where a checkpoint is written. A repeated step needs it too if the ledger's record has
+    no other hash.
+    """
+    return state_bytes <= STATE_HASH_BYTES_MAX or (known is not None and not known.weights_hash)
+
+
 OUTCOMES = ("trained", "filtered", "expired", "dead")
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 """Kind of refusal → name of its count in a `StepDone`."""

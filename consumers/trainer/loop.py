@@ -1,11 +1,11 @@
 """The trainer's loop: trains one step after the other and hands each to the publisher as a version.
 
 Phases of a step (docs/reference/invariants.md, A trainer's step): feed each update with takes,
-update the weights, compare the state hash with the ledger's if the step is a repeated one, take a
-snapshot, hand it over. A restarted trainer runs through the same phases (`build.py`).
+update the weights, hash the state unless it is large, take a snapshot, hand it over. The publisher
+compares the hashes of a repeated step with the ledger's. A restarted trainer runs through the same
+phases (`build.py`).
 """
 
-import logging
 import math
 import threading
 import time
@@ -16,16 +16,13 @@ from rollstream.consumers.trainer.checkpoint import trainer_state
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.selection import UpdateProgress, groups_of_update
 from rollstream.consumers.trainer.data.takes import TakeFeeder
-from rollstream.consumers.trainer.ledger import LedgerTail
+from rollstream.consumers.trainer.ledger import LedgerTail, hashes_state
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.metric_values import MetricValues
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import StepDone
 from rollstream.streams.values import Version
-
-log = logging.getLogger(__name__)
-
 
 WAIT_S = 0.02
 
@@ -79,6 +76,7 @@ class Trainer:
             if not progress.is_complete():
                 return False
             skipped = metrics.get("updates_skipped", 0.0)
+            self.publisher.await_lent()
             metrics |= learner.finish_update()  # only the first update reports the mismatch
             metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
         seconds = self.monotonic() - started
@@ -111,26 +109,17 @@ class Trainer:
 
     def _hand_over(self, step: int, step_metrics: StepMetrics, metrics: dict[str, float]) -> None:
         learner = self.take_feeder.learner
-        state_hash = learner.state_hash()
         known = self.recorded.done.get(step)
-        if known is not None and known.state_hash != state_hash:
-            log.warning(
-                "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
-                step,
-                state_hash,
-                known.state_hash,
-            )
         done = StepDone(
             step=step,
             version=Version(step, self.term),
-            state_hash=state_hash,
+            state_hash=learner.state_hash() if hashes_state(learner.state_bytes, known) else "",
             takes=learner.micro_batches,
             metrics=metrics,
             counts=dict(step_metrics.counts),
             time_s=0.0,
         )
         self.publisher.await_room()
-        is_known = known is not None and known.state_hash == state_hash
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.take_feeder.settings.steps:
             checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
@@ -138,9 +127,10 @@ class Trainer:
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
-            is_known,
+            known,
             dict(step_metrics.lags),
             dict(step_metrics.outcomes),
+            is_lent=checkpoint is not None and learner.lends_state,
         )
         self.publisher.submit(snapshot)
 

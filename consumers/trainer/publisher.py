@@ -38,9 +38,11 @@ from rollstream.storage.checkpoints import (
 )
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import combined_hash
 from rollstream.storage.weights.pointer import check_term
-from rollstream.storage.weights.tensors import Tensors
+from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.records import StepDone
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +58,32 @@ class StepSnapshot:
     done: StepDone
     tensors: Tensors
     checkpoint: tuple[Tensors, Mapping[str, Any]] | None
-    recorded: bool
-    """An equal `StepDone` is in the ledger already (a repeated step)."""
+    known: StepDone | None
+    """The ledger's record of this step, if the step is a repeated one."""
     lags: Mapping[int, int]
     """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
     """Number of groups by how they ended."""
+    is_lent: bool = False
+    """The checkpoint's tensors are the learner's state itself."""
+
+
+def copied_state_hash(tensors: Tensors) -> str:
+    """The `state_hash` of a checkpoint whose step did not hash the state."""
+    return combined_hash(*tensor_hashes(tensors))
+
+
+def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
+    """Whether the ledger holds the step with the same state; a warning tells of another one."""
+    if known is None or known.has_same_state(done):
+        return known is not None
+    log.warning(
+        "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
+        done.step,
+        done.state_hash or done.weights_hash,
+        known.state_hash or known.weights_hash,
+    )
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +167,7 @@ class StepPublisher:
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
         """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
+        self._lent = threading.Event()
         self.totals = TrainerTotals()
         self._deletions = DeletionThread(self.delete_unneeded)
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -169,10 +192,20 @@ class StepPublisher:
             time.sleep(ROOM_POLL_S)
         self.check()
 
+    def await_lent(self) -> None:
+        """Wait until a checkpoint that the learner lent its state to (`Learner.lends_state`) is
+        written; to be called before each update.
+        """
+        while self._lent.is_set():
+            self.check()
+            time.sleep(ROOM_POLL_S)
+
     def submit(self, snapshot: StepSnapshot) -> None:
         """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`; does not
         wait after `await_room`.
         """
+        if snapshot.is_lent:
+            self._lent.set()
         self._offer(snapshot)
 
     def check(self) -> None:
@@ -216,8 +249,8 @@ class StepPublisher:
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
         self._published = snapshot.tensors
-        done = replace(snapshot.done, version=version, time_s=self._clock())
-        if not snapshot.recorded:
+        done = replace(self._hashed(snapshot, version), version=version, time_s=self._clock())
+        if not _is_recorded(snapshot.known, done):
             self._ledger.append([done])  # 4
             seconds = self._timer() - started
             self._metrics.append(step_line(done, seconds))
@@ -228,12 +261,25 @@ class StepPublisher:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
             self.state_buffers.release(tensors)
+            if snapshot.is_lent:
+                self._lent.clear()
 
     def delete_unneeded(self, has_checkpoint: bool) -> None:
         """Step 6; checkpoints and records only after a new checkpoint."""
         if has_checkpoint:
             self.clean_up()
         self._versions.retain()
+
+    def _hashed(self, snapshot: StepSnapshot, version: Version) -> StepDone:
+        """The step's record with its hashes. Of a large state, which the step does not hash, the
+        published tensors and the copy for the checkpoint are hashed here, beside the next steps.
+        """
+        done = snapshot.done
+        if done.state_hash:
+            return done
+        weights = self._versions.weights_hash(version, snapshot.tensors)
+        state = copied_state_hash(snapshot.checkpoint[0]) if snapshot.checkpoint else ""
+        return replace(done, weights_hash=weights, state_hash=state)
 
     def clean_up(self) -> None:
         """Delete old checkpoints and truncate the topics behind them. The term is checked again

@@ -20,7 +20,7 @@ from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
 from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, chain_of
-from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.manifest import Manifest, combined_hash, read_manifest
 from rollstream.storage.weights.pointer import (
     Pointer,
     advance_pointer,
@@ -40,7 +40,11 @@ from rollstream.storage.weights.retention import (
     plan_retention,
     stored_versions,
 )
-from rollstream.storage.weights.tensors import DistributedTensors, Tensors, tensor_hashes
+from rollstream.storage.weights.tensors import (
+    DistributedTensors,
+    Tensors,
+    tensor_hashes,
+)
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
@@ -125,6 +129,15 @@ class VersionWriter:
             )
         parent, now_s = self._manifest, self.clock()
         return publish_adapter(self.store, version, tensors, self._base, parent, now_s)
+
+    def weights_hash(self, version: Version, tensors: Tensors) -> str:
+        """Hash of the tensors that were just published as `version`. Only those of a repeated step
+        are hashed here; the believed version's manifest has the hashes of all others.
+        """
+        manifest = self._manifest
+        if manifest is None or manifest.version != version or self._is_fork:
+            return combined_hash(*tensor_hashes(tensors))
+        return manifest.weights.combined_hash
 
     def _check_repeated(self, tensors: Tensors) -> None:
         """Compare a repeated step's tensors with the believed version's; where they differ, the run

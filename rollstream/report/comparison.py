@@ -91,7 +91,9 @@ class RunComparison:
     outcomes: tuple[Mapping[str, int], Mapping[str, int]]
     curves: tuple[CurveComparison, ...]
     states_apart: int | None
-    """First step whose state hashes (masters and optimiser) differ; None if no common step does."""
+    """First step whose hashes (of masters and optimiser, or of the published tensors) differ; None
+    if no common step does.
+    """
     states_compared: int
 
     def line(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class RunComparison:
 def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -> RunComparison:
     """Compare settings, outcomes, curves and state hashes of two runs."""
     states = sorted(first.steps.keys() & second.steps.keys())
-    apart = (s for s in states if first.steps[s].state_hash != second.steps[s].state_hash)
+    apart = (s for s in states if not first.steps[s].has_same_state(second.steps[s]))
     curves = [
         _curve(curve.name, curve.points(first), curve.points(second))
         for curve in (*curves_of(first, second), *EVALUATIONS)

@@ -10,6 +10,7 @@ of the configured size.
 """
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Generator
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
 from rollstream.config.identity import read_or_create_identity, record_configuration
@@ -38,14 +38,17 @@ from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
 from rollstream.roles.roles import hold_role_lease, with_relay_push
 from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
-from rollstream.storage.models import load_model
+from rollstream.storage.models import load_empty_model, load_model
 from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
     from rollstream.consumers.trainer.sharded.commands import RankCommander
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
+    from rollstream.consumers.trainer.sharded.shard import StartingModel
 
+
+log = logging.getLogger(__name__)
 
 PACED_LEARNER = "paced"
 
@@ -106,13 +109,27 @@ class RankGroup:
         """Whether this process holds the role; the others follow it."""
         return self.commander is not None
 
-    def share(self, model: PreTrainedModel | PacedModel) -> "ShardedModel":
-        """The model as one that all ranks train, commanded by rank 0."""
+    def share(self, configuration: Configuration, folder: Path) -> "ShardedModel":
+        """The starting model as one that all ranks train, commanded by rank 0."""
         from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
         assert self.commander is not None
-        assert isinstance(model, PreTrainedModel)
-        return ShardedModel(model, self.ranks, self.commander)
+        start = shared_starting_model(configuration, folder)
+        return ShardedModel(start, self.ranks, self.commander)
+
+
+def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
+    """The weights of version 0, of which each rank reads its rows, or all where the checkpoint does
+    not have the model's own names.
+    """
+    from rollstream.consumers.trainer.sharded.shard import StartingModel
+
+    path = str(model_folder(configuration, folder))
+    empty = load_empty_model(path)
+    if empty is not None:
+        return StartingModel(*empty)
+    log.warning("model.path: %s is loaded whole by every rank: its names are converted", path)
+    return StartingModel(load_model(path))
 
 
 @contextmanager
@@ -154,12 +171,7 @@ def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
     c = place.configuration
     set_torch_threads(threads_per_rank(c.trainer))
 
-    def load() -> PreTrainedModel:
-        model = starting_model(c, place.folder)
-        assert isinstance(model, PreTrainedModel)
-        return model
-
-    run_follower(load, place.store, ranks)
+    run_follower(lambda: shared_starting_model(c, place.folder), place.store, ranks)
     return not place.stop.is_set()
 
 
@@ -183,16 +195,17 @@ def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool
     store_configuration(place.store, c)
     accept = partial(accept_change, place.store, c, place.accept_config)
     set_torch_threads(threads_per_rank(c.trainer))
-    start, model = model_folder(c, place.folder), starting_model(c, place.folder)
+    start = model_folder(c, place.folder)
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, place.folder)
     lines = RunFolder(place.folder).metrics / "trainer.jsonl"
+    model = party.share(c, place.folder) if party else starting_model(c, place.folder)
     with MetricsFile(lines) as metrics:
         trainer = build_trainer(
             place.bus,
             place.store,
             TrainerPlan(c.trainer, rule, c.weights, c.checkpoints, truncates_log(c), archived),
-            InitialModel(party.share(model) if party else model, config_and_tokenizer_files(start)),
+            InitialModel(model, config_and_tokenizer_files(start)),
             Provenance(
                 c.run,
                 term,

@@ -46,7 +46,8 @@ from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.learn.base import open_learner
-from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.consumers.trainer.ledger import Ledger, hashes_state
+from rollstream.consumers.trainer.publisher import copied_state_hash
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.producers.prompt_source import PromptOrder
@@ -309,7 +310,8 @@ def _write_trainer_state(
         counts={},
         configuration_hash=fingerprint(c),
     )
-    write_checkpoint(store, step, term, learner.state(), state.encode())
+    tensors = learner.state()
+    write_checkpoint(store, step, term, tensors, state.encode())
     ledger = Ledger(bus, term)
     ledger.open(Position())
     origin = f"{wanted.before.run} {checkpoint.id}"
@@ -318,7 +320,8 @@ def _write_trainer_state(
     ledger.append(
         [Configured(fingerprint(c), code_revision(), step, forked_from=origin, run_id=run_id)]
     )
-    state_hash = learner.state_hash()
+    hashed = hashes_state(learner.state_bytes, None)
+    state_hash = learner.state_hash() if hashed else copied_state_hash(tensors)
     learner.close()
     return state_hash
 

@@ -276,11 +276,7 @@ def differing_steps(
     hashes.
     """
     again = read_own_ledger(*out)  # a step may have been trained twice in the folder
-    return [
-        step
-        for step in range(first, last + 1)
-        if again.done[step][-1].state_hash not in recorded.hashes(step)
-    ]
+    return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]
 
 
 def _changed_learner(asked: ReplayRequest) -> Learner:

@@ -31,17 +31,17 @@ def encode_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
-def decode_json(data: bytes, type_: type[_T], key: str) -> _T:
+def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
     """The value in `data`, which was read from `key`. Raises `CorruptObject` if it is not one,
-    `NewerRelease` if its format is newer than this release reads.
+    `NewerRelease` if its format is above `known`, the newest that this release reads.
     """
     try:
         number = msgspec.json.decode(data, type=_Numbered).format
     except msgspec.DecodeError:  # not a JSON object, or damaged: the decode below raises
         number = FORMAT
-    if number > FORMAT:
+    if number > known:
         raise NewerRelease(
-            f"object {key} has format {number}, and formats up to {FORMAT} are known; "
+            f"object {key} has format {number}, and formats up to {known} are known; "
             f"{upgrade_advice('')}"
         )
     try:
@@ -61,12 +61,14 @@ def seal(value: Any) -> bytes:
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
-def unseal(data: bytes, type_: type[_T], key: str) -> _T:
-    """The sealed value; raises `CorruptObject` if a single bit of it changed."""
+def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
+    """The sealed value; raises `CorruptObject` if a single bit of it changed, and as `decode_json`
+    does.
+    """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
         raise CorruptObject(f"object {key} differs from the hash in it")
-    return decode_json(bytes(sealed.body), type_, key)
+    return decode_json(bytes(sealed.body), type_, key, known)
 
 
 def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:

@@ -8,6 +8,7 @@ anchor the tensor's own bytes, for a delta the changes to the parent's tensor.
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,11 @@ class TensorFiles:
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.tensors, *self.tied)
+
+    @property
+    def combined_hash(self) -> str:
+        """Hash of all tensors (`combined_hash` below), whatever files hold them."""
+        return combined_hash({name: one.hash for name, one in self.tensors.items()}, self.tied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,15 @@ class Manifest:
     def full_bytes(self) -> int:
         """Size of all complete tensors, tied ones counted once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
+
+
+def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
+    """Content hash over the tensors' hashes and the tied names, in the order of the names. It does
+    not depend on how many processes hold the tensors.
+    """
+    lines = [f"{name}={digest}" for name, digest in sorted(hashes.items())]
+    lines += [f"{name}->{owner}" for name, owner in sorted(tied.items())]
+    return content_hash("\n".join(lines).encode())
 
 
 def version_folder(version: Version) -> str:

@@ -7,6 +7,7 @@ library can open them. One file at a time is in memory.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -190,6 +191,87 @@ def read_shards(
     for request in plan_ranges({name: source.tensors[name] for name in owners}):
         found.update(_read_range(store, folder, source, request))
     return {name: found[source.tied.get(name, name)] for name in wanted}
+
+
+_PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
+
+
+def part_name(name: str, start: int, stop: int) -> str:
+    """The name of rows `[start, stop)` of a tensor that is stored in parts."""
+    return f"{name}[{start}:{stop}]"
+
+
+def has_parts(source: TensorFiles) -> bool:
+    """Whether a tensor is stored in parts."""
+    return any(_PART.fullmatch(name) for name in source.tensors)
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """The tensors in the files of one folder, each read and verified when it is asked for; one that
+    is stored in parts of consecutive rows is joined. Memory is bounded by the tensor asked for and
+    one request. The tensors are not to be written to.
+
+    Reading raises `CorruptObject`, which names the tensor and the file, and any error of the store.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str, files: TensorFiles) -> None:
+        self._store, self.folder, self.files = store, folder, files
+        self._requests = {
+            name: request for request in plan_ranges(files.tensors) for name in request.names
+        }
+        self._last: tuple[FetchRange, dict[str, torch.Tensor]] | None = None
+        parts: dict[str, list[tuple[int, int, str]]] = {}
+        for name in files.names:
+            match, shape = _PART.fullmatch(name), files.entry(name).shape
+            whole = match[1] if match else name
+            start, stop = (int(match[2]), int(match[3])) if match else (0, shape[0] if shape else 1)
+            parts.setdefault(whole, []).append((start, stop, name))
+        self._parts = {name: sorted(found) for name, found in parts.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = self._parts[name]
+        if len(parts) == 1 and parts[0][2] == name:
+            return self._read(name)
+        return torch.cat([self._read(part) for _, _, part in parts])
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a whole tensor; None if there is no such tensor or a part of it lacks."""
+        parts = self._parts.get(name)
+        if parts is None:
+            return None
+        shape = self.files.entry(parts[0][2]).shape
+        if parts[0][2] == name:
+            return shape
+        ends = [0, *(stop for _, stop, _ in parts)]
+        gapless = all(start == end for (start, _, _), end in zip(parts, ends, strict=False))
+        return (ends[-1], *shape[1:]) if gapless else None
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `[start, stop)` of a tensor; parts without one of them are not read."""
+        found: list[torch.Tensor] = []
+        for first, last, part in self._parts[name]:
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                found.append(self._read(part)[low - first : high - first])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """One stored tensor. The tensors of its request are kept until the next request, because
+        neighbours are asked for in turn.
+        """
+        owner = self.files.owner(name)
+        request = self._requests[owner]
+        if self._last is None or self._last[0] is not request:
+            self._last = None
+            found = dict(_read_range(self._store, self.folder, self.files, request))
+            self._last = request, found
+        return self._last[1][owner]
 
 
 def _read_range(

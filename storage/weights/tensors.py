@@ -74,7 +74,9 @@ def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        # Tensors on the meta device have no address; tied ones are one storage there too.
+        address = tensor.untyped_storage()._cdata if tensor.is_meta else tensor.data_ptr()  # pyright: ignore[reportPrivateUsage]
+        place = (tensor.device, address, tensor.dtype, tensor.shape, tensor.stride())
         owner = first.setdefault(place, name) if tensor.numel() else name
         if owner == name:
             kept[name] = tensor

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.models import (
     build_model,
+    load_empty_model,
     load_model,
     model_files,
 )
@@ -85,3 +87,42 @@ def test_a_checkpoint_folder_loads_and_anything_else_is_refused(tmp_path, tiny_m
 def test_wrong_settings_name_the_nearest_right_one(architecture, config, said):
     with pytest.raises(ConfigurationError, match=said):
         build_model(architecture, config, seed=0)
+
+
+@pytest.mark.parametrize("shard_bytes", ["1KB", "1GB"])
+def test_an_empty_model_has_its_buffers_and_reads_any_rows_of_its_parameters(
+    tmp_path, tiny_model, shard_bytes
+):
+    tiny_model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=shard_bytes)
+    whole = load_model(str(tmp_path))
+    found = load_empty_model(str(tmp_path))
+    assert found is not None
+    model, rows = found
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert type(model) is type(whole)
+    assert model.config.to_dict() == whole.config.to_dict()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for (name, buffer), wanted in zip(model.named_buffers(), whole.buffers(), strict=True):
+        assert torch.equal(buffer, wanted), name
+    for name, parameter in whole.named_parameters():
+        count = parameter.shape[0]
+        assert torch.equal(rows.rows(name, 0, count), parameter)
+        assert torch.equal(
+            rows.rows(name, count // 3, count // 2), parameter[count // 3 : count // 2]
+        )
+    assert rows.identity() == load_empty_model(str(tmp_path))[1].identity()  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_an_empty_model_needs_a_checkpoint_of_the_models_own_names_and_shapes(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.norm.weight"
+    for changed in ({name: torch.ones(3)}, {}):
+        save_file({n: t for n, t in (tensors | changed).items() if changed or n != name}, path,
+                  metadata={"format": "pt"})  # fmt: skip
+        assert load_empty_model(str(tmp_path)) is None
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors cannot be read"):
+        load_empty_model(str(tmp_path))

@@ -53,8 +53,8 @@ def version(store: ObjectStore) -> Manifest:
 
 def test_a_newer_checkpoint_is_refused_and_no_older_one_is_taken(store: ObjectStore) -> None:
     checkpoint(store, 1)
-    renumbered(store, checkpoint(store, 2), 2)
-    with pytest.raises(NewerRelease, match=rf"s00000002-t0001.* format 2.*rollstream {RELEASE}"):
+    renumbered(store, checkpoint(store, 2), 3)
+    with pytest.raises(NewerRelease, match=rf"s00000002-t0001.* format 3.*rollstream {RELEASE}"):
         newest_checkpoint(store)
 
 

@@ -3,18 +3,22 @@
 import pytest
 import torch
 
-from rollstream.errors import Fenced, ObjectMissing
+from rollstream.errors import CorruptObject, Fenced, ObjectMissing
 from rollstream.storage.checkpoints import (
     CheckpointId,
     StoredCheckpoint,
+    checkpoint_manifest,
     delete_checkpoints,
     newest_checkpoint,
+    open_checkpoint,
     plan_checkpoints,
     read_checkpoint,
     stored_checkpoints,
     write_checkpoint,
 )
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.pointer import take_pointer
+from rollstream.storage.weights.shards import StoredTensors, part_name
 from testbed.memory import MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
 
@@ -38,6 +42,52 @@ def test_a_checkpoint_comes_back_whole(store):
     assert got.state == {"step": 10, "open": [1, 2]}
     assert set(got.tensors) == set(tensors_at(10))
     assert all(torch.equal(got.tensors[name], want) for name, want in tensors_at(10).items())
+
+
+W = torch.arange(40, dtype=torch.float32).reshape(10, 4)
+PARTS = {part_name("w", start, stop): W[start:stop] for start, stop in ((0, 4), (4, 8), (8, 10))}
+
+
+def opened_parts(store: ObjectStore, shard_bytes: int) -> StoredTensors:
+    wanted = write_checkpoint(store, 1, 1, PARTS | {"n": torch.tensor(7)}, {}, shard_bytes)
+    found = open_checkpoint(store, wanted).tensors
+    assert isinstance(found, StoredTensors)
+    return found
+
+
+@pytest.mark.parametrize("shard_bytes", [16, 80, 1 << 20])
+def test_parts_of_rows_are_one_tensor_of_which_any_rows_are_read(store, shard_bytes):
+    found = opened_parts(store, shard_bytes)
+    assert set(found) == {"w", "n"}
+    assert (found.shape("w"), found.shape("n"), found.shape("x")) == ((10, 4), (), None)
+    assert torch.equal(found["w"], W)
+    assert int(found["n"]) == 7
+    for start in range(10):
+        for stop in range(start + 1, 11):
+            assert torch.equal(found.rows("w", start, stop), W[start:stop])
+    whole = newest_checkpoint(store).checkpoint
+    assert whole is not None
+    assert torch.equal(whole.tensors["w"], W)
+
+
+def test_only_parts_with_wanted_rows_are_read_and_each_is_verified(store):
+    found = opened_parts(store, 16)
+    for entry in list(store.list(found.folder)):
+        if entry.key.endswith("of-00004.safetensors"):
+            data = store.get(entry.key)
+            store.put(entry.key, data[:-1] + bytes([data[-1] ^ 1]))
+            if "w[4:8]" not in str(data[:200]):
+                store.put(entry.key, data)
+    assert torch.equal(found.rows("w", 0, 4), W[:4])
+    assert torch.equal(found.rows("w", 8, 10), W[8:])
+    with pytest.raises(CorruptObject, match=r"w\[4:8\]"):
+        found.rows("w", 3, 5)
+
+
+def test_a_checkpoint_with_parts_is_refused_by_releases_that_know_only_whole_tensors(store):
+    assert checkpoint_manifest(store, write(store, 3)).format == 1
+    opened_parts(store, 16)
+    assert checkpoint_manifest(store, CheckpointId(1, 1)).format == 2
 
 
 def test_the_newest_is_of_the_highest_term_and_then_step(store):

@@ -90,7 +90,9 @@ def publishing(tmp_path: Path):
     bus.close()
 
 
-def hand_over(publisher: StepPublisher, step: int, checkpoint: bool = False) -> None:
+def hand_over(
+    publisher: StepPublisher, step: int, checkpoint: bool = False, is_lent: bool = False
+) -> None:
     """Publishes as the trainer does."""
     publisher.await_room()
     done = StepDone(step, Version(step, 1), "", 1, {}, {}, 0.0)
@@ -98,7 +100,7 @@ def hand_over(publisher: StepPublisher, step: int, checkpoint: bool = False) -> 
         (publisher.state_buffers.copy(weights(step), None), {"step": step}) if checkpoint else None
     )
     tensors = publisher.weight_buffers.copy(weights(step), torch.bfloat16)
-    publisher.submit(StepSnapshot(done, tensors, kept, False, {}, {}))
+    publisher.submit(StepSnapshot(done, tensors, kept, None, {}, {}, is_lent))
     assert publisher.weight_buffers.in_use <= QUEUE_MAX + 2
     assert publisher.state_buffers.in_use <= QUEUE_MAX + 1
 
@@ -184,6 +186,33 @@ def test_what_fails_in_a_deletion_ends_the_trainer(
     with pytest.raises(StoreError, match="not today"):
         run()
     bus.close()
+
+
+def test_the_next_update_waits_until_a_lent_state_is_written(publishing) -> None:
+    publisher, store = publishing
+    store.gate.clear()
+    hand_over(publisher, 0, checkpoint=True, is_lent=True)
+    updated = threading.Event()
+
+    def update() -> None:
+        publisher.await_lent()
+        updated.set()
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    assert not updated.wait(0.3)
+    store.gate.set()
+    thread.join()
+    assert read_checkpoint(store, CheckpointId(1, 0)).state == {"step": 0}
+    publisher.close()
+
+
+def test_a_failure_ends_the_wait_for_a_lent_state(publishing) -> None:
+    publisher, store = publishing
+    store.full = True
+    hand_over(publisher, 0, checkpoint=True, is_lent=True)
+    with pytest.raises(StoreError, match="no space"):
+        publisher.await_lent()
 
 
 def test_what_fails_in_the_thread_ends_the_wait_for_room(publishing) -> None:

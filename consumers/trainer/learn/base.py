@@ -42,6 +42,11 @@ class Learner(Protocol):
         """Seconds spent in forward and backward passes since the start."""
         ...
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state that `state_hash` covers."""
+        ...
+
     def submit(self, samples: Sequence[Sample]) -> None:
         """Submit one micro-batch of the update. A failure raises `ComputeFailed`, which names the
         micro-batches, here, in `settle` or in `finish_update`.
@@ -63,7 +68,14 @@ class Learner(Protocol):
         ...
 
     def state(self, pool: BufferPool | None = None) -> Tensors:
-        """A copy of everything that the next update depends on, for a checkpoint."""
+        """Everything that the next update depends on, for a checkpoint: a copy, or the state itself
+        where `lends_state`.
+        """
+        ...
+
+    @property
+    def lends_state(self) -> bool:
+        """Whether `state` returns the state itself: it must be written before the next update."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -46,27 +46,29 @@ FIRST, SECOND = 5, 7
 """Lengths in tokens of the two test sequences."""
 TOLERANCE = 1e-3
 """Rounding in float32 is far below it; one attended token of another sequence is far above it."""
+TOLERANCE_BFLOAT16 = 3e-2
 
 
-def check_trainable(model: PreTrainedModel) -> None:
+def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
     """Raise `ConfigurationError` unless `model` is causal and its logits equal those of
-    `Float32Head`, which every score depends on. `model` is float32 and not sharded.
+    `Float32Head`, which every score depends on.
     """
     body, tokens = body_of(model), _tokens(model)
     with _trial(model):
         whole = _hidden(body, tokens)
         start = _hidden(body, tokens[:, :FIRST])
-        logits = model(input_ids=tokens, use_cache=False).logits[0]
+        # The class's own forward: hooks of `fully_shard` run once, around the whole trial.
+        logits = type(model).forward(model, input_ids=tokens, use_cache=False).logits[0]
         ours = Float32Head(model)(whole[0])
-    if _differ(whole[:, :FIRST], start):
+    if _differ(whole[:, :FIRST], start, tolerance):
         raise _refusal(model, "a token's state depends on the tokens after it: it is not causal")
-    if _differ(logits, ours):
+    if _differ(logits, ours, tolerance):
         raise _refusal(model, "its logits are not its head's product with the body's last states")
 
 
-def can_pack(model: PreTrainedModel) -> bool:
+def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
     """Whether sequences that share a row of `model`'s forward do not attend to each other when
-    their positions restart at 0. `model` is float32 and not sharded.
+    their positions restart at 0.
 
     transformers 5 separates packed sequences where positions restart (masking_utils.py,
     `find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
@@ -80,7 +82,14 @@ def can_pack(model: PreTrainedModel) -> bool:
             packed = _hidden(body, tokens, positions)
         except TypeError:  # a forward without positions
             return False
-    return not _differ(packed[:, FIRST:], alone)
+    return not _differ(packed[:, FIRST:], alone, tolerance)
+
+
+def try_sharded(model: PreTrainedModel, compute: str) -> bool:
+    """`check_trainable`, then `can_pack`, in one call of `model`: a collective of all ranks."""
+    model.forward = MethodType(_forward, model)
+    with _trial(model):
+        return model(trial=TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16)
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:
@@ -105,8 +114,8 @@ def _trial(model: PreTrainedModel) -> Generator[None]:
         model.train(was)
 
 
-def _differ(found: Tensor, expected: Tensor) -> bool:
-    return float((found - expected).norm()) > TOLERANCE * float(expected.norm())
+def _differ(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return float((found - expected).norm()) > tolerance * float(expected.norm())
 
 
 def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
@@ -142,9 +151,15 @@ def _forward(
     *args: Any,
     rows: TokenRows | None = None,
     packed: bool = False,
+    trial: float | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The model's own forward, or scores if it is called with `rows`."""
+    """The model's own forward; scores if it is called with `rows`, whether sequences can share a
+    row if it is called with the tolerance of a `trial`.
+    """
+    if trial is not None:
+        check_trainable(model, trial)
+        return can_pack(model, trial)
     if rows is None:
         return type(model).forward(model, *args, **kwargs)
     grid = token_grid(rows, packed)

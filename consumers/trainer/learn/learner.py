@@ -26,6 +26,7 @@ from rollstream.consumers.trainer.learn.workers import (
     OrderedWorkers,
     is_out_of_memory,
     keep_freed_memory,
+    lends_state,
 )
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import adapter_state, attached_adapter, base_state
@@ -105,6 +106,11 @@ class TorchLearner:
         """CPU seconds of forward and backward passes since the start."""
         return self._workers.busy_s
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of masters and moments."""
+        return 3 * self._masters.flat.nbytes
+
     def submit(self, samples: Sequence[Sample]) -> None:
         """Submit one micro-batch of the update; waits only while every worker is busy and as many
         micro-batches are queued.
@@ -158,10 +164,12 @@ class TorchLearner:
         )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
-        moments by prefixed name, and two counters. The memory is from `pool` if given, else its
-        own.
+        """Everything that the next update depends on, for a checkpoint: fp32 masters and moments by
+        prefixed name, and two counters. The memory is from `pool` if given, else its own; a
+        state that is lent to a pool's user is not copied.
         """
+        if pool is not None and self.lends_state:
+            return self._state()
         return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -172,6 +180,10 @@ class TorchLearner:
         self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))
+
+    @property
+    def lends_state(self) -> bool:
+        return lends_state(self.state_bytes, self._device)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state."""

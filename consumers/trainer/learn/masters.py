@@ -113,9 +113,20 @@ class Masters:
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     """The checkpoint's tensor `name`; `ConfigurationError` if it is missing or of another shape."""
     found = tensors.get(name)
-    if found is not None and tuple(found.shape) == shape:
-        return found
-    what = "missing" if found is None else f"of shape {tuple(found.shape)}"
+    check_checkpoint_shape(name, None if found is None else tuple(found.shape), shape)
+    assert found is not None
+    return found
+
+
+def check_checkpoint_shape(
+    name: str, found: tuple[int, ...] | None, shape: tuple[int, ...]
+) -> None:
+    """Raise `ConfigurationError` if a checkpoint's tensor has another shape than the model's, or is
+    missing (None).
+    """
+    if found == shape:
+        return
+    what = "missing" if found is None else f"of shape {found}"
     raise ConfigurationError(
         f"checkpoint: {name!r} is {what}, the model has {shape}: "
         "these tensors belong to another model configuration"

@@ -63,6 +63,11 @@ class PacedLearner:
     def version(self) -> int:
         return self.updates // self._settings.updates_per_step
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(tensor.nbytes for tensor in self._weights.values())
+
     def submit(self, samples: Sequence[Sample]) -> None:
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -95,6 +100,8 @@ class PacedLearner:
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
         return (pool or BufferPool(1)).copy(self._state(), None)
+
+    lends_state = False
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         mine = self._state()

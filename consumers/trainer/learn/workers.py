@@ -164,6 +164,16 @@ class BufferPool:
         return copy
 
 
+LENT_BYTES_MIN = 1_000_000_000
+
+
+def lends_state(state_bytes: int, device: torch.device) -> bool:
+    """Whether a checkpoint is written from the state itself: on the CPU a copy of a large state
+    would nearly double the memory of a rank. The next update then waits until it is written.
+    """
+    return device.type == "cpu" and state_bytes > LENT_BYTES_MIN
+
+
 def _dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 

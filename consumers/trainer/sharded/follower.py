@@ -7,8 +7,7 @@ own term is still valid.
 
 import logging
 from collections.abc import Callable
-
-from transformers import PreTrainedModel
+from contextlib import suppress
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.sharded.commands import receive_command
@@ -29,22 +28,23 @@ from rollstream.consumers.trainer.sharded.messages import (
 )
 from rollstream.consumers.trainer.sharded.rank_writing import RankCopies, RankWriter
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
-from rollstream.consumers.trainer.sharded.shard import Shard, model_hash
-from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel, model_hash
+from rollstream.errors import ConfigurationError, CorruptObject, RollstreamError
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.shards import StoredTensors
 
 log = logging.getLogger(__name__)
 
 
-def run_follower(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks) -> None:
+def run_follower(load: Callable[[], StartingModel], store: ObjectStore, ranks: Ranks) -> None:
     """Execute rank 0's commands until rank 0 has ended. `RankLost` if a rank is gone;
     `ConfigurationError` if this machine's model differs from the one that rank 0 starts from.
     """
-    model = load()
+    start = load()
     begin = _receive_begin(ranks)
     if begin is None:
         return
-    if model_hash(model) != begin.model_hash:
+    if model_hash(start) != begin.model_hash:
         raise ConfigurationError(
             f"rank {ranks.rank}: the model that this machine starts from is not rank 0's: give all "
             "machines the same model folder (model.path) or a shared run folder"
@@ -52,10 +52,10 @@ def run_follower(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks:
     settings = TrainerSettings.model_validate_json(begin.settings)
     rank_copies = RankCopies()
     writer = RankWriter(rank_copies, store, ranks)
-    shard = Shard(model, settings, ranks)
+    shard = Shard(start, settings, ranks)
     while not isinstance(command := receive_command(ranks), EndRanks):
         try:
-            _execute(command, shard, rank_copies, writer)
+            _execute(command, shard, store, rank_copies, writer)
         except RollstreamError:
             raise
         except RuntimeError as error:  # collectives raise no more specific type
@@ -76,7 +76,11 @@ def _receive_begin(ranks: Ranks) -> BeginTraining | None:
 
 
 def _execute(
-    command: RankCommand, shard: Shard, rank_copies: RankCopies, writer: RankWriter
+    command: RankCommand,
+    shard: Shard,
+    store: ObjectStore,
+    rank_copies: RankCopies,
+    writer: RankWriter,
 ) -> None:
     match command:
         case Tick():
@@ -88,8 +92,9 @@ def _execute(
         case GatherCopy(copy, dtype, alive):
             mine = shard.snapshot(dtype) if dtype else shard.state()
             rank_copies.keep(copy, mine, alive)
-        case LoadState(updates, applied):
-            shard.load(None, updates, applied)
+        case LoadState(folder, files):
+            with suppress(CorruptObject):  # all ranks raise it; rank 0 tries another checkpoint
+                shard.load(StoredTensors(store, folder, files))
         case HashState():
             shard.state_hash()
         case WriteShards() | EncodeDelta() | WriteDelta() | IdentifyTensors():

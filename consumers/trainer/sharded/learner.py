@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.masters import checkpoint_tensor
 from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
 from rollstream.consumers.trainer.sharded.commands import RankCommander
 from rollstream.consumers.trainer.sharded.messages import (
@@ -31,14 +29,15 @@ from rollstream.consumers.trainer.sharded.messages import (
 from rollstream.consumers.trainer.sharded.rank_plan import rounds
 from rollstream.consumers.trainer.sharded.rank_writing import ShardedCopies, ShardedCopy
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
-from rollstream.consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
+from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel, model_hash
+from rollstream.storage.weights.shards import StoredTensors
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
     """A model and the ranks that share it; `commander` is rank 0's command sender."""
 
-    model: PreTrainedModel
+    start: StartingModel
     ranks: Ranks
     commander: RankCommander
 
@@ -56,9 +55,9 @@ class ShardedLearner:
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
-        begin = BeginTraining(model_hash(sharded.model), settings.model_dump_json().encode())
+        begin = BeginTraining(model_hash(sharded.start), settings.model_dump_json().encode())
         with self._commander.command(lambda rank: begin):
-            self._shard = Shard(sharded.model, settings, sharded.ranks)
+            self._shard = Shard(sharded.start, settings, sharded.ranks)
         self._copies = ShardedCopies(self._commander, sharded.ranks)
 
     @property
@@ -75,6 +74,11 @@ class ShardedLearner:
     def busy_s(self) -> float:
         """Seconds of rank 0's passes, including its waits for other ranks within them."""
         return self._shard.busy_s
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of masters and moments, of all ranks together."""
+        return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample]) -> None:
         """Submit one micro-batch of the update; trains a round once every rank has one."""
@@ -113,19 +117,23 @@ class ShardedLearner:
         return self._copy(dtype, lambda: self._shard.snapshot(dtype))
 
     def state(self, pool: BufferPool | None = None) -> ShardedCopy:
-        """A copy of everything that the next update depends on, distributed over the ranks."""
+        """Everything that the next update depends on, each rank's rows of it at that rank: a copy,
+        or the state itself where `lends_state`.
+        """
         return self._copy("", self._shard.state)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a state that any number of ranks, or an unsharded learner, has saved;
-        `ConfigurationError` if it is of another model.
+        """Restore a state that any number of ranks, or an unsharded learner, has saved: each rank
+        reads its rows. `ConfigurationError` if it is of another model.
         """
-        for prefix in PREFIXES:
-            for name, shape in self._shard.shapes.items():
-                checkpoint_tensor(tensors, prefix + name, shape)
-        updates, applied = (int(count) for count in tensors[COUNTERS])
-        with self._commander.command(lambda rank: LoadState(updates, applied)):
-            self._shard.load(tensors, updates, applied)
+        assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
+        self._shard.check(tensors)
+        with self._commander.command(lambda rank: LoadState(tensors.folder, tensors.files)):
+            self._shard.load(tensors)
+
+    @property
+    def lends_state(self) -> bool:
+        return self._shard.lends_state
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of

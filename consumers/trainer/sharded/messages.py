@@ -90,10 +90,10 @@ class FinishUpdate(Struct, frozen=True, tag=True):
 
 
 class LoadState(Struct, frozen=True, tag=True):
-    """Receive this rank's slice of every tensor of a checkpoint, and these counters."""
+    """Read this rank's rows of every tensor of a checkpoint: these files of this folder."""
 
-    updates: int
-    applied: int
+    folder: str
+    files: TensorFiles
 
 
 class HashState(Struct, frozen=True, tag=True):
@@ -101,9 +101,8 @@ class HashState(Struct, frozen=True, tag=True):
 
 
 class GatherCopy(Struct, frozen=True, tag=True):
-    """Gather the whole tensors that this rank owns and keep them as copy `copy`: the published
-    tensors as `dtype`, or the whole state if that is "". Copies that are not in `alive` are
-    dropped.
+    """Keep this rank's tensors as copy `copy`: the whole published tensors that it owns as `dtype`,
+    gathered, or its rows of the state if that is "". Copies that are not in `alive` are dropped.
     """
 
     copy: int

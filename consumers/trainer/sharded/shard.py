@@ -3,39 +3,48 @@ tensors that it gathers in order to write them.
 
 Every method is a collective unless its docstring excludes it: all ranks call the same methods in
 the same order (`commands.py`). `state` and `snapshot` use the names and values of `learner.py`, so
-checkpoints and versions are independent of the number of ranks.
+any number of ranks resumes from a checkpoint, and versions are independent of the number of ranks.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import (
-    can_pack,
-    check_trainable,
     forward_scores,
     recompute_layers,
+    try_sharded,
 )
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
-from rollstream.consumers.trainer.learn.masters import NORM_EPS, UpdateResult, learning_rate
+from rollstream.consumers.trainer.learn.masters import (
+    NORM_EPS,
+    UpdateResult,
+    check_checkpoint_shape,
+    learning_rate,
+)
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.workers import lends_state
+from rollstream.consumers.trainer.sharded.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.tensors import (
     TensorOwnership,
     gather_values,
-    scatter_rows,
     shard_model,
 )
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.models import ModelRows, parameter_names
+from rollstream.storage.weights.shards import StoredTensors, part_name
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
 
@@ -114,25 +123,57 @@ COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
 
 
-class Shard:
-    """Owns and shards `model` (float32), which must be the same on all ranks."""
+@dataclass(frozen=True, slots=True)
+class StartingModel:
+    """The model that training starts from: whole, or with empty parameters (on the meta device)
+    that each rank fills with its `rows`.
+    """
 
-    def __init__(self, model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> None:
+    model: PreTrainedModel
+    rows: ModelRows | None = None
+
+
+class Shard:
+    """Owns and shards the model (float32), which must be the same on all ranks."""
+
+    def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
+        model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._ownership = TensorOwnership(model, ranks)
-        check_trainable(model)
-        self._packed = can_pack(model)
         if settings.gradient_checkpointing:
             recompute_layers(model)
         for parameter in model.parameters():
             parameter.requires_grad_()
+        names = parameter_names(model)
         shard_model(model, ranks.mesh, settings.compute)
+        if start.rows is not None:
+            self._fill(start.rows, names)
+        self._packed = try_sharded(model, settings.compute)
+        if isinstance(model, FSDPModule):
+            model.reshard()  # the root group stays gathered after a pass
         self._parameters = dict(model.named_parameters())
         self._slices = {name: _local(one) for name, one in self._parameters.items()}
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
         self._sums = LossStatistics()
         self.busy_s = 0.0
+
+    def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
+        """Allocate this rank's slices of the parameters, and read its rows into them."""
+        device = self._ranks.device
+
+        def materialised(tensor: Tensor) -> Tensor:
+            if tensor.is_meta:
+                return torch.empty_like(tensor, device=device)
+            return tensor.to(device)
+
+        self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage]
+        parameters = dict(self._model.named_parameters())
+        for mine in names:
+            local = _local(parameters[mine[0]])
+            if local.numel():
+                stored = next(name for name in mine if name in rows)
+                local.copy_(rows.rows(stored, *self._rows(mine[0])))
 
     @property
     def updates(self) -> int:
@@ -191,28 +232,62 @@ class Shard:
         their names.
         """
         wanted = getattr(torch, dtype)
-        slices = {name: one.to(wanted) for name, one in self._slices.items()}
-        return self._ownership.named(self._ownership.gather(slices), self._model, wanted)
+        mine = self._ownership.gather(self._slices, wanted)
+        return self._ownership.named(mine, self._model, wanted)
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of the learner's state that this rank owns: whole, in host memory."""
+        """This rank's rows of the learner's state, in host memory, under the names of parts; not a
+        collective. They are the state itself where `lends_state`, else a copy.
+        """
         mine: dict[str, Tensor] = {}
+        is_lent, is_alone = self.lends_state, self._ranks.size == 1
         for prefix, slices in self._state().items():
-            whole = self._ownership.gather(slices)
-            mine.update({prefix + name: tensor for name, tensor in whole.items()})
+            for name, rows in slices.items():
+                start, stop = self._rows(name)
+                part = prefix + name if is_alone else part_name(prefix + name, start, stop)
+                if is_alone or start < stop:
+                    mine[part] = rows if is_lent else rows.to("cpu", copy=True)
         if self._ranks.rank == 0:
             mine[COUNTERS] = self._counters()
         return mine
 
-    def load(self, tensors: Mapping[str, Tensor] | None, updates: int, applied: int) -> None:
-        """Restore a checkpoint: rank 0 provides its whole tensors, every rank receives its
-        slices.
+    def check(self, tensors: StoredTensors) -> None:
+        """Raise `ConfigurationError` if a checkpoint is of another model; not a collective."""
+        for prefix in PREFIXES:
+            for name, shape in self.shapes.items():
+                check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
+
+    def load(self, tensors: StoredTensors) -> None:
+        """Restore a checkpoint: every rank reads its rows. `CorruptObject` at all ranks if any of
+        them finds damage; the state is undefined then.
         """
-        for prefix, slices in self._state().items():
-            for name, mine in slices.items():
-                whole = None if tensors is None else tensors[prefix + name]
-                scatter_rows(whole, mine, self.shapes[name], self._ranks)
-        self._optimiser.load(updates, applied)
+        problem = ""
+        try:
+            for prefix, slices in self._state().items():
+                for name, mine in slices.items():
+                    if mine.numel():
+                        mine.copy_(tensors.rows(prefix + name, *self._rows(name)))
+            updates, applied = (int(count) for count in tensors[COUNTERS])
+            self._optimiser.load(updates, applied)
+        except (CorruptObject, ObjectMissing) as error:
+            problem = str(error)
+        found = [one for one in gather_values(problem, str, self._ranks) if one]
+        if found:
+            raise CorruptObject(found[0])
+
+    def _rows(self, name: str) -> tuple[int, int]:
+        """The rows of a parameter that this rank holds."""
+        return slice_of(self.shapes[name][0], self._ranks.rank, self._ranks.size)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of masters and moments, of all ranks together."""
+        return len(PREFIXES) * 4 * sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def lends_state(self) -> bool:
+        """As `Learner.lends_state`."""
+        return lends_state(self.state_bytes, self._ranks.device)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state by slices: it depends on the number of ranks."""
@@ -233,10 +308,12 @@ class Shard:
         return torch.tensor([self.updates, self._optimiser.applied])
 
 
-def model_hash(model: PreTrainedModel) -> str:
-    """xxh3-128 over the model's initial state; not a collective."""
+def model_hash(start: StartingModel) -> str:
+    """xxh3-128 that is equal where the initial model is; not a collective."""
+    if start.rows is not None:
+        return start.rows.identity()
     hasher = xxhash.xxh3_128()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(start.model.state_dict().items()):
         hasher.update(f"{name}{tuple(tensor.shape)}".encode())
         hasher.update(tensor_bytes(tensor))
     return hasher.hexdigest()

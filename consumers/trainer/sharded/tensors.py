@@ -1,5 +1,5 @@
 """The tensors of a model that is divided among ranks: sharding the model, and collectives that
-gather whole tensors at their owners, scatter them from rank 0, or gather small values at all ranks.
+gather whole tensors at their owners, or small values at all ranks.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from rollstream.consumers.trainer.sharded.messages import decode, encode
-from rollstream.consumers.trainer.sharded.rank_plan import owners, rows_per_rank, slice_of
+from rollstream.consumers.trainer.sharded.rank_plan import owners, rows_per_rank
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.storage.weights.tensors import untie
 
@@ -32,21 +32,6 @@ def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) 
         parts = [torch.empty_like(padded) for _ in range(ranks.size)]
     dist.gather(padded, parts, dst=owner)
     return None if parts is None else torch.cat(parts)[: shape[0]].to("cpu", copy=True)
-
-
-def scatter_rows(whole: Tensor | None, into: Tensor, shape: tuple[int, ...], ranks: Ranks) -> None:
-    """Copy this rank's rows of rank 0's whole tensor into `into`."""
-    received = torch.empty(
-        (rows_per_rank(shape[0], ranks.size), *shape[1:]), dtype=into.dtype, device=into.device
-    )
-    parts = None
-    if ranks.rank == 0:
-        assert whole is not None
-        slices = (slice_of(shape[0], rank, ranks.size) for rank in range(ranks.size))
-        own = [whole[start:end].to(into.device, into.dtype) for start, end in slices]
-        parts = [_padded(one, shape, ranks) for one in own]
-    dist.scatter(received, parts, src=0)
-    into.copy_(received[: into.shape[0]])
 
 
 def gather_values(value: _V, type_: type[_V], ranks: Ranks) -> list[_V]:
@@ -85,11 +70,13 @@ class TensorOwnership:
         self._buffers = [name for name in kept if name not in self.shapes]
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
-    def gather(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole parameters that this rank owns; a collective."""
+    def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The whole parameters that this rank owns as `dtype`; a collective. One tensor at a time
+        is rounded and gathered.
+        """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
-            whole = gather_rows(slices[name], shape, self._owners[name], self._ranks)
+            whole = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
             if whole is not None:
                 mine[name] = whole
         return mine

@@ -3,7 +3,8 @@ tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variable
 Rank 0 does the jobs, the others follow it.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
-published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds;
+published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:`
+from the newest that can be read; `idle:S` waits for S seconds;
 `tell:` writes the results to FOLDER/result.json, as the end does; `until:NAME` waits for the file
 FOLDER/NAME. `model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 lacks,
 `store=NAME` the store of the other ranks.
@@ -27,8 +28,16 @@ from rollstream.consumers.trainer.sharded.follower import run_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.messages import EndRanks
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
+from rollstream.consumers.trainer.sharded.shard import StartingModel
 from rollstream.errors import RollstreamError
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
+from rollstream.storage.checkpoints import (
+    Checkpoint,
+    CheckpointId,
+    open_checkpoint,
+    restore_newest,
+    write_checkpoint,
+)
+from rollstream.storage.models import load_empty_model
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest
@@ -66,14 +75,25 @@ def rules(**changed: object):
     )
 
 
+def starting(folder: Path, name: str) -> StartingModel:
+    """The model, by rows if FOLDER/NAME holds it."""
+    if not (folder / name).exists():
+        return StartingModel(build(name))
+    found = load_empty_model(str(folder / name))
+    assert found is not None
+    return StartingModel(*found)
+
+
 class Lead:
     """Rank 0."""
 
-    def __init__(self, folder: Path, ranks: Ranks, name: str, changed: dict[str, object]) -> None:
+    def __init__(
+        self, folder: Path, ranks: Ranks, start: StartingModel, changed: dict[str, object]
+    ) -> None:
         self.folder = folder
         self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
         self.commander = RankCommander(ranks)
-        shared = ShardedModel(build(name), ranks, self.commander)
+        shared = ShardedModel(start, ranks, self.commander)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
         self.said: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
@@ -103,8 +123,18 @@ class Lead:
         write_checkpoint(self.store, int(what), 1, self.learner.state(), {}, 8192)
 
     def resume(self, what: str) -> None:
-        self.learner.load_state(read_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
+        self.learner.load_state(open_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
         self.said["hashes"].append(self.learner.state_hash())
+
+    def restore(self, what: str) -> None:
+        def load(wanted: CheckpointId) -> Checkpoint:
+            found = open_checkpoint(self.store, wanted)
+            self.learner.load_state(found.tensors)
+            return found
+
+        restored = restore_newest(self.store, load)
+        assert restored.checkpoint is not None
+        self.said["restored"] = [str(restored.checkpoint.id), *(why for _, why in restored.skipped)]
 
     def idle(self, what: str) -> None:
         print("idle", flush=True)
@@ -127,9 +157,9 @@ def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[
     with join_ranks("cpu", timeout_s) as ranks:
         if ranks.rank:
             store = open_store(f"file:{folder / names.get('store', 'store')}")
-            run_follower(lambda: build(names.get("strange", name)), store, ranks)
+            run_follower(lambda: starting(folder, names.get("strange", name)), store, ranks)
             return
-        lead = Lead(folder, ranks, name, changed)
+        lead = Lead(folder, ranks, starting(folder, name), changed)
         for job in jobs:
             if "=" not in job:
                 lead.do(job)

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from testbed.waiting import WAIT_S, wait_for
-from tests.trainer.sharded.sharded_ranks import ranks, said
+from tests.trainer.sharded.sharded_ranks import ranks, run_ranks, said
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,16 @@ def test_a_rank_with_another_model_is_refused_by_name(tmp_path):
         assert first.wait(WAIT_S) != 0
     assert "ConfigurationError: rank 1: the model that this machine starts" in said(tmp_path, 1)
     assert "rank 1 of the trainer is gone" in said(tmp_path, 0)
+
+
+def test_a_damaged_part_of_one_rank_makes_all_of_them_take_the_checkpoint_before(tmp_path):
+    run_ranks(tmp_path, 2, ["train:0-0", "keep:1", "train:1-1", "keep:2"])
+    damaged = max((tmp_path / "store").rglob("s00000002-*/state-rank1-*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    found = run_ranks(tmp_path, 2, ["restore:", "train:1-1"])
+    name, why = found["restored"]
+    assert name == "s00000001-t0001"
+    assert damaged.name in why
 
 
 def test_a_rank_that_cannot_write_is_named_and_no_version_is_there(tmp_path):

@@ -61,7 +61,8 @@ def alone():
 
 
 def kept(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    return read_checkpoint(open_store(f"file:{folder / 'store'}"), CheckpointId(1, step)).tensors
+    store = open_store(f"file:{folder / 'store'}")
+    return dict(read_checkpoint(store, CheckpointId(1, step)).tensors)
 
 
 def masters(state) -> dict[str, torch.Tensor]:
@@ -149,6 +150,35 @@ def test_one_process_goes_on_from_two_ranks(two, alone):
         learner.finish_update()
     learner.close()
     assert largest_difference(learner.state(), states[LAST + 1]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 2)])
+def test_a_resume_on_other_ranks_has_the_same_losses(before, after, tmp_path):
+    """The checkpoint of one process has whole tensors, as that of earlier releases."""
+    own, again = f"train:4-{LAST}", ["resume:4", f"train:4-{LAST}"]
+    first = run_ranks(tmp_path / "first", before, ["train:0-3", "keep:4", own])
+    second = run_ranks(copied(tmp_path / "first", tmp_path / "second"), after, again)
+    assert first["hashes"][3] != first["hashes"][-1]
+    for ours, theirs in zip(second["metrics"], first["metrics"][4:], strict=True):
+        for name in ("loss", "gradient_norm", "learning_rate", "updates_skipped"):
+            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", [MODEL, "llama_scaled_rope"])
+def test_ranks_that_read_their_rows_of_a_checkpoint_learn_what_one_process_learns(tmp_path, name):
+    build(name).save_pretrained(tmp_path / name)
+    run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "publish:0", "keep:4"])
+    learner = TorchLearner(build(name), rules())
+    for update in range(4):
+        for batch in stream(update):
+            learner.submit(batch)
+        learner.finish_update()
+    learner.close()
+    assert largest_difference(kept(tmp_path, 4), learner.state()) < 1e-5
+    held = ResidentWeights()
+    held.update(open_store(f"file:{tmp_path / 'store'}"), Version(0, 1))
+    assert held.tensors.keys() == build(name).state_dict().keys()
 
 
 @pytest.mark.slow
