@@ -74,7 +74,7 @@ def train(spec: Mapping[str, Any], folder: Path) -> None:
         publisher.await_room()
         checkpoint = (learner.state(publisher.state_buffers), {}) if step == STEPS - 2 else None
         tensors = learner.snapshot("bfloat16", publisher.weight_buffers)
-        publisher.submit(StepSnapshot(done, tensors, checkpoint, False, {}, {}))
+        publisher.submit(StepSnapshot(done, tensors, checkpoint, None, {}, {}))
     publisher.close()
     learner.close()
     sides.close()
