@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
 from rollstream.config.identity import read_or_create_identity, record_configuration
