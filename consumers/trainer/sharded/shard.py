@@ -167,7 +167,7 @@ class Shard:
                 return torch.empty_like(tensor, device=device)
             return tensor.to(device)
 
-        self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage]
+        self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
         parameters = dict(self._model.named_parameters())
         for mine in names:
             local = _local(parameters[mine[0]])
