@@ -6,8 +6,8 @@ that a resumed run reads (docs/how-to/backup-and-recover.md). It only reads the 
    roles. A term that was read before the cut may be below an `Opened` of the log, and a role would
    draw it a second time. 4. `backup.json`. A backup without it is incomplete, and is refused.
 
-The run truncates and deletes meanwhile. Where it was faster, 1 to 3 are repeated, and only what is
-missing is copied. So is a backup that was interrupted.
+The run truncates and deletes meanwhile. Where it was faster, 1 to 3 are repeated, and only missing
+parts are copied. So is a backup that was interrupted.
 """
 
 import re
@@ -135,7 +135,7 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Copies a run into one destination; what is there already is read again, not copied.
+    """Copies a run into one destination; parts that are present already are read again, not copied.
 
     `present` are the destination's objects. `told` is called with each part that is copied.
     """
@@ -203,7 +203,7 @@ class BackupCopy:
                     )
 
     def _segments(self, cut: TopicCut, partition: int) -> list[LogSegment]:
-        """The segments that can be used again; compaction changes what is below an end."""
+        """The segments that can be used again; compaction removes records below an end."""
         if cut.topic.cleanup == "compact":
             return []
         found = (parse_segment(key) for key in self.present)

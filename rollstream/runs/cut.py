@@ -87,7 +87,7 @@ def present_topics(bus: Bus) -> list[Topic]:
 
 
 def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
-    """A consistent cut of log and store. Raises `ObjectMissing` if the run deleted what is read,
+    """A consistent cut of log and store. Raises `ObjectMissing` if the run deleted an object first,
     `BusError` if the topics of single holders never stood still.
     """
     topics = present_topics(bus)

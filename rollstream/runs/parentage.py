@@ -122,26 +122,26 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
 
     Raises `ConfigurationError` if the store holds no run that was trained.
     """
-    run = write_recorded_settings(url, settings, bus="sqlite:bus", store="file:store")
-    return ForkParent(url, run, settings, None, url, None)
+    values = recorded_configuration(url)
+    own = {"bus": "sqlite:bus", "store": "file:store"}
+    settings.write_text(json.dumps(values | own), encoding="utf-8")
+    return ForkParent(url, values["run"], settings, None, url, None)
 
 
-def write_recorded_settings(url: str, settings: Path, bus: str, store: str) -> str:
-    """Write the settings that a trainer recorded in the store at `url`, with these URLs, to the
-    file `settings`. Returns the run's name; raises as `parent_of_store` does.
+def recorded_configuration(url: str) -> dict[str, Any]:
+    """The settings that a trainer recorded in the store at `url`, as tables. Raises as
+    `parent_of_store` does.
     """
-    opened = open_store(url)
-    identity = read_identity(opened)
+    store = open_store(url)
+    identity = read_identity(store)
     if identity is None or not identity.configuration:
         raise ConfigurationError(
             f"{url} holds no run that was trained (no {IDENTITY_KEY} names it)"
         )
     layers = SettingLayers()
-    recorded = recorded_settings(opened, identity.configuration)
-    for key, value in {**recorded, "bus": bus, "store": store}.items():
+    for key, value in recorded_settings(store, identity.configuration).items():
         layers.put(key, value, url)
-    settings.write_text(json.dumps(layers.values), encoding="utf-8")
-    return identity.run
+    return layers.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def check_free(plan: RestorePlan) -> None:
     """Raise `ConfigurationError` if the target is not empty (2)."""
     bus, store = plan.urls
     folder = plan.folder.path
-    advice = f"give an empty one, or remove what is there: rollstream rm {store} --bus {bus}"
+    advice = f"give an empty one, or remove that run: rollstream rm {store} --bus {bus}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(
             f"{folder} is not empty; give a new folder (without a config.json in it, it is a "

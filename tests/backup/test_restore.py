@@ -11,8 +11,10 @@ from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.identity import (
     DELETED,
+    check_configuration,
     read_identity,
     read_or_create_identity,
+    record_configuration,
 )
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
 from rollstream.runs.backup import (
@@ -140,3 +142,15 @@ def test_a_path_without_a_backup_is_named(tmp_path: Path) -> None:
         open_backup(str(tmp_path / "nowhere"), must_exist=True)
     with pytest.raises(ConfigurationError, match="holds no backup"):
         read_backup(open_backup(str(tmp_path), must_exist=True), str(tmp_path))
+
+
+def test_a_run_is_backed_up_by_its_urls_without_its_folder(run: Path, tmp_path: Path) -> None:
+    """Its settings are those that the trainer recorded in the store."""
+    record_configuration(store_of(run), load(run / "config.json"))
+    urls = f"file:{run}/store", f"sqlite:{run}/bus"
+    assert main(["backup", urls[0], str(tmp_path / "backup"), "--bus", urls[1]]) == 0
+    assert main(["backup", urls[0], str(tmp_path / "other")]) == 2
+    assert main(["restore", str(tmp_path / "backup"), str(tmp_path / "again")]) == 0
+    assert history(tmp_path / "again") == history(run)
+    found = load(tmp_path / "again" / "config.json")
+    check_configuration(store_of(tmp_path / "again"), found)

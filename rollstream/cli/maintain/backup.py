@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import progress_line
+from rollstream.config.config import url_identity
 from rollstream.errors import ConfigurationError
 from rollstream.runs.backup import LOG, STORE, Backup, back_up, open_backup
-from rollstream.runs.parentage import write_recorded_settings
+from rollstream.runs.parentage import recorded_configuration
 from rollstream.runs.removal import RunPlace, find_run_place
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import check_reachable, open_bus
@@ -65,7 +66,11 @@ def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -
     if place.folder is not None:
         return place.folder
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-    write_recorded_settings(store, folder / "config.json", bus, store)
+    values = recorded_configuration(store)
+    for key, url in (("bus", bus), ("store", store)):
+        if url_identity(url) == url_identity(values[key]):  # else its path inside the run's folder
+            values[key] = url
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return folder
 
 
