@@ -35,7 +35,7 @@ def made(
     }
     with tiny_run(folder, truncate=truncate, **changed) as run:
         run.archived = TOPICS if archive else ()
-        configuration = _configuration(run)
+        configuration = configuration_of(run)
         run.configuration_hash = fingerprint(configuration)
         write_configuration(RunFolder(folder), configuration)
         run.start_all()
@@ -46,7 +46,8 @@ def made(
     return folder
 
 
-def _configuration(run: TinyRun) -> Configuration:
+def configuration_of(run: TinyRun) -> Configuration:
+    """The configuration of a tiny run whose roles are threads; its model is saved."""
     model = run.folder / "model"
     run.model().save_pretrained(model)
     return Configuration(
