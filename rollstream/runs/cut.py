@@ -39,8 +39,11 @@ QUIET_S = 120.0  # a look takes milliseconds; the topics compared get some recor
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
 NOT_READ = (
     "archive/", "weights/", "checkpoints/", "blobs/", "configurations/", "roles/", "probes/",
+    "audit/",
 )  # fmt: skip
-"""Objects that never change, and those that are read at another moment than the cut's others."""
+"""Objects that never change, those that are read at another moment than the cut's others, and the
+audit's verdict: a restored run is audited from its begin.
+"""
 
 
 @dataclass(frozen=True, slots=True)

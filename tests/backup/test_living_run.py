@@ -13,9 +13,9 @@ from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.runs.backup import Backup
-from rollstream.storage.stores.memory import MemoryStore
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.records import StepDone, Take
+from testbed.memory import MemoryStore
 from testbed.waiting import wait_for
 from tests.backup.copies import backed_up, restored
 from tests.support.kept_run import TASK, TOPICS, configuration_of

@@ -86,11 +86,13 @@ def recovery_lines(backup: Backup) -> tuple[str, ...]:
 
 def _print_backup(backup: Backup, destination: str) -> None:
     print(f"backup of {backup.run} ({backup.id})")
-    records = sum(sum(one.ends) - sum(one.begins) for one in backup.topics)
-    print(f"  log     {len(backup.topics)} topics, {records:,} records")
+    counts = {
+        "log": f"{sum(sum(one.ends) - sum(one.begins) for one in backup.topics):,} records",
+        "store": f"{sum(one.key.startswith(STORE) for one in backup.objects):,} objects",
+    }
     for name, prefix in (("log", LOG), ("store", STORE)):
-        sizes = [one.bytes for one in backup.objects if one.key.startswith(prefix)]
-        print(f"  {name:<7} {len(sizes):,} objects, {sum(sizes):,} bytes")
+        size = sum(one.bytes for one in backup.objects if one.key.startswith(prefix))
+        print(f"  {name:<7} {counts[name]}, {size:,} bytes")
     print("\n".join(recovery_lines(backup)))
     print(f"restore it with: rollstream restore {destination} DIR")
 

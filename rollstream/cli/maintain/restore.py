@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.cli.commands import choose_parser
 from rollstream.cli.maintain import audit
 from rollstream.cli.maintain.backup import recovery_lines, show_part
 from rollstream.cli.signals import progress_line
@@ -51,7 +52,8 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         print(f"restored {backup.run} ({backup.id}) to {plan.folder.path}")
         print("\n".join(recovery_lines(backup)))
-    found = audit.main(argparse.Namespace(run=str(folder), name=None, json=arguments.json))
+    words = [str(folder), "--whole", *(["--json"] if arguments.json else [])]
+    found = audit.main(choose_parser(["audit"])[0].parse(words))
     if not arguments.json:
         print(f"start it with: rollstream run {arguments.folder}")
     return 1 if found == audit.VIOLATED else 0
