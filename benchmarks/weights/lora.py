@@ -35,7 +35,7 @@ from testbed.adapter_schedules import BASE, AdapterSchedules
 from testbed.memory import MemoryStore
 
 LORA = LoraSettings(rank=16, alpha=32.0)
-VERSIONS, SLOTS, TOKENS, PROMPT, CONTEXT = 8, 32, 64, 16, 128
+VERSIONS, SLOTS, TOKENS, PROMPT, CONTEXT = 8, 64, 64, 16, 128
 PAIRS, PAIRS_QUICK = 7, 3
 SCHEDULES, SCHEDULES_QUICK = 10_000, 500
 SEEDS, SEEDS_QUICK = 10, 2

@@ -65,12 +65,13 @@ class AdapterRoutes:
                 out.addmm_(torch.mm(x, factors.low), factors.high)
             return
         rows = x.index_select(0, self.order)
-        terms = torch.zeros_like(out)
+        terms = torch.empty_like(out)
         for adapter, begin, end in self.parts:
-            factors = adapter.layers[layer][product]
-            if factors is not None:
-                inner = torch.mm(rows[begin:end], factors.low)
-                torch.mm(inner, factors.high, out=terms[begin:end])
+            factors, part = adapter.layers[layer][product], terms[begin:end]
+            if factors is None:
+                part.zero_()
+            else:
+                torch.mm(torch.mm(rows[begin:end], factors.low), factors.high, out=part)
         out.index_add_(0, self.order, terms)
 
 
