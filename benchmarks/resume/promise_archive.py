@@ -28,11 +28,11 @@ DISTINCT = 128
 MAX_LAG = 2
 
 
-def record_run(store: ObjectStore, tokens: int, steps: int) -> int:
+def record_run(store: ObjectStore, tokens: int, steps: int, partitions: int = PARTITIONS) -> int:
     """Archives a run of this many steps; returns the bytes of its trajectories in the log."""
     arrays = [_arrays(tokens, seed) for seed in range(DISTINCT)]
-    places = [0] * PARTITIONS
-    found: list[list[Message]] = [[] for _ in range(PARTITIONS)]
+    places = [0] * partitions
+    found: list[list[Message]] = [[] for _ in range(partitions)]
     ledger: list[Record] = [Opened("trainer", 1)]
     admissions: list[Record] = [Opened("dispatch", 1)]
     for step in range(1, steps + 1):
@@ -42,7 +42,7 @@ def record_run(store: ObjectStore, tokens: int, steps: int) -> int:
             admissions.append(Admitted(group, step - 1, names, 600.0, Address(0, group)))
             members: list[Member] = []
             for index in range(SAMPLES):
-                partition = group % PARTITIONS
+                partition = group % partitions
                 value = encode(_trajectory(group, index, step, arrays))
                 at, places[partition] = places[partition], places[partition] + 1
                 found[partition].append(_message("trajectories", partition, at, value, group))

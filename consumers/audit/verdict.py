@@ -11,7 +11,7 @@ on: no partition may be shorter, and the last record that was judged in each mus
 with the verdict and reported by every later audit.
 
 The state is the fields of the folds as MessagePack, typed by their annotations. It grows with the
-run as the folds do: about 0.1 KiB for each trajectory, compressed (docs/reference/audit.md).
+run as the folds do: about 30 bytes for each trajectory, compressed (docs/reference/audit.md).
 """
 
 import zlib
