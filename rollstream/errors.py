@@ -4,6 +4,13 @@ Raised for failures outside the program: files, brokers, configurations, bytes f
 Programmer errors are asserts. A message names what failed, where, and what to do.
 """
 
+EXIT_REFUSED = 2
+"""Exit code of a role whose configuration or command line is wrong: another start cannot help."""
+EXIT_UNSERVED = 3
+"""Exit code of a role that could not open an engine or server before it did any work; another start
+may help.
+"""
+
 
 class RollstreamError(Exception):
     """Base of all errors that a caller may expect and handle."""

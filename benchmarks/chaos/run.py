@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.supervisor.process import EXIT_REFUSED
+from rollstream.errors import EXIT_REFUSED
 from testbed.kills import aims, final_counts, moments
 from testbed.run_process import kill_all, run_line
 

@@ -57,7 +57,7 @@ class ExactlyOnceAudit:
         names; every other row is checked as a record.
         """
         uses, names = rows.uses(self.ledger), set(rows.names)
-        is_dead = np.array([finish == "dead" for finish in rows.finishes], np.bool_)
+        is_dead = np.array([finish == "dead" for finish in rows.plain("finish")], np.bool_)
         is_plain = ~uses.is_named | (uses.is_same & ~is_dead)
         if len(names) < len(rows) or not self._firsts.isdisjoint(names) or not is_plain.all():
             for row, name in enumerate(rows.names):

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -54,18 +55,25 @@ class TrajectoryRows:
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
         self._batch, self.partition = batch, partition
         self.first: int = batch.column("offset")[0].as_py()
-        self.names: list[str] = self.plain("trajectory")
-        self.groups: list[int] = self.plain("group")
-        self.hashes: list[str] = self.plain("hash")
-        self.finishes: list[str] = self.plain("finish")
+        self._plain: dict[str, list[Any]] = {}
         self._uses: RowUses | None = None
 
     def __len__(self) -> int:
         return self._batch.num_rows
 
+    @property
+    def names(self) -> list[str]:
+        return self.plain("trajectory")
+
+    @property
+    def groups(self) -> list[int]:
+        return self.plain("group")
+
     def plain(self, name: str) -> list[Any]:
-        """A column's values."""
-        return self._batch.column(name).to_numpy(zero_copy_only=False).tolist()
+        """A column's values, converted once."""
+        if name not in self._plain:
+            self._plain[name] = _values(self._batch.column(name))
+        return self._plain[name]
 
     def lengths(self, name: str) -> Integers:
         """Items in each row of a list column."""
@@ -87,6 +95,10 @@ class TrajectoryRows:
     @cached_property
     def spans(self) -> SpanColumns:
         return SpanColumns(self._batch.column("spans"))
+
+    def span_values(self) -> list[list[dict[str, Any]]]:
+        """The spans of each row, in the form of a record's header."""
+        return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
         """What the ledger's takes name of these rows; looked up once for all folds."""
@@ -146,7 +158,7 @@ class RowUses:
         self.is_here = np.array(here, np.bool_)
         same = [
             u is not None and u.hash == hash_ and u.group == group
-            for u, hash_, group in zip(found, rows.hashes, rows.groups, strict=True)
+            for u, hash_, group in zip(found, rows.plain("hash"), rows.groups, strict=True)
         ]
         self.is_same = self.is_here & np.array(same, np.bool_)
 
@@ -171,31 +183,43 @@ class _HeaderText(msgspec.Struct, gc=False):
 
 _HEADERS = msgspec.json.Decoder(list[_HeaderText])
 _COLUMNS = tuple(name for name in CheckedHeader.__struct_fields__ if name != "spans")
+_record = attrgetter("record")
+_fields = attrgetter(*_COLUMNS)
+_spans = attrgetter("spans")
+_span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
-def _agree(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+def _values(column: pa.Array) -> list[Any]:
+    """A column's values. A column without nulls is converted by NumPy, ten times as fast."""
+    return (
+        column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
+    )
+
+
+def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     """Which rows have in their columns what their headers state; the hash covers the header. A row
     with False is restored from its columns, and then its hash decides.
     """
-    texts: list[bytes] = batch.column("header").to_pylist()
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), headers)
     try:
-        found = [text.record for text in _HEADERS.decode(b"[%b]" % b",".join(texts))]
+        joined = pc.binary_join(texts, b",")[0].as_buffer()
+        found = list(map(_record, _HEADERS.decode(b"".join((b"[", joined, b"]")))))
     except msgspec.DecodeError:
-        return np.zeros(len(texts), np.bool_)
-    agree = np.ones(len(found), np.bool_)
-    for name in _COLUMNS:
-        stated, held = [getattr(one, name) for one in found], batch.column(name).to_pylist()
-        if stated != held:
+        return np.zeros(len(rows), np.bool_)
+    agree = np.ones(len(rows), np.bool_)
+    for name, stated in zip(_COLUMNS, zip(*map(_fields, found), strict=True), strict=True):
+        held = rows.plain(name)
+        if list(stated) != held:
             agree &= np.array([a == b for a, b in zip(stated, held, strict=True)], np.bool_)
-    spans = SpanColumns(batch.column("spans"))
-    flat = [(s.start, s.end, s.version.number, s.version.term) for one in found for s in one.spans]
-    held = np.stack([spans.start, spans.end, spans.number, spans.term], axis=1)
-    if (
-        spans.count.tolist() != [len(one.spans) for one in found]
-        or (held != np.array(flat).reshape(-1, 4)).any()
-    ):
+    spans, given = rows.spans, list(map(_spans, found))
+    numbers = np.stack([spans.start, spans.end, spans.number, spans.term], axis=1)
+    flat = chain.from_iterable(map(_span_fields, chain.from_iterable(given)))
+    if spans.count.tolist() != list(map(len, given)) or numbers.ravel().tolist() != list(flat):
         stated = [msgspec.to_builtins(one.spans) for one in found]
-        pairs = zip(stated, batch.column("spans").to_pylist(), strict=True)
+        pairs = zip(stated, rows.span_values(), strict=True)
         agree &= np.array([list(one) == other for one, other in pairs], np.bool_)
     return agree
 
@@ -233,9 +257,12 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
         is_whole = originals.proven(batch, Trajectory) & ~voids
         is_plain = is_whole.copy()
         if is_whole.any():  # never in files of 0.1.0, which have no headers
-            checked = batch.select(["header", "spans", *_COLUMNS])
-            is_all = bool(is_whole.all())
-            is_plain[is_whole] = _agree(checked if is_all else checked.filter(pa.array(is_whole)))
+            checked = batch if is_whole.all() else batch.filter(pa.array(is_whole))
+            found = TrajectoryRows(checked, rows.partition)
+            is_plain[is_whole] = _agree(found, checked.column("header"))
+            if is_plain.all():
+                yield found
+                return
     columns = [name for name in batch.schema.names if name != "header"]
     kinds = is_whole.astype(np.int8) + is_plain
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(rows)]

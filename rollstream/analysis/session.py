@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from rollstream.storage.log_view import LogView
 
 
-_EXPLAIN = re.compile(r"\s*explain(\s+analyze)?(\s*\([^)]*\))?", re.IGNORECASE)
+# Patterns are compiled on first use: most queries need none.
+_EXPLAIN = r"(?i)\s*explain(\s+analyze)?(\s*\([^)]*\))?"
 _QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)  # a pivot is several
-_PIVOT = re.compile(r"\b(un)?pivot\b", re.IGNORECASE)
-_RESERVED = re.compile(r'(?<!")\b(group\b(?!\s+by)|offset|end)\b(?!")', re.IGNORECASE)
+_PIVOT = r"(?i)\b(un)?pivot\b"
+_RESERVED = r'(?i)(?<!")\b(group\b(?!\s+by)|offset|end)\b(?!")'
 _OF_QUERIES = (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError)
-_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
+_NO_TABLE = r"Table with name (\w+) does not exist"
 
 
-def single_query(sql: str) -> str:
+def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` for
     several statements and for statements that write.
     """
     try:
-        statements = duckdb.extract_statements(sql)
+        statements = connection.extract_statements(sql)
     except duckdb.Error as error:
         raise explain_error(error, sql) from None
     if len(statements) != 1:
@@ -52,9 +53,11 @@ def single_query(sql: str) -> str:
     kind = statements[0].type
     inner = sql
     if kind == duckdb.StatementType.EXPLAIN:
-        inner = _EXPLAIN.sub("", sql, count=1)
-        kind = duckdb.extract_statements(inner)[0].type
-    if kind not in _QUERIES or (kind == duckdb.StatementType.MULTI and not _PIVOT.search(inner)):
+        inner = re.sub(_EXPLAIN, "", sql, count=1)
+        kind = connection.extract_statements(inner)[0].type
+    if kind not in _QUERIES or (
+        kind == duckdb.StatementType.MULTI and not re.search(_PIVOT, inner)
+    ):
         raise ConfigurationError(
             f"only queries are run here (SELECT, FROM, PIVOT, DESCRIBE, EXPLAIN), and this is "
             f"{kind.name}: a log is never changed by a query"
@@ -65,7 +68,7 @@ def single_query(sql: str) -> str:
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
     """Returns DuckDB's message with a hint."""
     text = str(error).strip()
-    missing = _NO_TABLE.search(text)
+    missing = re.search(_NO_TABLE, text)
     if missing:
         from difflib import get_close_matches  # imported only after an error
 
@@ -74,7 +77,7 @@ def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
         return ConfigurationError(
             f"no view {missing[1]}{nearest}\nviews: {', '.join(VIEWS)} (rollstream query --tables)"
         )
-    if isinstance(error, duckdb.ParserException) and _RESERVED.search(sql):
+    if isinstance(error, duckdb.ParserException) and re.search(_RESERVED, sql):
         text += (
             '\n"group", "offset" and "end" are SQL keywords: write these columns in double quotes'
         )
@@ -120,7 +123,7 @@ class QuerySession:
         Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file.
         """
         with self._explained(sql):
-            text = single_query(sql)
+            text = single_query(self.connection, sql)
             cursor = self._run(text, lambda text: self.connection.cursor().execute(text))
             names = tuple(column[0] for column in cursor.description or ())
             kinds = tuple(str(column[1]) for column in cursor.description or ())
@@ -131,9 +134,8 @@ class QuerySession:
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
         """Returns `take(relation)`; raises the same errors as `answer`."""
         with self._explained(sql):
-            return self._run(
-                single_query(sql), lambda text: take(self.connection.cursor().sql(text))
-            )
+            text = single_query(self.connection, sql)
+            return self._run(text, lambda text: take(self.connection.cursor().sql(text)))
 
     def columns(self, view: str) -> dict[str, str]:
         """Returns a view's columns and their types."""

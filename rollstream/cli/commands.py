@@ -5,7 +5,6 @@ A command's module is imported only when the command was chosen, so `--help` ans
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 
 from rollstream.cli.arguments import CommandParser
@@ -132,6 +131,8 @@ def help_lines() -> Iterator[str]:
 
 
 def _nearest(name: str) -> str:
+    from difflib import get_close_matches  # imported only after an error
+
     close = [MEANT[name]] if name in MEANT else get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"nearest: {close[0]}" if close else f"known: {', '.join(COMMANDS)}"
     return f"{nearest} (rollstream --help explains all)"

@@ -9,8 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from rollstream.cli.commands import HELP_WORDS, choose_parser, help_lines
-from rollstream.errors import ConfigurationError, EngineUnavailable, NewerRelease, RollstreamError
-from rollstream.supervisor.process import EXIT_REFUSED, EXIT_UNSERVED
+from rollstream.errors import (
+    EXIT_REFUSED,
+    EXIT_UNSERVED,
+    ConfigurationError,
+    EngineUnavailable,
+    NewerRelease,
+    RollstreamError,
+)
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rollstream.errors import EXIT_REFUSED, EXIT_UNSERVED
+
 PARENT_VARIABLE = "ROLLSTREAM_PARENT"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_S = 0.5
@@ -167,14 +169,6 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-EXIT_REFUSED = 2
-"""Exit code of a role whose configuration or command line is wrong: another start cannot help."""
-EXIT_UNSERVED = 3
-"""Exit code of a role that could not open an engine or server before it did any work; another start
-may help.
-"""
 
 
 def is_final_exit(code: int, before: int | None) -> bool:

@@ -20,8 +20,9 @@ from rollstream.cli.signals import StopSignals
 from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched, rank_of
+from rollstream.errors import EXIT_REFUSED
 from rollstream.import_path import module_environment
-from rollstream.supervisor.process import EXIT_REFUSED, PARENT_VARIABLE as PARENT, describe_exit
+from rollstream.supervisor.process import PARENT_VARIABLE as PARENT, describe_exit
 
 RANKS_END_S = 10.0
 """Seconds for the other ranks once one has ended: rank 0 finds and reports the missing ranks, or,

@@ -4,8 +4,10 @@ the archive, at the same offset and byte for byte. Nothing is written, not even 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from rollstream.errors import BusError, ObjectMissing, PositionLost
 from rollstream.storage.archive import reading
@@ -152,12 +154,13 @@ class ArchiveBus:
     def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
         """Messages from the file with this offset; [] if there is none."""
         files = self.archived(topic).get(partition, [])
-        below = [file for file in files if file.first <= offset]
+        below = bisect_right(files, offset, key=attrgetter("first"))
         if not below:
             return []
-        start = offset - below[-1].first
-        found = self._messages(topic, below[-1])[start : start + most]
-        assert not found or found[0].offset == offset, f"{below[-1].key} has a hole at {offset}"
+        file = files[below - 1]
+        start = offset - file.first
+        found = self._messages(topic, file)[start : start + most]
+        assert not found or found[0].offset == offset, f"{file.key} has a hole at {offset}"
         return found
 
     def _messages(self, topic: str, file: ArchiveFile) -> list[Message]:

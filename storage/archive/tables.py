@@ -226,9 +226,12 @@ def _decode_again(data: bytes) -> Record | None:
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
     """Every field of a class that has a column in the batch, with the values as records hold them.
-    A field without a column (in an older file) keeps its default.
+    A field without a column (in an older file) keeps its default; `CorruptObject` if it has none.
     """
     present = set(batch.schema.names)
+    for column in columns_of(cls):
+        if column.required and column.name not in present:
+            raise CorruptObject(f"{cls.schema()}: the rows have no column {column.name}")
     return {
         column: _values(column, batch.column(column.name))
         for column in columns_of(cls)

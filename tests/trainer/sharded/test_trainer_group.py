@@ -15,8 +15,8 @@ import pytest
 
 from rollstream.cli.signals import StopSignals
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.errors import EXIT_REFUSED
 from rollstream.supervisor import train_group
-from rollstream.supervisor.process import EXIT_REFUSED
 from rollstream.supervisor.train_group import (
     group_exit_code,
     rank_environment,
