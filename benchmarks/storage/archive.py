@@ -35,7 +35,7 @@ from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 from benchmarks.streams.bus import BATCH, trajectory_of
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage.archive.files import encode_file, write_options
+from rollstream.storage.archive.files import encode_file, incompressible_columns, write_options
 from rollstream.storage.archive.tables import table_of
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Message
@@ -71,6 +71,7 @@ def _write(records: Sequence[Trajectory], pairs: int) -> Case:
         for at in range(FILE_RECORDS)
     ]
     table = table_of(TOPIC, messages)
+    options = write_options(TOPIC, incompressible_columns(TOPIC, table))
     seconds: list[tuple[float, ...]] = []
     size = 0
     with tempfile.TemporaryDirectory(prefix="rollstream-archive-") as folder:
@@ -80,7 +81,7 @@ def _write(records: Sequence[Trajectory], pairs: int) -> Case:
             store.create("archive/ours.parquet", encode_file(TOPIC, messages, Fence()).data)
 
         def theirs() -> None:
-            pq.write_table(table, f"{folder}/theirs.parquet", **write_options(TOPIC))
+            pq.write_table(table, f"{folder}/theirs.parquet", **options)
 
         for pair in range(pairs + 1):
             seconds.append(_in_turn([ours, theirs], pair))

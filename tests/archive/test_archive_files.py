@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import duckdb
+import msgspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -23,6 +25,7 @@ from rollstream.storage.archive.file_names import (
     utc_day,
 )
 from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.originals import messages_of
 from rollstream.storage.archive.reading import (
     archived_files,
     archived_to,
@@ -166,6 +169,25 @@ def test_files_hold_only_encodings_and_types_that_spark_reads(topic: str) -> Non
     assert group.num_rows == len(messages)
 
 
+def compression_of(records: list[Trajectory]) -> dict[str, str]:
+    parquet = pq.ParquetFile(
+        io.BytesIO(encode_file("trajectories", log_of("trajectories", records), Fence()).data)
+    )
+    group = parquet.metadata.row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    return {column.path_in_schema: column.compression for column in columns}
+
+
+def test_log_probabilities_are_compressed_where_that_makes_them_smaller() -> None:
+    draw = np.random.default_rng(0)
+    drawn = -draw.random(2048, dtype=np.float32)
+    alike = np.repeat(drawn[:8], 256)
+    for logprobs, wanted in ((drawn, "UNCOMPRESSED"), (alike, "ZSTD")):
+        found = compression_of([msgspec.structs.replace(trajectory(1, 4096), logprobs=logprobs)])
+        assert found.pop("logprobs.list.element") == wanted
+        assert set(found.values()) == {"ZSTD"}
+
+
 def test_statistics_let_readers_skip_row_groups(folder: Path) -> None:
     files = archived_files(open_store(f"file:{folder}"), "tiny", "trajectories")
     group = pq.ParquetFile(folder / files[0].key).metadata.row_group(0)
@@ -242,3 +264,28 @@ def test_data_that_changed_in_the_middle_is_found_when_it_is_read() -> None:
     store, file = store_with(bytes(data))
     with pytest.raises(CorruptObject):
         list(originals_of(table_from(store, file), "trajectories"))
+
+
+@pytest.mark.parametrize("columns", [["header"], ["header", "task"], ["hash"]])
+def test_messages_of_rows_whose_header_is_damaged_come_from_their_columns(
+    columns: list[str],
+) -> None:
+    given = log_of("trajectories", [trajectory(group) for group in range(5)])
+    store, file = store_with(whole_file())
+    table = pq.read_table(io.BytesIO(encode_file("trajectories", given, Fence()).data))
+    for name in columns:
+        index = table.schema.get_field_index(name)
+        values = table.column(name).to_pylist()
+        values[3] = values[3].replace(b"g", b"q") if name == "header" else f"{values[3]}?"
+        field = table.schema.field(index)
+        table = table.set_column(index, field, pa.array(values, field.type))
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    store.put(file.key, sink.getvalue())
+    found = messages_of(store, "trajectories", file)
+    if columns == ["header"]:
+        assert list(found) == given
+        return
+    assert [next(found) for _ in range(3)] == given[:3]
+    with pytest.raises(CorruptObject, match="row 0:3 differs from its hash"):
+        next(found)
