@@ -14,7 +14,7 @@ missing record is no violation. Grows with the run: a tuple per version and roll
 and assignment, and per kept partial of a resumed trajectory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantResult, LedgerIndex
 from rollstream.consumers.audit.groups import Admission
-from rollstream.consumers.audit.source import Integers, TrajectoryRows
+from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.streams.records import (
     GENERATED,
     PROMPT,
@@ -235,30 +235,39 @@ class OriginAudit:
             self._unkept += int(np.count_nonzero(is_trained & ~is_served))
             is_served[:] = True
         is_known = not self._ordered and self._asked.keys().isdisjoint(rows.groups)
-        places = zip(rows.names, rows.groups, rows.plain("index"), rows.plain("wave"), strict=True)
-        placed = [is_known and self._is_plainly_placed(*place) for place in places]
-        for row in np.flatnonzero(is_trained & ~(is_served & placed)).tolist():
+        if is_known:
+            is_served &= self._are_plainly_placed(rows)
+        else:
+            is_served[:] = False
+        for row in np.flatnonzero(is_trained & ~is_served).tolist():
             self.apply(rows.seen(row))
 
     def _are_applied(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether the row's rollout and term applied its version."""
-        spans, rollouts = rows.spans, rows.plain("rollout")
-        names = sorted(set(rollouts))
-        numbers = {name: number for number, name in enumerate(names)}
-        who: Integers = np.array([numbers[name] for name in rollouts], np.int64)
-        term: Integers = np.array(rows.plain("rollout_term"), np.int64)
-        columns = (who[spans.row], term[spans.row], spans.number, spans.term)
-        served, index = _distinct(columns)
-        are = [(names[row[0]], *row[1:]) in self._applied for row in served]
-        return np.array(are, np.bool_)[index]
+        spans, row = rows.spans, rows.spans.row.tolist()
+        served = zip(
+            map(rows.plain("rollout").__getitem__, row),
+            map(rows.plain("rollout_term").__getitem__, row),
+            spans.number.tolist(),
+            spans.term.tolist(),
+            strict=True,
+        )
+        return np.fromiter(map(self._applied.__contains__, served), np.bool_, len(row))
 
-    def _is_plainly_placed(self, name: str, group: int, index: int, wave: int) -> bool:
+    def _are_plainly_placed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """Whether index and wave are surely those of the admission (see `_is_in_place`)."""
-        admission = self.admitted.get(group)
-        if admission is None:
-            return True
-        names = admission.names
-        return wave == admission.wave and 0 <= index < len(names) and names[index] == name
+        groups = {group: self.admitted.get(group) for group in set(rows.groups)}
+        places = zip(rows.names, rows.groups, rows.plain("index"), rows.plain("wave"), strict=True)
+        placed = [
+            (admission := groups[group]) is None
+            or (
+                wave == admission.wave
+                and 0 <= index < len(admission.names)
+                and admission.names[index] == name
+            )
+            for name, group, index, wave in places
+        ]
+        return np.array(placed, np.bool_)
 
     def finish(self, coverage: Coverage) -> None:
         """A rollout fetches a version only after it has applied the previous one. So of several
@@ -401,14 +410,3 @@ def _order_hash(order: tuple[str, int, str, int]) -> int:
 
 def _token_hash(tokens: Tokens) -> int:
     return xxh3_64_intdigest(tokens.tobytes())
-
-
-def _distinct(columns: Sequence[Integers]) -> tuple[list[tuple[int, ...]], Integers]:
-    """The distinct rows of these columns, and the index of each row's in them."""
-    code: Integers = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, index = np.unique(column, return_inverse=True)
-        _, code = np.unique(code * len(values) + index, return_inverse=True)
-    _, firsts = np.unique(code, return_index=True)
-    found = [tuple(row) for row in np.stack([c[firsts] for c in columns], axis=1).tolist()]
-    return found, code

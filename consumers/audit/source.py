@@ -200,13 +200,9 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     """Which rows have in their columns what their headers state; the hash covers the header. A row
     with False is restored from its columns, and then its hash decides.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), headers)
     try:
-        joined = pc.binary_join(texts, b",")[0].as_buffer()
-        found = list(map(_record, _HEADERS.decode(b"".join((b"[", joined, b"]")))))
+        texts = b"[%b]" % b",".join(_values(headers))
+        found = list(map(_record, _HEADERS.decode(texts)))
     except msgspec.DecodeError:
         return np.zeros(len(rows), np.bool_)
     agree = np.ones(len(rows), np.bool_)

@@ -1,9 +1,8 @@
 """Restores the bytes of archived rows and verifies them against their hashes.
 
-A record's bytes are a prefix, its JSON header, which the column `header` holds, and its arrays of
-tokens, which are in the file as the record has them. Arrow joins them, a few hundred rows at a
-time, so no Python runs per row but two hashes: of the checksum inside its bytes, which is written
-into the joined prefix, and of its name in the ledger.
+A record's bytes are its JSON header, which the column `header` holds, and its arrays of tokens,
+which are in the file as the record has them. Arrow joins both, a few hundred rows at a time, so no
+Python runs per row but two hashes: of the checksum inside its bytes, and of its name in the ledger.
 
 A row that is not restored exactly is left to `originals_of` in `tables.py`, which restores it
 record by record and decides whether it is damaged. So are rows of files without `header`, which
@@ -12,14 +11,13 @@ release 0.1.0 wrote.
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.archive.file_names import ArchiveFile
@@ -37,14 +35,12 @@ from rollstream.streams.codec import MAGIC
 from rollstream.streams.records import SCHEMAS, Record
 
 SLICE_BYTES = 1 << 20  # joined at a time, so that the second hash finds the bytes in cache
-_CHECKSUM = struct.Struct("<Q")
-_PREFIX = np.dtype([("magic", "S4"), ("length", "<u4"), ("checksum", "<u8")])
-_CHECKSUM_AT = 8
+_PREFIX = struct.Struct("<4sIQ")  # magic, length of the header, checksum of what follows
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
-Slice = Sequence[tuple[memoryview, str | None]]
-"""For each row: its bytes, b"" if it has none, and its hash."""
+Slice = Sequence[tuple[int, memoryview, str]]
+"""For each row: the length of its header, its bytes after the prefix, its hash."""
 
 
 class OriginalBytes:
@@ -106,7 +102,8 @@ def _build(
         return []
     batch = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
     heads = batch.column("header").cast(pa.large_binary())
-    parts: list[Any] = [_prefixes(heads), heads]
+    sizes = pc.binary_length(heads)
+    parts: list[Any] = [heads]
     for column in columns_of(cls):
         if column.is_array and column.name in batch.schema.names:
             parts += [_padding(pc.binary_length(parts[-1])), _bytes(batch, column)]
@@ -116,20 +113,9 @@ def _build(
     step = max(1, SLICE_BYTES * batch.num_rows // max(1, total))
     for first in range(0, batch.num_rows, step):
         cut = [part.slice(first, step) for part in parts]
-        joined = pc.binary_join_element_wise(*cut, _NOTHING)
-        found += make(_rows(joined, hashes.slice(first, step)))
+        bodies = pc.binary_join_element_wise(*cut, _NOTHING) if len(cut) > 1 else cut[0]
+        found += make(_rows(sizes.slice(first, step), bodies, hashes.slice(first, step)))
     return found
-
-
-def _prefixes(heads: pa.Array) -> pa.Array:
-    """The prefix of each record, with a checksum of 0."""
-    prefixes = np.zeros(len(heads), _PREFIX)
-    prefixes["magic"] = MAGIC
-    prefixes["length"] = pc.fill_null(pc.binary_length(heads), 0).to_numpy()
-    fixed = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(_PREFIX.itemsize), len(heads), [None, pa.py_buffer(prefixes)]
-    )
-    return fixed.cast(pa.large_binary())
 
 
 def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
@@ -149,25 +135,35 @@ def _padding(sizes: pa.Array) -> pa.Array:
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
-def _rows(joined: pa.Array, hashes: pa.Array) -> Slice:
-    """The slice's rows with their checksums, which are written into `joined`, its only user's."""
-    ends = np.frombuffer(joined.buffers()[1], np.int64, len(joined) + 1).tolist()
-    data = memoryview(joined.buffers()[2])
-    rows = [data[start:end] for start, end in pairwise(ends)]
-    for row in rows:
-        if row:  # a row without one of its arrays has no bytes
-            _CHECKSUM.pack_into(row, _CHECKSUM_AT, xxh3_64_intdigest(row[_PREFIX.itemsize :]))
-    return list(zip(rows, hashes.to_numpy(zero_copy_only=False).tolist(), strict=True))
+def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
+    """The slice's rows. A row without one of its arrays has no bytes, which match no hash."""
+    ends = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8).tolist()
+    data = memoryview(bodies.buffers()[2])
+    lengths = sizes.to_numpy(zero_copy_only=False).tolist()
+    named = hashes.to_numpy(zero_copy_only=False).tolist()
+    return [
+        (length, data[start:end], hash_)
+        for length, start, end, hash_ in zip(lengths, ends[:-1], ends[1:], named, strict=True)
+    ]
 
 
 def _checked_bytes(rows: Slice) -> list[bytes | None]:
     """The bytes of rows that match their hash, None for others."""
-    return [bytes(row) if xxh3_64_hexdigest(row) == hash_ else None for row, hash_ in rows]
+    found: list[bytes | None] = []
+    for length, body, hash_ in rows:
+        value = b"".join((_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)), body))
+        found.append(value if xxh3_64_hexdigest(value) == hash_ else None)
+    return found
 
 
 def _checked_hashes(rows: Slice) -> list[bool]:
     """Whether each row matches its hash, without a copy of its bytes."""
-    return [xxh3_64_hexdigest(row) == hash_ for row, hash_ in rows]
+    found: list[bool] = []
+    for length, body, hash_ in rows:
+        hasher = xxh3_64(_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)))
+        hasher.update(body)
+        found.append(hasher.hexdigest() == hash_)
+    return found
 
 
 # ---- files to messages --------------------------------------------------------------------------
