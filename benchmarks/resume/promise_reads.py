@@ -4,10 +4,10 @@ same files.
 `audit_read` is a whole `rollstream audit` of an archive alone, from listing it to the result. It
 reads all columns: the ledger's hashes cover every byte of a record. `replay_read` is the reading
 part of a replay: the ledger, then all members of each take's groups in the order of the takes, as
-the bytes that they had in the log; its note gives the ratio after decoding and checking them as the
-trainer does. Pyarrow alone reads all columns of the files of the same topics by path into tables,
-without hashing or checking. Both sides use one thread and are measured in CPU seconds, because
-reading waits for nothing here; sides take turns.
+the bytes that they had in the log, from headers and arrays alone; its note gives the ratio after
+decoding and checking them as the trainer does. Pyarrow alone reads all columns of the files of the
+same topics by path into tables, without hashing or checking. Both sides use one thread and are
+measured in CPU seconds, because reading waits for nothing here; sides take turns.
 """
 
 import dataclasses

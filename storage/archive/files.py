@@ -21,7 +21,7 @@ from rollstream.storage.archive.tables import table_of
 from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence
 
-ROW_GROUP_BYTES = 64 << 20  # of records, as sized in the log
+ROW_GROUP_BYTES = 16 << 20  # of records, as sized in the log; larger ones take more CPU time
 WRITE_BATCH = 1 << 16  # values at a time; pyarrow's default of 1 024 is an eighth of a trajectory
 SAMPLE_BYTES = 256 << 10  # of a column of floats
 COMPRESSIBLE = 0.85  # of its size; random log-probabilities keep .9 for a sixth of a file's time
