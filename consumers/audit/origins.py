@@ -257,17 +257,17 @@ class OriginAudit:
     def _are_plainly_placed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """Whether index and wave are surely those of the admission (see `_is_in_place`)."""
         groups = {group: self.admitted.get(group) for group in set(rows.groups)}
-        places = zip(rows.names, rows.groups, rows.plain("index"), rows.plain("wave"), strict=True)
-        placed = [
-            (admission := groups[group]) is None
-            or (
-                wave == admission.wave
-                and 0 <= index < len(admission.names)
-                and admission.names[index] == name
-            )
-            for name, group, index, wave in places
-        ]
-        return np.array(placed, np.bool_)
+        indices: list[int] = rows.plain("index")
+        waves: list[int] = rows.plain("wave")
+        places = zip(rows.names, rows.groups, indices, waves, strict=True)
+        found = np.ones(len(rows), np.bool_)
+        for row, (name, group, index, wave) in enumerate(places):
+            admission = groups[group]
+            if admission is not None:
+                names = admission.names
+                is_named = 0 <= index < len(names) and names[index] == name
+                found[row] = is_named and wave == admission.wave
+        return found
 
     def finish(self, coverage: Coverage) -> None:
         """A rollout fetches a version only after it has applied the previous one. So of several

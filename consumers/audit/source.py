@@ -69,6 +69,10 @@ class TrajectoryRows:
     def groups(self) -> list[int]:
         return self.plain("group")
 
+    @property
+    def hashes(self) -> list[str]:
+        return self.plain("hash")
+
     def plain(self, name: str) -> list[Any]:
         """A column's values, converted once."""
         if name not in self._plain:
@@ -158,7 +162,7 @@ class RowUses:
         self.is_here = np.array(here, np.bool_)
         same = [
             u is not None and u.hash == hash_ and u.group == group
-            for u, hash_, group in zip(found, rows.plain("hash"), rows.groups, strict=True)
+            for u, hash_, group in zip(found, rows.hashes, rows.groups, strict=True)
         ]
         self.is_same = self.is_here & np.array(same, np.bool_)
 
