@@ -204,13 +204,27 @@ def keep_freed_memory() -> bool:
     All threads share one arena: every further arena would keep its own peak, and allocations are
     too few to contend.
     """
+    return _set_allocator({M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1})
+
+
+def return_freed_memory() -> bool:
+    """Make glibc return every block of a megabyte or more to the kernel when it is freed; False
+    where the C library has no such setting. Idempotent.
+
+    By default a freed block raises that bound to its own size, up to 32 MB, and what is freed below
+    it stays in the process: a rank of 53 M parameters had 0.36 GB more than its state and its
+    gathered layers. The page faults cost less than a rank that does not fit.
+    """
+    return _set_allocator({M_MMAP_THRESHOLD: 1 << 20})
+
+
+def _set_allocator(options: Mapping[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    wanted = {M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}
-    return all(mallopt(option, value) == 1 for option, value in wanted.items())
+    return all(mallopt(option, value) == 1 for option, value in options.items())
 
 
 _CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain RuntimeError

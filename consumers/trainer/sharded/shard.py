@@ -34,7 +34,7 @@ from rollstream.consumers.trainer.learn.masters import (
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
-from rollstream.consumers.trainer.learn.workers import lends_state
+from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.tensors import (
@@ -140,6 +140,8 @@ class Shard:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._ownership = TensorOwnership(model, ranks)
+        if self.lends_state:
+            return_freed_memory()
         if settings.gradient_checkpointing:
             recompute_layers(model)
         for parameter in model.parameters():

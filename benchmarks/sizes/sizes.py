@@ -1,0 +1,12 @@
+"""Real sizes: the plan against measured memory, then the memory of a sharded trainer's ranks."""
+
+from collections.abc import Iterator
+
+from benchmarks.case import Case
+from benchmarks.sizes import plan_error, rank_memory
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Yields `plan_error`, then `rank_memory`."""
+    yield from plan_error.cases(quick)
+    yield from rank_memory.cases(quick)
