@@ -93,7 +93,7 @@ def planned_bytes(setting: MeasuredSetting) -> float:
             compute=spec["compute"],
             recompute=spec["recompute"],
         )
-        host = sums.trainer_host_lines(shape, form, sums.BFLOAT16)
+        host = sums.trainer_host_lines(shape, form, sums.BFLOAT16, on_cpu=True)
         return total(sums.trainer_lines(shape, form)) + total(host)
     lines = sums.torch_engine_lines(
         shape, spec["slots"], spec["context"], sums.FLOAT32, sums.BFLOAT16

@@ -69,12 +69,14 @@ def train(spec: Mapping[str, Any], folder: Path) -> None:
     samples = [sample_of(spec, number) for number in range(spec["tokens"] // spec["context"])]
     for step in range(STEPS):
         learner.submit(samples)
+        publisher.await_lent()
         learner.finish_update()
         done = StepDone(step, Version(step, 1), learner.state_hash(), 1, {}, {}, 0.0)
         publisher.await_room()
         checkpoint = (learner.state(publisher.state_buffers), {}) if step == STEPS - 2 else None
         tensors = learner.snapshot("bfloat16", publisher.weight_buffers)
-        publisher.submit(StepSnapshot(done, tensors, checkpoint, None, {}, {}))
+        is_lent = checkpoint is not None and learner.lends_state
+        publisher.submit(StepSnapshot(done, tensors, checkpoint, None, {}, {}, is_lent))
     publisher.close()
     learner.close()
     sides.close()

@@ -14,6 +14,7 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.simulator.constants import CONSTANTS
 from rollstream.sizes.devices import Accelerator
 from rollstream.sizes.shapes import ModelShape
+from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 FLOAT32, BFLOAT16 = 4, 2
 
@@ -36,13 +37,10 @@ CONTEXT_BYTES = 0.6e9
 FRAGMENTED = 0.05
 """Share of a card that torch's caching allocator cannot use; assumed, 0.02 to 0.10."""
 COPIES = 2
-"""Copies of the published tensors in host memory: the base and the one being published, where
-publishing keeps up (`consumers/trainer/publisher.py`).
-"""
+"""Copies of the published tensors in host memory: the base and the one being published."""
 CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory while it is written."""
-FILE_BYTES = 1 << 30
-"""The largest file of a checkpoint, put together in host memory (`storage/checkpoints.py`)."""
+LENT_BYTES_MIN = 1e9  # as in `consumers/trainer/learn/workers.py`
 SPARE_COLUMNS = 256
 """Columns of the torch engine's cache beyond the context (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
@@ -233,14 +231,17 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 
 
 def trainer_host_lines(
-    shape: ModelShape, form: TrainerForm, published_item: int
+    shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """A rank's host memory beside its libraries; on the CPU it comes on top of the device's."""
+    """A rank's host memory beside its libraries. On the CPU it comes on top of the device's, and a
+    large state is written from the trainer's own memory.
+    """
     own = trained_parameters(shape, form) / form.ranks
+    is_lent = on_cpu and CHECKPOINT_BYTES * own > LENT_BYTES_MIN
     return (
         MemoryLine("copies being published", COPIES * published_item * own),
-        MemoryLine("checkpoint being written", CHECKPOINT_BYTES * own),
-        MemoryLine("one file of it", min(FILE_BYTES, CHECKPOINT_BYTES * own)),
+        MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
+        MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),
     )
 
 
