@@ -76,6 +76,9 @@ class SteppedPublisher:
             self.baton.wait(WAIT_S)
         self.check()
 
+    def await_lent(self) -> None:
+        """Returns at once: the learners of stepped runs lend no state."""
+
     def submit(self, snapshot: StepSnapshot) -> None:
         self._queue.append(snapshot)
 
