@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.case import Case
@@ -109,7 +109,7 @@ def write_model(config: Qwen3Config, folder: Path) -> dict[str, int]:
     shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
     folder.mkdir(parents=True)
     config.architectures = ["Qwen3ForCausalLM"]
-    config.save_pretrained(folder)
+    config.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
     draw = torch.Generator().manual_seed(0)
     places: dict[str, str] = {}
     shards = plan_shards({name: 2 * prod(shape) for name, shape in shapes.items()}, FILE_BYTES)
