@@ -295,7 +295,7 @@ class DecisionAudit:
         stated, version = closing.record.reason, closing.record.step - 1
         found = [
             self._prepared(group, held, notes, version, believed)
-            for notes in annotation_variants(held)
+            for notes in held.annotation_variants()
             for believed in self._believed_about(closing)
         ]
         if any(prepared.ending == stated for prepared in found):
@@ -384,19 +384,6 @@ class DecisionAudit:
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:
             yield self._known.up_to(take.believed)
-
-
-def annotation_variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
-    """The sets of annotations that the trainer may have known: all, or all without reward
-    annotations of trajectories with a reward of their own; the log does not show when those were
-    read.
-    """
-    every = {key: note for key, (note, _) in held.noted.items()}
-    yield every
-    own = {name for name, (record, _) in held.arrived.items() if record.reward is not None}
-    needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in own}
-    if len(needed) < len(every):
-        yield needed
 
 
 def _without_tokens(record: Trajectory) -> Trajectory:

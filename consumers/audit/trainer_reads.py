@@ -24,7 +24,7 @@ from rollstream.consumers.audit.folds import AuditMessage, LedgerIndex
 from rollstream.consumers.audit.groups import Admission, GroupAudit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
-from rollstream.consumers.trainer.data.sample import is_annotated
+from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
 from rollstream.streams.records import Annotation, Opened, StepDone, Take, Trajectory
 from rollstream.streams.values import Address, Version
 
@@ -183,6 +183,18 @@ class GroupRecords:
     def notes(self) -> dict[tuple[str, str], Annotation]:
         """By (trajectory, name), of the completions that were read."""
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
+
+    def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
+        """The sets of annotations that the trainer may have known: all, or all without reward
+        annotations of trajectories with a reward of their own; the log does not show when those
+        were read.
+        """
+        every = {key: note for key, (note, _) in self.noted.items()}
+        yield every
+        own = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
+        needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in own}
+        if len(needed) < len(every):
+            yield needed
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
         """Whether all completions were read, and for each living one all needed annotations."""

@@ -1,0 +1,130 @@
+"""The chains of partials that completions were resumed from, as the log keeps them.
+
+A link is compared with its part of the completion: tokens, sources, log-probabilities and versions.
+A chain with a missing link, or whose links do not fit together, was not followed by the rollout
+either and proves nothing. Grows with the kept partials of resumed trajectories.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from rollstream.consumers.audit.folds import InvariantResult
+from rollstream.streams.records import GENERATED, Assignment, Partial, Trajectory
+from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
+
+
+class PartialLink(msgspec.Struct, frozen=True, gc=False):
+    """One partial; `hash` covers its tokens, sources and log-probabilities."""
+
+    previous: Address | None
+    start: int
+    count: int
+    generated: int
+    hash: int
+    versions: tuple[tuple[int, Version], ...]
+    """The versions of its generated tokens in order, each with its number of tokens."""
+    rollout: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class ResumeChains:
+    """Compares resumed completions with their partials. It must receive assignments before
+    `partials`, and `partials` before `trajectories`.
+    """
+
+    tally: InvariantResult
+    _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
+    """(trajectory, attempt) → the partial that its assignment names."""
+    _names: set[str] = field(default_factory=set[str])
+    _links: dict[tuple[str, Address], PartialLink] = field(
+        default_factory=dict[tuple[str, Address], PartialLink]
+    )
+
+    def want(self, order: Assignment) -> None:
+        if order.kind == "resume" and order.partial is not None:
+            self._resumed[order.trajectory, order.attempt] = order.partial
+            self._names.add(order.trajectory)
+
+    def keep(self, partial: Partial, at: Address) -> None:
+        """Index the partial if its trajectory is resumed by any assignment."""
+        if partial.trajectory not in self._names:
+            return
+        self.tally.counts["partials"] += 1
+        count, sources = len(partial.tokens), partial.sources
+        if not len(sources):
+            sources = np.full(count, GENERATED, np.uint8)
+        self._links[partial.trajectory, at] = PartialLink(
+            partial.previous,
+            partial.start,
+            count,
+            len(partial.logprobs),
+            _content_hash(partial.tokens, sources, partial.logprobs),
+            tuple((span.end - span.start, span.version) for span in partial.spans),
+            partial.rollout,
+            partial.attempt,
+        )
+
+    def wrong(self, record: Trajectory) -> str:
+        """Where a completion differs from the chain that it was resumed from; "" if it does not
+        differ or the chain is not kept.
+        """
+        newest = self._resumed.get((record.trajectory, record.attempt))
+        links = [] if newest is None else self._chain(record.trajectory, newest)
+        if not links:
+            return ""
+        self.tally.counts["chains"] += 1
+        prompt = links[0].start
+        done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))
+        for link in links:
+            end, upto = link.start + link.count, done + link.generated
+            tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
+            found = _content_hash(tokens, sources, record.logprobs[done:upto])
+            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
+                link.versions
+            ):
+                what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
+                return f"{what} from its partial from token {link.start} on"
+            done = upto
+        return ""
+
+    def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
+        """The links of the chain, first one first; [] if a link is missing or does not fit."""
+        links: list[PartialLink] = []
+        at: Address | None = newest
+        while at is not None:
+            link = self._links.get((trajectory, at))
+            previous = None if link is None else link.previous
+            if link is None or (links and link.start + link.count != links[-1].start):
+                return []
+            if previous is not None and previous.offset >= at.offset:
+                return []
+            links.append(link)
+            at = previous
+        return links[::-1]
+
+
+def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
+    """The versions of the generated tokens in `[start, end)` in order, each with its number of
+    tokens.
+    """
+    found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
+    return tuple((count, version) for count, version in found if count > 0)
+
+
+def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
+    """Merge neighbours of the same version."""
+    merged: list[tuple[int, Version]] = []
+    for count, version in versions:
+        if merged and merged[-1][1] == version:
+            merged[-1] = (merged[-1][0] + count, version)
+        elif count:
+            merged.append((count, version))
+    return tuple(merged)
+
+
+def _content_hash(tokens: Tokens, sources: Sources, logprobs: Floats) -> int:
+    return xxh3_64_intdigest(tokens.tobytes() + sources.tobytes() + logprobs.tobytes())
