@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from rollstream.streams.records import ENVIRONMENT, GENERATED, Annotation, Partial, Trajectory
+from rollstream.streams.topics import NUMBER_MAX
 from rollstream.streams.values import Drafts, Version
 
 RefusalKind = Literal[
@@ -33,10 +34,6 @@ and rounding in 16 bits puts a certain token a little above 0.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
 """Logits are divided by the temperature in float32. Below the minimum, the square of a logit of 100
 comes near the largest float32.
-"""
-NUMBER_MAX = 1e6
-"""Bound of rewards, scores and annotation values. A gradient norm squares sums over tokens: (1e6 ·
-2 · 1e6 tokens)² = 4e24 is far below the largest float32, 3e38.
 """
 SCORES_MAX, LABEL_MAX = 64, 200
 """Most parts of one reward, and most characters of a task's name or of a part's name."""

@@ -20,6 +20,11 @@ TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are beh
 DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
 RECORD_BYTES_MAX = 1 << 20
 """Larger records go to the object store (claim check); compacted topics refuse them."""
+NUMBER_MAX = 1e6
+"""Bound of rewards, scores and annotation values. A gradient norm squares sums over tokens: (1e6 ·
+2 · 1e6 tokens)² = 4e24 is far below the largest float32, 3e38. It is defined here because a query
+needs it before NumPy is imported.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rollstream.streams.admissible import NUMBER_MAX
+from rollstream.streams.topics import NUMBER_MAX
 
 METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
