@@ -118,7 +118,7 @@ class Audit:
     """Messages that are judged for this report only, and whether each was archived."""
 
     def check(
-        self, before: Verdict | None = None, keep: Callable[[bytes], None] | None = None
+        self, before: Verdict | None = None, keep: Callable[[bytes | None], None] | None = None
     ) -> list[InvariantResult]:
         """One result for the completeness of the data, then one per invariant in their order.
 
@@ -308,7 +308,7 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
     except CorruptObject as error:
         audit.reading.notes.append(str(error))
     used = before if before is not None and before.basis == basis and not whole else None
-    states: list[bytes] = []
+    states: list[bytes | None] = []
     try:
         results = audit.check(used, states.append)
     except VerdictRefused:
@@ -323,14 +323,17 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
     else:
         _add_again(results, missing)
     reading = audit.reading
-    verdict = Verdict(basis, audit.topics, states[0], findings_of(results), former)
+    refusal = "a record holds a number beyond 64 bits"
+    if (state := states[0]) is not None:
+        verdict = Verdict(basis, audit.topics, state, findings_of(results), former)
+        refusal = write_verdict(store, verdict)
     reading.notes += [f"an earlier audit found: {one.where}: {one.what}" for _, one in former]
     if used is not None:
         count = sum(topic.count for topic in used.topics.values())
         reading.notes.append(
             f"{count:,} messages were judged by an earlier audit (--whole repeats)"
         )
-    if refusal := write_verdict(store, verdict):
+    if refusal:
         reading.notes.append(f"the next audit cannot continue from this one: {refusal}")
     return audit, results
 

@@ -90,7 +90,7 @@ class OriginAudit:
         if seen.void:
             return
         match seen.record:
-            case Applied() as applied if seen.topic == "applied":
+            case Applied() as applied if seen.topic == "applied" and _is_possible(applied):
                 version = applied.version
                 served = (applied.rollout, applied.rollout_term, version.number, version.term)
                 self._applied.add(served)
@@ -295,3 +295,11 @@ def _order_hash(order: tuple[str, int, str, int]) -> int:
 
 def _token_hash(tokens: Tokens) -> int:
     return xxh3_64_intdigest(tokens.tobytes())
+
+
+def _is_possible(applied: Applied) -> bool:
+    """False where a number is beyond 64 bits: no admitted trajectory names such a version, and a
+    verdict cannot hold it.
+    """
+    numbers = applied.rollout_term, applied.version.number, applied.version.term
+    return all(0 <= number < 1 << 63 for number in numbers)

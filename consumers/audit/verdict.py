@@ -227,19 +227,23 @@ class _HeldGroup(msgspec.Struct):
 _HELD = dict[int, GroupRecords]
 
 
-def encode_state(folds: Sequence[object]) -> bytes:
+def encode_state(folds: Sequence[object]) -> bytes | None:
     """The fields of these dataclasses that have defaults: those without are what a fold refers to,
-    and a fold among `folds` is encoded on its own.
+    and a fold among `folds` is encoded on its own. None if a field holds a number beyond 64 bits,
+    as hostile records may have: it cannot be encoded.
     """
     known = {id(fold) for fold in folds}
-    parts = [
-        {
-            name: msgspec.msgpack.encode(_packed(value) if hint == _HELD else value)
-            for name, hint, value in _state_fields(fold)
-            if id(value) not in known
-        }
-        for fold in folds
-    ]
+    try:
+        parts = [
+            {
+                name: msgspec.msgpack.encode(_packed(value) if hint == _HELD else value)
+                for name, hint, value in _state_fields(fold)
+                if id(value) not in known
+            }
+            for fold in folds
+        ]
+    except OverflowError:
+        return None
     return msgspec.msgpack.encode(parts)
 
 
