@@ -18,3 +18,6 @@ if TYPE_CHECKING:
     )
 
 __getattr__ = lazy_exports(__name__)
+
+if __name__ == "consumers":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.consumers", name="consumers")

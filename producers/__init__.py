@@ -27,3 +27,6 @@ if TYPE_CHECKING:
     )
 
 __getattr__ = lazy_exports(__name__)
+
+if __name__ == "producers":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.producers", name="producers")

@@ -29,3 +29,6 @@ if TYPE_CHECKING:
     from rollstream.simulator.workload import Workload as Workload
 
 __getattr__ = lazy_exports(__name__)
+
+if __name__ == "simulator":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.simulator", name="simulator")

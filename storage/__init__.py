@@ -50,3 +50,6 @@ if TYPE_CHECKING:
     )
 
 __getattr__ = lazy_exports(__name__)
+
+if __name__ == "storage":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.storage", name="storage")

@@ -60,3 +60,6 @@ if TYPE_CHECKING:
     )
 
 __getattr__ = lazy_exports(__name__)
+
+if __name__ == "streams":  # found beside the package, in a checkout
+    raise ImportError("import it as rollstream.streams", name="streams")

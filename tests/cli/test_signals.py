@@ -12,6 +12,7 @@ SIGNAL_INSIDE_WAIT = """
 import signal, sys, threading
 from rollstream.cli.signals import listen_for_signals
 
+signal.signal(signal.{name}, signal.SIG_DFL)  # `nohup` starts a test run that ignores SIGHUP
 signals = listen_for_signals()
 
 def interrupt(frame, event, argument):

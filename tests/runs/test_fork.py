@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
     capsys.readouterr()
-    assert main(["audit", str(folder), "--json"]) == 0
+    assert main(["audit", str(folder), "--whole", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -74,10 +74,11 @@ def test_the_prompts_left_are_those_whose_groups_had_not_ended(data: st.DataObje
 def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, report = contents(parent), audited(parent, capsys)
+    report = audited(parent, capsys)
+    before = contents(parent)
     assert fork(parent, tmp_path / "fork") == 0
-    assert audited(parent, capsys) == report
     assert contents(parent) == before
+    assert audited(parent, capsys) == report
     c = load(tmp_path / "fork" / "config.json")
     store = open_store(store_url(c, tmp_path / "fork"))
     pointer, parentage = believed_pointer(store), read_parentage(store)

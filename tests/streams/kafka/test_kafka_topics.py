@@ -16,7 +16,7 @@ from rollstream.streams.kafka.topic_settings import BrokerTopic, unreplicated_to
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic, catalogue, partition_of
 from testbed.servers.kafka_broker import new_url, server
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, wait_for
 
 EAGER = {  # compaction within a second
     "segment.ms": "100",
@@ -39,21 +39,31 @@ def bus(url: str) -> Iterator[Bus]:
 
 
 def change(url: str, topic: str, **configs: str) -> None:
-    """Changes settings as an administrator would."""
+    """Changes a topic's settings as an administrator would; returns once the broker applies them,
+    which is after its controller has confirmed them.
+    """
     name = f"{url.rpartition('/')[2]}.{topic}"
-    settings = {key.replace("_", "."): value for key, value in configs.items()}
+    wanted = {key.replace("_", "."): value for key, value in configs.items()}
     with KafkaAdminClient(bootstrap_servers=server()) as admin:
-        admin.alter_configs([ConfigResource("topic", name, settings)])
+        admin.alter_configs([ConfigResource("topic", name, wanted)])
+    wait_for(lambda: wanted.items() <= configs_of(url, [Topic(topic)])[name].items())
 
 
 def grow(url: str, **partitions: int) -> None:
-    """Changes settings as an administrator would."""
+    """Adds partitions as an administrator would; returns once the broker applies them."""
     prefix = url.rpartition("/")[2]
+    wanted = {f"{prefix}.{name}": count for name, count in partitions.items()}
     with KafkaAdminClient(bootstrap_servers=server()) as admin:
-        admin.create_partitions({f"{prefix}.{name}": n for name, n in partitions.items()})
+        admin.create_partitions(wanted)
+        wait_for(
+            lambda: (
+                wanted
+                == {t["name"]: len(t["partitions"]) for t in admin.describe_topics([*wanted])}
+            )
+        )
 
 
-def configs(url: str, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
+def configs_of(url: str, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
     """The settings as the broker has them."""
     prefix = url.rpartition("/")[2]
     wanted = [ConfigResource("topic", f"{prefix}.{topic.name}") for topic in topics]
@@ -104,7 +114,7 @@ def test_a_topic_that_somebody_changed_is_refused(
 def test_a_run_asks_the_broker_for_2_mib_and_takes_records_of_16(url: str, tmp_path: Path) -> None:
     log = open_log(url, f"file:{tmp_path}/store")
     log.create(catalogue())
-    limits = {int(of["max.message.bytes"]) for of in configs(url, catalogue()).values()}
+    limits = {int(of["max.message.bytes"]) for of in configs_of(url, catalogue()).values()}
     assert max(limits) == 2 << 20
     for value in (bytes(1 << 20), bytes((16 << 20) - 1)):
         log.append("trajectories", [AppendEntry(b"k", value)])
