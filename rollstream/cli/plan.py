@@ -27,7 +27,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_examples(
         "qwen2.5-7b --gpus 8xH100",
         "qwen2.5-1.5b --gpus 1x24GB --lora 16 --toml plan.toml",
-        "llama-3.1-405b --gpus 1024xH100 --store-gbps 400 --json",
+        "llama-3.1-405b --gpus 1024xH200 --store-gbps 400 --json",
     )
     help = (
         "a checkpoint's folder, a Hub name in this machine's cache, or a usual model (qwen2.5-7b)"

@@ -46,7 +46,7 @@ BACKUP_KEY, BEGUN_KEY = "backup.json", "begun.json"
 LOG, STORE, FOLDER = "log/", "store/", "folder/"
 """Prefixes of the objects: segments of the log, objects of the store, files of the folder."""
 SEGMENT_BYTES = 32 << 20
-CUTS_MAX = 20  # each copies less than the one before
+CUTS_MAX = 200  # each copies less than the one before, also of a run that truncates at each step
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
 """Copied first: dispatch truncates them every few seconds."""
 _SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")

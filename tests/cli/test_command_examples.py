@@ -39,6 +39,7 @@ def init(**_): return Run()
 ONE_SHOT = (
     "run",
     "warmup",
+    "plan",
     "profile",
     "report",
     "ls",

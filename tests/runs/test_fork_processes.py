@@ -61,7 +61,7 @@ def test_a_fork_of_a_living_run_goes_on_under_kills_and_both_are_clean(tmp_path:
         assert made["step"] == AT
         assert process.wait(WAIT_S) == 0
     assert_the_log_adds_up(folder, STEPS)
-    before = said("audit", str(folder))
+    before = said("audit", str(folder), "--whole")
     with gone_on(fork) as process:
         wait_for(lambda: steps_done(fork) > AT + 2, process)
         victim = role(process, "trainer")
@@ -74,7 +74,7 @@ def test_a_fork_of_a_living_run_goes_on_under_kills_and_both_are_clean(tmp_path:
     began = re.findall(r"resumes after step (\d+)", (fork / "logs" / "trainer.log").read_text())
     assert int(began[0]) == AT
     assert min(map(int, began)) == AT
-    assert said("audit", str(folder)) == before
+    assert said("audit", str(folder), "--whole") == before
     assert_fork_is_whole(folder, fork)
 
 
