@@ -172,7 +172,7 @@ def test_it_says_what_was_gained_while_it_runs_and_admits_others(server: Server)
         sizes += [len(emission.tokens) for emission in emissions]
         assert engine.stats().running <= 2
     assert [len(mine.tokens) for mine in gained.values()] == [30] * 5
-    assert np.mean(sizes) < 12
+    assert len(sizes) > len(requests)  # a busy machine joins some of them
     assert np.isfinite([p for mine in gained.values() for p in mine.logprobs]).all()
     assert (engine.stats().tokens, engine.stats().kv_used) == (150, 0)
 
