@@ -94,10 +94,12 @@ def _continued(steps: int) -> Case:
         "admissions": {0: 1 + done * GROUPS},
         "trajectories": {0: done * GROUPS * SAMPLES},
     }
-    states: list[bytes] = []
+    states: list[bytes | None] = []
     early = Audit(ShortLog(bus, ends), store, RUN, policy)
     early.check(None, states.append)
-    write_verdict(store, Verdict(basis_of(RUN, policy), early.topics, states[0]))
+    (state,) = states
+    assert state is not None, "the state holds a number that MessagePack cannot"
+    write_verdict(store, Verdict(basis_of(RUN, policy), early.topics, state))
     before = store.get(VERDICT_KEY)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(PAIRS):

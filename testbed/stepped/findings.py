@@ -78,10 +78,12 @@ def continued_results(
     bus: Bus, store: ObjectStore, policy: AuditPolicy, share: float, run: str = RUN
 ) -> list[InvariantResult]:
     """An audit that continues from the verdict of one at that time."""
-    states: list[bytes] = []
+    states: list[bytes | None] = []
     early = Audit(ShortLog(bus, ends_at(bus, store, run, share)), store, run, policy)
     early.check(None, states.append)
-    verdict = Verdict(basis_of(run, policy), early.topics, states[0])
+    (state,) = states
+    assert state is not None, "the state holds a number that MessagePack cannot"
+    verdict = Verdict(basis_of(run, policy), early.topics, state)
     return Audit(bus, store, run, policy).check(verdict)
 
 
