@@ -128,7 +128,8 @@ def test_the_exported_adapter_is_loaded_by_peft_and_the_merged_one_by_transforme
     torch.testing.assert_close(logits(loaded), wanted, atol=1e-5, rtol=1e-5)
     again = model_from_version(store, V1)
     torch.testing.assert_close(logits(again.eval()), wanted, atol=1e-5, rtol=1e-5)
-    peft = pytest.importorskip("peft")
+    import peft  # seconds
+
     alone = export_version(store, V1, tmp_path / "adapter", 1 << 30, merged=False)
     own = peft.PeftModel.from_pretrained(tiny_model(family), str(alone.folder))
     torch.testing.assert_close(logits(own), wanted, atol=1e-5, rtol=1e-5)
