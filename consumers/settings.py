@@ -78,6 +78,10 @@ class TrainerSettings(Settings):
     """Type of forward and backward passes; masters, their update and the head stay float32."""
     gradient_checkpointing: Annotated[bool, INCIDENTAL] = False
     """Recompute each layer's activations in the backward pass instead of keeping them."""
+    cpu_offload: Annotated[bool, INCIDENTAL] = False
+    """Keep masters, moments and the sum of gradients in host memory and update them there; a GPU
+    then holds the weights in the type `compute`, the activations, and one pass's gradients.
+    """
     device: Annotated[str, INCIDENTAL] = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Device of the learner: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA if available)."""
     lr: float = Field(default=5e-4, gt=0)

@@ -125,13 +125,17 @@ def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
 PolicyScorer = Callable[[TokenRows], TokenScores]
 
 
-def policy_scorer(model: PreTrainedModel, general: bool = False) -> PolicyScorer:
-    """The fastest path for this model. `general` excludes the fast one, which computes in float32
-    and keeps every activation. `model` is float32 now; its parameters may change type later. Raises
-    `ConfigurationError` if the model cannot be trained.
+def policy_scorer(
+    model: PreTrainedModel, general: bool = False, recomputes: bool = False
+) -> PolicyScorer:
+    """The fastest path for this model. `general` excludes the fast one, which computes in float32.
+    With `recomputes` a layer keeps only its input (`recompute_layers`). `model` is float32 now; its
+    parameters may change type later. Raises `ConfigurationError` if the model cannot be trained.
     """
     if has_packed_form(model) and not general:
-        return PackedDecoder(model).score
+        return PackedDecoder(model, recomputes).score
+    if recomputes:
+        recompute_layers(model)
     check_trainable(model)
     packed = can_pack(model)
     return lambda rows: forward_scores(model, rows, packed)

@@ -10,7 +10,7 @@ Shapes: N rows (tokens), H heads of size D.
 # pyright: reportUnknownArgumentType=false, reportMissingTypeArgument=false
 # pyright: reportIncompatibleMethodOverride=false, reportUntypedBaseClass=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,39 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """`x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex), pairs interleaved."""
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
+
+
+class _Recompute(torch.autograd.Function):
+    """A part of the network that keeps only its input. `checkpoint` of torch does not fit: its
+    reentrant form adds to `.grad`, and under its other form `_Attend`, which runs a backward pass
+    of its own, would compute the part twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: Callable[[Tensor], Tensor], x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.part, ctx.parameters = part, parameters
+        ctx.save_for_backward(x)
+        return part(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (saved,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = saved.detach().requires_grad_(ctx.needs_input_grad[1])
+            out = ctx.part(x)
+        inputs = [x, *ctx.parameters]
+        wanted = [one for one in inputs if one.requires_grad]
+        found = iter(torch.autograd.grad(out, wanted, grad))
+        return None, *(next(found) if one.requires_grad else None for one in inputs)
+
+
+def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """`part(x)`, whose backward pass computes the part again: the gradients of `x` and of
+    `parameters`, all that the part reads, are the same bits (Chen et al., arXiv 1604.06174).
+    """
+    return _Recompute.apply(part, x, *parameters)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer, recompute_layers
+from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
 from rollstream.consumers.trainer.learn.masters import Masters, Optimiser
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
@@ -71,12 +71,10 @@ class TorchLearner:
             digest = bytes.fromhex(state_hash(base_state(model.state_dict())))
             self._base_hash = torch.tensor(list(digest), dtype=torch.uint8)
         self._device = device_of(settings.device)
-        if settings.gradient_checkpointing:
-            recompute_layers(model)
         compute: torch.dtype = getattr(torch, settings.compute)
-        is_plain = compute == torch.float32 and not settings.gradient_checkpointing
-        self._policy = policy_scorer(model, general=not is_plain)
-        self._masters = Masters(model, compute, self._device)
+        is_rounded = compute != torch.float32
+        self._policy = policy_scorer(model, is_rounded, settings.gradient_checkpointing)
+        self._masters = Masters(model, compute, self._device, settings.cpu_offload)
         self._optimiser = Optimiser(self._masters.flat, settings)
         self._gradient = torch.zeros_like(self._masters.flat)
         self._sums = LossStatistics()
@@ -183,7 +181,7 @@ class TorchLearner:
 
     @property
     def lends_state(self) -> bool:
-        return lends_state(self.state_bytes, self._device)
+        return lends_state(self.state_bytes, self.flat.device)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state."""

@@ -12,6 +12,7 @@ hand-written backward passes of `fused_ops`. Only trained positions reach the he
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.consumers.trainer.learn.fused_ops import attend, normalise, rotate, swiglu
+from rollstream.consumers.trainer.learn.fused_ops import (
+    attend,
+    normalise,
+    recompute,
+    rotate,
+    swiglu,
+)
 from rollstream.consumers.trainer.learn.row_layout import TokenRows
 from rollstream.consumers.trainer.learn.scores import TokenScores, score_hidden
 from rollstream.storage.lora import HIGH, LOW, attached_adapter
@@ -49,11 +56,12 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 class PackedDecoder:
     """Scores rows under the model's parameters at the time of the call; holds no weights of its
-    own.
+    own. With `recomputes` a layer keeps only its input for the backward pass.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, recomputes: bool = False) -> None:
         config: Any = model.config
+        self._recomputes = recomputes
         self._named = dict(model.named_parameters())
         adapter = attached_adapter(model)
         self._scaling = 0.0 if adapter is None else adapter.scaling
@@ -71,16 +79,25 @@ class PackedDecoder:
         named = self._named
         rotations = self._rotations(rows.positions)
         x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
-        for layer in range(self._layers):
-            at = f"model.layers.{layer}."
-            attended = self._attended(x, at, rotations, rows)
-            if layer == self._layers - 1:  # no later layer attends to the other rows
-                x, attended = (part.index_select(0, rows.scored) for part in (x, attended))
-            x = self._added(x, attended, at + "self_attn.o_proj")
-            x = self._mlp(x, at)
+        for number in range(self._layers):
+            layer = partial(self._layer, number, rotations, rows)
+            if self._recomputes and torch.is_grad_enabled():
+                at = f"model.layers.{number}."
+                own = [tensor for name, tensor in named.items() if name.startswith(at)]
+                x = recompute(layer, x, own)
+            else:
+                x = layer(x)
         hidden = normalise(x, self._eps)
         head = named[self._head] * named["model.norm.weight"]
         return score_hidden(hidden, head, rows.targets, rows.temperature)
+
+    def _layer(self, number: int, rotations: Tensor, rows: TokenRows, x: Tensor) -> Tensor:
+        at = f"model.layers.{number}."
+        attended = self._attended(x, at, rotations, rows)
+        if number == self._layers - 1:  # no later layer attends to the other rows
+            x, attended = (part.index_select(0, rows.scored) for part in (x, attended))
+        x = self._added(x, attended, at + "self_attn.o_proj")
+        return self._mlp(x, at)
 
     def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: TokenRows) -> Tensor:
         named, at = self._named, layer + "self_attn."

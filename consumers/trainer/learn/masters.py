@@ -2,8 +2,8 @@
 
 Optimiser, norm and accumulation are a few operations over one tensor instead of several per
 parameter. The model's own parameters become views of the buffer, or, where it computes in another
-type, of a second buffer that holds the masters rounded to that type. Gradients are clipped by
-global norm; the learning rate is a function of the update's number.
+type or on another device, of a second buffer that holds the masters rounded to that type. Gradients
+are clipped by global norm; the learning rate is a function of the update's number.
 """
 
 import math
@@ -19,6 +19,8 @@ from rollstream.errors import ConfigurationError
 
 CPU = torch.device("cpu")
 ALIGNMENT = 16  # floats, one cache line: views are then as fast as tensors of their own
+ROUNDED_NUMBERS = 1 << 24
+"""Numbers that are rounded at a time: on the way to a device torch rounds them into a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,21 @@ class ParameterSlice:
 
 
 class Masters:
-    """Holds the trained parameters of `model` in `flat` (on `device`) from now on; alignment gaps
-    stay 0. The model computes in `compute`; modules that its class keeps in float32, and buffers
+    """Holds the trained parameters of `model` in `flat` from now on; alignment gaps stay 0. The
+    model computes in `compute` on `device`; modules that its class keeps in float32, and buffers
     (rotary frequencies), keep their type. A frozen parameter (`requires_grad` False) has no master:
     it is held once, in `compute`.
+
+    `flat` is on `device`, or, with `offload`, in host memory: the device then has no float32 copy,
+    and every gradient moves to the host to be added there.
     """
 
     def __init__(
-        self, model: nn.Module, compute: torch.dtype = torch.float32, device: torch.device = CPU
+        self,
+        model: nn.Module,
+        compute: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        offload: bool = False,
     ) -> None:
         own = dict(model.named_parameters())
         named = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
@@ -56,10 +65,11 @@ class Masters:
         for name, parameter in named.items():
             self.slices.append(ParameterSlice(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-        self.flat = torch.zeros(end, device=device)
+        self.flat = torch.zeros(end, device=CPU if offload else device)
         rounded: Tensor | None = None
-        if compute != torch.float32:
+        if compute != torch.float32 or offload:
             rounded = torch.zeros(end, dtype=compute, device=device)
+        self._exact: list[tuple[ParameterSlice, Tensor]] = []
         exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
         for name in own.keys() - named.keys():
             if exact.isdisjoint(name.split(".")):
@@ -68,6 +78,9 @@ class Masters:
             view = one.view(self.flat)
             view.copy_(parameter.detach())
             is_exact = not exact.isdisjoint(one.name.split("."))
+            if is_exact and offload:
+                view = torch.empty(one.shape, device=device)
+                self._exact.append((one, view))
             parameter.data = view if is_exact or rounded is None else one.view(rounded)
         self._rounded = rounded
         model.to(device)  # the buffers
@@ -78,7 +91,11 @@ class Masters:
         `flat`.
         """
         if self._rounded is not None:
-            self._rounded.copy_(self.flat)
+            parts = (one.split(ROUNDED_NUMBERS) for one in (self._rounded, self.flat))
+            for rounded, masters in zip(*parts, strict=True):
+                rounded.copy_(masters)
+        for one, tensor in self._exact:
+            tensor.copy_(one.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
         """The state of `model` (the one of the constructor) under checkpoint names, with the
@@ -100,7 +117,7 @@ class Masters:
         layout.
         """
         for one, gradient in zip(self.slices, gradients, strict=True):
-            one.view(flat).add_(gradient)
+            one.view(flat).add_(gradient.to(flat.device))
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
         """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer;

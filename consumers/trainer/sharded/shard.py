@@ -139,6 +139,8 @@ class Shard:
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
+        self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
+        """Where this rank's slices are."""
         self._ownership = TensorOwnership(model, ranks)
         if self.lends_state:
             return_freed_memory()
@@ -147,7 +149,7 @@ class Shard:
         for parameter in model.parameters():
             parameter.requires_grad_()
         names = parameter_names(model)
-        shard_model(model, ranks.mesh, settings.compute)
+        shard_model(model, ranks.mesh, settings.compute, settings.cpu_offload)
         if start.rows is not None:
             self._fill(start.rows, names)
         self._packed = try_sharded(model, settings.compute)
@@ -162,12 +164,11 @@ class Shard:
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
         """Allocate this rank's slices of the parameters, and read its rows into them."""
-        device = self._ranks.device
 
         def materialised(tensor: Tensor) -> Tensor:
             if tensor.is_meta:
-                return torch.empty_like(tensor, device=device)
-            return tensor.to(device)
+                return torch.empty_like(tensor, device=self._home)
+            return tensor.to(self._ranks.device)
 
         self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
         parameters = dict(self._model.named_parameters())
@@ -289,7 +290,7 @@ class Shard:
     @property
     def lends_state(self) -> bool:
         """As `Learner.lends_state`."""
-        return lends_state(self.state_bytes, self._ranks.device)
+        return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state by slices: it depends on the number of ranks."""

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from transformers import PreTrainedModel
 
 from rollstream.consumers.trainer.sharded.messages import decode, encode
@@ -97,14 +103,17 @@ class TensorOwnership:
         return {**mine, **tied}
 
 
-def shard_model(model: PreTrainedModel, mesh: DeviceMesh, compute: str) -> None:
+def shard_model(
+    model: PreTrainedModel, mesh: DeviceMesh, compute: str, offload: bool = False
+) -> None:
     """Shard `model` in place by FSDP2; afterwards each rank holds its slice of every parameter.
 
     FSDP2 is the per-parameter sharding of torch 2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277).
     Each decoder layer is a group of its own, the rest is one more. Gradients are summed over ranks,
     not averaged: an update divides by the weight of all its tokens, which is known only at its end.
     With `compute` "bfloat16", layers compute in bf16 on a cast of the fp32 masters and their
-    gradients are summed in fp32; embedding, final norm and head stay fp32.
+    gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload` slices
+    and their gradients are in host memory; a layer's slices move to the device to be gathered.
     """
     # The warning is about in-place writes into returned views; nothing writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -112,12 +121,15 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, compute: str) -> None:
     policy = MixedPrecisionPolicy()
     if compute == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    place = OffloadPolicy()
+    if offload:
+        place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for layer in layers:
         # Final norm and head after the last layer are fp32 and need fp32 input.
         is_last = layer is layers[-1] and compute == "bfloat16"
         own = replace(policy, output_dtype=torch.float32) if is_last else policy
-        fully_shard(layer, mesh=mesh, mp_policy=own)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=own, offload_policy=place)
+    fully_shard(model, mesh=mesh, offload_policy=place)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

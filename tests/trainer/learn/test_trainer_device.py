@@ -1,4 +1,6 @@
-"""`trainer.device`: available devices, refused ones; a batch moves as a whole. CUDA is not run."""
+"""`trainer.device`: available devices, refused ones; a batch moves as a whole.
+`trainer.cpu_offload` changes no bit. CUDA is not run.
+"""
 
 from dataclasses import fields
 
@@ -46,3 +48,36 @@ def test_masters_and_moments_lie_where_it_computes_and_copies_in_host_memory():
     assert learner.flat.device.type == device_of("auto").type
     for tensors in (learner.snapshot("bfloat16"), learner.state()):
         assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3_tied", "gpt2"])
+def test_an_offloaded_state_is_the_same_bits_and_apart_from_what_computes(name, compute):
+    states = []
+    for offload in (False, True):
+        model = build(name)
+        model._keep_in_fp32_modules_strict = {"norm", "ln_f"}  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        learner = TorchLearner(model, settings(compute=compute, cpu_offload=offload))
+        train(learner, stream(3))
+        learner.close()
+        states.append(learner.state())
+        place = learner.flat.untyped_storage().data_ptr()
+        shares = {one.untyped_storage().data_ptr() == place for one in model.parameters()}
+        assert shares == {False} if offload else True in shares
+    assert all(torch.equal(states[0][one], states[1][one]) for one in states[0])
+
+
+def test_an_offloaded_learner_continues_from_a_state_of_either_kind():
+    updates = stream(4)
+    whole = TorchLearner(build(), settings())
+    train(whole, updates)
+    for first, second in ((False, True), (True, False)):
+        before = TorchLearner(build(), settings(cpu_offload=first))
+        train(before, updates[:2])
+        after = TorchLearner(build(), settings(cpu_offload=second))
+        after.load_state(before.state())
+        train(after, updates[2:])
+        assert after.state_hash() == whole.state_hash()
+        for learner in (before, after):
+            learner.close()
+    whole.close()

@@ -199,6 +199,16 @@ def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
 
 
 @pytest.mark.slow
+def test_offloaded_slices_and_recomputed_layers_give_the_same_bits(two, tmp_path):
+    build(MODEL).save_pretrained(tmp_path / MODEL)  # read by rows
+    changed = {"cpu_offload": True, "gradient_checkpointing": True}
+    run_ranks(tmp_path, 2, [f"model={MODEL}", "train:0-3", "publish:0", "keep:4"], **changed)
+    before, after = kept(two[0], 4), kept(tmp_path, 4)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
 def test_layers_in_bfloat16_learn_nearly_the_same_on_fp32_masters(tmp_path, alone):
     exact, _, _ = alone
     result = run_ranks(tmp_path, 2, ["train:0-3", "keep:1"], compute="bfloat16")
