@@ -78,6 +78,10 @@ class TrainerSettings(Settings):
     """Type of forward and backward passes; masters, their update and the head stay float32."""
     gradient_checkpointing: Annotated[bool, INCIDENTAL] = False
     """Recompute each layer's activations in the backward pass instead of keeping them."""
+    varlen_attention: Annotated[bool, INCIDENTAL] = False
+    """Join the sequences of a micro-batch in one row without padding, and attend within each by its
+    length instead of by a mask over the row (docs/explanation/learning.md).
+    """
     cpu_offload: Annotated[bool, INCIDENTAL] = False
     """Keep masters, moments and the sum of gradients in host memory and update them there; a GPU
     then holds the weights in the type `compute`, the activations, and one pass's gradients.

@@ -13,23 +13,25 @@ unequal work run equal collectives. Under FSDP the head must be in `model`'s roo
 group of its own. The body computes in the type of its parameters; for bfloat16 the caller casts
 them.
 
-Before training, `check_trainable` and `can_pack` try the model on a dozen tokens, because no
-configuration field shows reliably what its forward does.
+Before training, `check_trainable`, `can_pack` and `join_sequences` try the model on a dozen tokens,
+because no configuration field shows reliably what its forward does.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import accumulate
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollstream.consumers.trainer.learn.llama import PackedDecoder, has_packed_form
@@ -85,11 +87,99 @@ def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
     return not _differ(packed[:, FIRST:], alone, tolerance)
 
 
-def try_sharded(model: PreTrainedModel, compute: str) -> bool:
-    """`check_trainable`, then `can_pack`, in one call of `model`: a collective of all ranks."""
+RowForm = Literal["padded", "packed", "joined"]
+"""How sequences are laid out for the body: a row each; several in a row, kept apart by masks that
+transformers builds where positions restart; or all in one row, kept apart by their lengths.
+"""
+
+
+def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
+    """The form with the least padding that `model` computes right, after `check_trainable`. With
+    `joins` it is `joined`, or `ConfigurationError`.
+    """
+    check_trainable(model, tolerance)
+    if joins:
+        join_sequences(model, tolerance)
+        return "joined"
+    return "packed" if can_pack(model, tolerance) else "padded"
+
+
+def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> RowForm:
+    """`row_form` in one call of `model`: a collective of all ranks."""
     model.forward = MethodType(_forward, model)
     with _trial(model):
-        return model(trial=TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16)
+        tolerance = TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16
+        return model(trial=tolerance, joins=joins)
+
+
+JOINED = "rollstream_joined"
+"""Name of `attend_joined` among transformers' attention functions."""
+
+
+def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
+    """Make `model` attend by `attend_joined`; `ConfigurationError` unless its sequences in one row
+    then have the states that each has alone.
+    """
+    body, tokens = body_of(model), _tokens(model)
+    positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
+    joined: Tensor | None = None
+    with _trial(model):
+        alone = [_hidden(body, part) for part in tokens.split((FIRST, SECOND), 1)]
+        AttentionInterface.register(JOINED, attend_joined)
+        if model._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
+            model.set_attn_implementation(JOINED)
+            bounds = _bounds((FIRST, SECOND))
+            with suppress(TypeError):  # a forward without positions or lengths, or capped scores
+                joined = _hidden(body, tokens, positions, cu_seq_lens_q=bounds)
+    if joined is None or _differ(joined, torch.cat(alone, 1), tolerance):
+        raise ConfigurationError(
+            f"trainer.varlen_attention: {type(model).__name__} does not pass the lengths of joined "
+            "sequences to its attention, or changes its scores; set it to false"
+        )
+
+
+def _bounds(lengths: Sequence[int]) -> Tensor:
+    """[n + 1] first positions of sequences one after the other, and the end, in host memory."""
+    return torch.tensor([0, *accumulate(lengths)])
+
+
+@torch.compiler.disable
+def attend_joined(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention [B, N, heads, D] of `query` [B, heads, N, D] within each of the sequences
+    that `cu_seq_lens_q` bounds (None: one), an attention function of transformers. No mask over N ×
+    N is made: the work is that of the sequences alone.
+
+    `torch.nn.attention.varlen` does the same in one kernel for 16-bit tensors on CUDA; it is not
+    used, since it has not been run here.
+    """
+    if attention_mask is not None or others.get("softcap") is not None:
+        raise TypeError("attention with a mask or capped scores")
+    count = query.shape[2]
+    lengths = [count] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    parts: list[Tensor] = []
+    for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
+        mask = None
+        if sliding_window is not None and sliding_window < q.shape[2]:
+            at = torch.arange(q.shape[2], device=q.device)
+            behind = at[:, None] - at
+            mask = (behind >= 0) & (behind < sliding_window)
+        is_grouped = q.shape[1] != k.shape[1]
+        parts.append(
+            F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=is_grouped
+            )
+        )
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:
@@ -97,8 +187,10 @@ def _tokens(model: PreTrainedModel) -> Tensor:
     return (torch.arange(FIRST + SECOND) % embeddings.weight.shape[0])[None].to(model.device)
 
 
-def _hidden(body: Callable[..., Any], tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-    given = {} if positions is None else {"position_ids": positions}
+def _hidden(
+    body: Callable[..., Any], tokens: Tensor, positions: Tensor | None = None, **others: Tensor
+) -> Tensor:
+    given = others if positions is None else {"position_ids": positions, **others}
     return body(input_ids=tokens, use_cache=False, **given)[0]
 
 
@@ -126,48 +218,54 @@ PolicyScorer = Callable[[TokenRows], TokenScores]
 
 
 def policy_scorer(
-    model: PreTrainedModel, general: bool = False, recomputes: bool = False
+    model: PreTrainedModel, general: bool = False, recomputes: bool = False, joins: bool = False
 ) -> PolicyScorer:
-    """The fastest path for this model. `general` excludes the fast one, which computes in float32.
-    With `recomputes` a layer keeps only its input (`recompute_layers`). `model` is float32 now; its
-    parameters may change type later. Raises `ConfigurationError` if the model cannot be trained.
+    """The fastest path for this model. `general` excludes the fast one, which computes in float32
+    and joins sequences by itself. With `recomputes` a layer keeps only its input
+    (`recompute_layers`), with `joins` all sequences share one row (`join_sequences`). `model` is
+    float32 now; its parameters may change type later. Raises `ConfigurationError` if the model
+    cannot be trained so.
     """
     if has_packed_form(model) and not general:
         return PackedDecoder(model, recomputes).score
     if recomputes:
         recompute_layers(model)
-    check_trainable(model)
-    packed = can_pack(model)
-    return lambda rows: forward_scores(model, rows, packed)
+    form = row_form(model, joins)
+    return lambda rows: forward_scores(model, rows, form)
 
 
-def forward_scores(model: PreTrainedModel, rows: TokenRows, packed: bool = False) -> TokenScores:
-    """Scores by transformers' forward. `packed` (only where `can_pack`) puts several sequences into
-    one row of the batch; otherwise each sequence is padded to the longest.
-    """
+def forward_scores(
+    model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded"
+) -> TokenScores:
+    """Scores by transformers' forward, in a form that `row_form` found."""
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
-    return model(rows=rows, packed=packed)
+    return model(rows=rows, form=form)
 
 
 def _forward(
     model: PreTrainedModel,
     *args: Any,
     rows: TokenRows | None = None,
-    packed: bool = False,
+    form: RowForm = "padded",
     trial: float | None = None,
+    joins: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The model's own forward; scores if it is called with `rows`, whether sequences can share a
-    row if it is called with the tolerance of a `trial`.
+    """The model's own forward; scores if it is called with `rows`, the form of rows if it is called
+    with the tolerance of a `trial`.
     """
     if trial is not None:
-        check_trainable(model, trial)
-        return can_pack(model, trial)
+        return row_form(model, joins, trial)
     if rows is None:
         return type(model).forward(model, *args, **kwargs)
-    grid = token_grid(rows, packed)
-    places = {"position_ids": grid.positions} if packed else {"attention_mask": grid.mask}
+    grid = token_grid(rows, form != "padded", sum(rows.lengths) if form == "joined" else None)
+    if form == "padded":
+        places = {"attention_mask": grid.mask}
+    else:
+        places = {"position_ids": grid.positions}
+    if form == "joined":
+        places["cu_seq_lens_q"] = _bounds(rows.lengths)
     states = body_of(model)(input_ids=grid.tokens, use_cache=False, **places)[0]
     hidden = states.flatten(0, 1).index_select(0, grid.scored)
     head = Float32Head(model)

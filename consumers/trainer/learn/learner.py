@@ -73,7 +73,9 @@ class TorchLearner:
         self._device = device_of(settings.device)
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
-        self._policy = policy_scorer(model, is_rounded, settings.gradient_checkpointing)
+        self._policy = policy_scorer(
+            model, is_rounded, settings.gradient_checkpointing, settings.varlen_attention
+        )
         self._masters = Masters(model, compute, self._device, settings.cpu_offload)
         self._optimiser = Optimiser(self._masters.flat, settings)
         self._gradient = torch.zeros_like(self._masters.flat)

@@ -161,15 +161,15 @@ class TokenGrid:
     scored: Tensor
 
 
-def token_grid(rows: TokenRows, packed: bool) -> TokenGrid:
+def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
     """The rows as the rectangular batch that transformers' forward needs, on their device. Pure.
 
-    The grid is as wide as the longest sequence. Packed, several shorter sequences share a row;
-    unpacked, each sequence has a row of its own. Positions continue in the unused rest of a row:
-    under causal attention no sequence attends to what follows it, so the rest needs no mask. The
-    layout is computed on the host.
+    The grid is as wide as the longest sequence unless a `width` is given. Packed, several shorter
+    sequences share a row; unpacked, each sequence has a row of its own. Positions continue in the
+    unused rest of a row: under causal attention no sequence attends to what follows it, so the rest
+    needs no mask. The layout is computed on the host.
     """
-    width = max(rows.lengths)
+    width = width or max(rows.lengths)
     places = (
         first_fit(rows.lengths, width) if packed else [(i, 0) for i in range(len(rows.lengths))]
     )

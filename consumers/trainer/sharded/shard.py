@@ -152,7 +152,7 @@ class Shard:
         shard_model(model, ranks.mesh, settings.compute, settings.cpu_offload)
         if start.rows is not None:
             self._fill(start.rows, names)
-        self._packed = try_sharded(model, settings.compute)
+        self._form = try_sharded(model, settings.compute, settings.varlen_attention)
         if isinstance(model, FSDPModule):
             model.reshard()  # the root group stays gathered after a pass
         self._parameters = dict(model.named_parameters())
@@ -200,7 +200,7 @@ class Shard:
         """
         began = time.monotonic()
         scores = forward_scores(
-            self._model, to_device(token_rows(samples), self._ranks.device), self._packed
+            self._model, to_device(token_rows(samples), self._ranks.device), self._form
         )
         if counts:
             inputs = to_device(loss_inputs(samples, version), self._ranks.device)

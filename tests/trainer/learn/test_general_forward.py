@@ -58,7 +58,7 @@ def test_what_may_share_a_row_is_found_by_trying(name):
 @pytest.mark.parametrize("name", PADDED)
 def test_sharing_a_row_where_that_is_wrong_would_be_seen(samples, name):
     model, rows = build_other(name), token_rows(samples)
-    wrong = forward_scores(model, rows, packed=True).logprobs
+    wrong = forward_scores(model, rows, "packed").logprobs
     assert furthest(wrong, one_by_one(model, samples)) > 1e-2
 
 
@@ -84,8 +84,8 @@ def test_the_body_runs_once_whatever_the_rows(samples):
     model, calls = build_other("mistral_windowed"), []
     model.model.register_forward_hook(lambda *_: calls.append(1))
     for part in (samples, samples[:1], samples[3:5]):
-        for packed in (False, True):
-            forward_scores(model, token_rows(part), packed)
+        for form in ("padded", "packed"):
+            forward_scores(model, token_rows(part), form)
     assert len(calls) == 6
 
 
@@ -104,10 +104,10 @@ class Widest(TorchDispatchMode):
 
 def test_only_trained_tokens_have_logits_and_not_all_at_once(samples, monkeypatch):
     model, rows = build_other("gemma2_capped"), token_rows(samples)
-    whole = forward_scores(model, rows, packed=True)
+    whole = forward_scores(model, rows, "packed")
     monkeypatch.setattr(scores, "LOGITS_MAX", 5 * VOCABULARY)
     with Widest() as seen:
-        sliced = forward_scores(model, rows, packed=True)
+        sliced = forward_scores(model, rows, "packed")
         sliced.logprobs.sum().backward()
     assert 0 < seen.logits <= 5 * VOCABULARY < len(rows.targets) * VOCABULARY
     assert furthest(sliced.logprobs, whole.logprobs.detach()) < 1e-5
