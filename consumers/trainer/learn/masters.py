@@ -91,9 +91,9 @@ class Masters:
         `flat`.
         """
         if self._rounded is not None:
-            parts = (one.split(ROUNDED_NUMBERS) for one in (self._rounded, self.flat))
-            for rounded, masters in zip(*parts, strict=True):
-                rounded.copy_(masters)
+            for start in range(0, len(self.flat), ROUNDED_NUMBERS):
+                part = slice(start, start + ROUNDED_NUMBERS)
+                self._rounded[part].copy_(self.flat[part])
         for one, tensor in self._exact:
             tensor.copy_(one.view(self.flat))
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import (
+    RowForm,
     forward_scores,
     recompute_layers,
     try_sharded,
@@ -152,7 +153,7 @@ class Shard:
         shard_model(model, ranks.mesh, settings.compute, settings.cpu_offload)
         if start.rows is not None:
             self._fill(start.rows, names)
-        self._form = try_sharded(model, settings.compute, settings.varlen_attention)
+        self._form: RowForm = try_sharded(model, settings.compute, settings.varlen_attention)
         if isinstance(model, FSDPModule):
             model.reshard()  # the root group stays gathered after a pass
         self._parameters = dict(model.named_parameters())
