@@ -249,6 +249,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         {
             "sizes/plan_error.py": {"plan_error": "≤ 0.1"},
             "sizes/rank_memory.py": {"rank_memory": "≤ 1.15 ×"},
+            "sizes/rollout_memory.py": {"rollout_memory": "≤ 256 MB"},
         },
     ),
     "soak": Benchmark(

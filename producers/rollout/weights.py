@@ -3,9 +3,11 @@ stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
 it (invariant 6). The tensors are in memory of this process. They are moved from version to version
-in place, each compared with its hash, then prepared for the engine. After the swap a bounded sample
-of them, which rotates through all tensors, is read back from the engine and compared. One thread
-does one of these at a time, so the tensors do not change between `take` and the comparison.
+in place, each compared with its hash, then prepared for the engine. A large version is not kept
+there: it is streamed into the engine, whose own tensors are the base of its deltas
+(`storage/weights/streamed.py`). After the swap a bounded sample of the tensors, which rotates
+through all of them, is read back from the engine and compared. One thread does one of these at a
+time, so the tensors do not change between `take` and the comparison.
 
 A version that was fetched ahead of time and never served costs its engine nothing: its update is
 merged with the next one, which is then still a patch of the served version.
@@ -14,17 +16,19 @@ merged with the next one, which is then still a patch of the served version.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate, merged_update
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.publish import announcement
-from rollstream.storage.weights.resident import ResidentUpdate, ResidentWeights, TensorPatch
+from rollstream.storage.weights.resident import ResidentUpdate, ResidentWeights
+from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stream_version
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, WeightsAnnounced
@@ -33,32 +37,10 @@ from rollstream.streams.values import Version
 
 SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
 log = logging.getLogger(__name__)
+STREAMED_BYTES = 96 << 20  # a larger version is streamed; a copy of a smaller one saves time
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
-
-
-def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Return `then` as an update from the base of `first`, which was never served. Returns `then`
-    unchanged if the two do not join.
-    """
-    if first.patches is None or then.patches is None or then.base != first.version:
-        return then
-    whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
-    by_name: dict[str, list[TensorPatch]] = {}
-    for patch in (*first.patches, *then.patches):
-        if patch.name not in whole:
-            by_name.setdefault(patch.name, []).append(patch)
-    patches = tuple(_merged_patch(parts, then.tensors) for parts in by_name.values())
-    return replace(then, base=first.base, patches=patches, whole=whole, prepared=None)
-
-
-def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
-    """All elements that any of the patches changed, with their present values."""
-    if len(parts) == 1:
-        return parts[0]
-    indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])
 
 
 class TensorRotation:
@@ -70,16 +52,16 @@ class TensorRotation:
         self._bytes = sample_bytes
         self._after = ""
 
-    def next(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    def next(self, sizes: Mapping[str, int]) -> list[str]:
         """Return at least one name, each at most once; in total at most `sample_bytes` unless one
         tensor alone is larger.
         """
-        names = sorted(tensors)
+        names = sorted(sizes)
         later = [name for name in names if name > self._after]
         found: list[str] = []
         room = self._bytes
         for name in later + names[: len(names) - len(later)]:
-            room -= tensors[name].nbytes
+            room -= sizes[name]
             if found and room < 0:
                 break
             found.append(name)
@@ -108,7 +90,9 @@ class ReadBackResult:
 
 
 class WeightsFollower:
-    """Holds the newest announced version, and its tensors once they are fetched."""
+    """Holds the newest announced version, and its tensors once they are fetched. Where the first
+    version has more than `streamed_above` bytes, all are streamed into the engine; None: none is.
+    """
 
     def __init__(
         self,
@@ -116,8 +100,13 @@ class WeightsFollower:
         store: ObjectStore,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        streamed_above: int | None = None,
     ) -> None:
         self._store, self._timer, self._sleep = store, timer, sleep
+        self._streamed_above = streamed_above
+        self._is_streaming: bool | None = None  # decided by the first version
+        self._served: Manifest | None = None  # by the engine, if versions are streamed into it
+        self._given: Manifest | None = None  # the version that was taken last
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self._held = ResidentWeights()
         self._rotation = TensorRotation()
@@ -164,6 +153,7 @@ class WeightsFollower:
         waiting.
         """
         newest = self._newest
+        self._note_served(held)
         if newest is not None and newest.version != held and self._is_idle():
             self._begin(lambda: self._fetch(newest))
 
@@ -172,6 +162,7 @@ class WeightsFollower:
         moved on to the newest one, still as a patch of the served version.
         """
         fetched, newest = self._fetched, self._newest
+        self._note_served(held)
         if fetched is None:
             self.prefetch(held)
             return
@@ -179,6 +170,12 @@ class WeightsFollower:
         if newest is not None and is_old and not self.is_busy():
             self._fetched = None
             self._begin(lambda: self._fetch(newest, after=fetched.update))
+
+    def _note_served(self, held: Version | None) -> None:
+        if held is None:
+            self._served = None
+        elif self._given is not None and self._given.version == held:
+            self._served = self._given
 
     def take(self) -> FetchedWeights | None:
         """Return the fetched version once; raises the error of a fetch that failed after its tries.
@@ -190,13 +187,16 @@ class WeightsFollower:
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             self._taken = fetched.announced
+            self._given = _streamed_manifest(fetched)
+            self._served = self._served or self._given
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
         """Start to compare some tensors (all of them after a repair) with what the engine serves.
         The update took `seconds`.
         """
-        names = None if fetched.repairs else self._rotation.next(fetched.update.tensors)
+        self._note_served(fetched.update.version)
+        names = None if fetched.repairs else self._rotation.next(_sizes(fetched.update.tensors))
         self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
@@ -232,7 +232,7 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._held = ResidentWeights()
+        self._held, self._served, self._given = ResidentWeights(), None, None
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
@@ -275,9 +275,8 @@ class WeightsFollower:
         replaces it then. `after` is the update that was fetched before and never taken.
         """
         for attempt in range(FETCH_TRIES):
-            started = self._timer()
             try:
-                moved = self._held.update(self._store, announced.version, announced.manifest_hash)
+                _, update = self._updated(announced.version, announced.manifest_hash, after)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
                 newest = self._newest
@@ -287,28 +286,66 @@ class WeightsFollower:
                     raise
                 self._sleep(0.1 * 2**attempt)
                 continue
-            self.fetch_s.add(self._timer() - started)
-            self.fetched_bytes += moved.fetched_bytes
-            update = self._update_of(moved)
-            update = update if after is None else merged_update(after, update)
-            self._fetched = FetchedWeights(announced, self.prepare(update), self._repairing)
+            self._fetched = FetchedWeights(announced, update, self._repairing)
             return
         raise ObjectMissing(
             f"version {announced.version} and those before it were deleted while fetched"
         )
 
     def _fetch_old(self, version: Version) -> None:
-        started = self._timer()
         try:
-            moved = self._held.update(self._store, version)
+            manifest, update = self._updated(version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
             self.unavailable = version
             return
+        self._fetched = FetchedWeights(announcement(manifest, manifest.created_s), update)
+
+    def _updated(
+        self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
+    ) -> tuple[Manifest, WeightUpdate]:
+        """The fetched update to this version, prepared by the engine. Nothing that is served has
+        changed yet.
+        """
+        if self._is_streaming is None:
+            manifest, above = (
+                read_manifest(self._store, version, manifest_hash),
+                self._streamed_above,
+            )
+            is_large = above is not None and manifest.full_bytes > above
+            self._is_streaming = is_large and not manifest.adapter
+        if self._is_streaming:
+            return self._streamed(version, manifest_hash)
+        started = self._timer()
+        moved = self._held.update(self._store, version, manifest_hash)
+        self._count(started, moved.fetched_bytes)
+        update = self._update_of(moved)
+        update = update if after is None else merged_update(after, update)
+        return moved.manifest, self.prepare(update)
+
+    def _streamed(
+        self, version: Version, manifest_hash: str | None
+    ) -> tuple[Manifest, WeightUpdate]:
+        """As `_updated`, from the version that the engine serves. Tensors that the engine does not
+        give back bit for bit are fetched without a base.
+        """
+        wrong: frozenset[str] = frozenset()
+        while True:
+            started = self._timer()
+            tensors = stream_version(self._store, version, manifest_hash, self._served, wrong)
+            self._count(started, tensors.fetched_bytes)
+            manifest = tensors.manifest
+            try:
+                return manifest, self.prepare(WeightUpdate(version, tensors, tensors.base))
+            except WrongBase as error:
+                if error.names <= wrong:
+                    raise
+                log.error("version %s is fetched again without a base: %s", version, error)
+                wrong |= error.names
+
+    def _count(self, started: float, fetched_bytes: int) -> None:
         self.fetch_s.add(self._timer() - started)
-        self.fetched_bytes += moved.fetched_bytes
-        announced = announcement(moved.manifest, moved.manifest.created_s)
-        self._fetched = FetchedWeights(announced, self.prepare(self._update_of(moved)))
+        self.fetched_bytes += fetched_bytes
 
     def _update_of(self, moved: ResidentUpdate) -> WeightUpdate:
         manifest, tensors = moved.manifest, self._held.tensors
@@ -332,6 +369,17 @@ class WeightsFollower:
                 ", ".join(compared.differing[:3]),
             )
         self._verdict = ReadBackResult(fetched, compared, seconds)
+
+
+def _sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    if isinstance(tensors, StreamedTensors):
+        return tensors.sizes
+    return {name: tensor.nbytes for name, tensor in tensors.items()}
+
+
+def _streamed_manifest(fetched: FetchedWeights) -> Manifest | None:
+    tensors = fetched.update.tensors
+    return tensors.manifest if isinstance(tensors, StreamedTensors) else None
 
 
 def compare_all_tensors(

@@ -45,6 +45,7 @@ from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.weights import (
+    STREAMED_BYTES,
     FetchedWeights,
     WeightsFollower,
     compare_all_tensors,
@@ -162,7 +163,9 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     task = load_run_task(c, place.folder)
     term = next_term(place.store, ROLLOUTS, place.name)
     orders = AssignmentQueue(place.bus, place.name, term)
-    follower = WeightsFollower(place.bus, place.store)
+    # The engine torch gives its tensors back; the others are given patches of a copy.
+    streamed_above = STREAMED_BYTES if c.rollouts.engine == "torch" else None
+    follower = WeightsFollower(place.bus, place.store, streamed_above=streamed_above)
     fetched = _first_weights(place, follower)
     if fetched is None:
         return None

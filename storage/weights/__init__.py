@@ -5,8 +5,9 @@ rollouts.
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
 `retention` which versions are deleted. A reader plans the cheapest way to each tensor
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
-version as a folder; `resident` keeps them in memory and updates them. `tensors` converts tensors to
-bytes, also those that several processes hold. `verify` checks and compares versions.
+version as a folder; `resident` keeps them in memory and updates them; `streamed` decodes them from
+an engine's own memory, without a copy. `tensors` converts tensors to bytes, also those that several
+processes hold. `verify` checks and compares versions.
 """
 
 from typing import TYPE_CHECKING

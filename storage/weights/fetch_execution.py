@@ -36,7 +36,9 @@ class FetchOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class FetchRequest:
+    """One range of an object of a version, and the steps whose bytes are in it, by tensor."""
+
     version: Version
     range: FetchRange
     steps: Mapping[str, FetchStep]
@@ -51,7 +53,7 @@ def execute_fetch(
     store are raised; then all tensors may have undefined content.
     """
     outcome = FetchOutcome(changes={name: [] for name in ways})
-    for request, data in _fetched(store, _requests(ways)):
+    for request, data in fetched(store, fetch_requests(ways)):
         outcome.fetched_bytes += len(data)
         for name in request.range.names:
             if name in outcome.failed:
@@ -81,7 +83,7 @@ def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
         outcome.changes[name].append(changes)
 
 
-def _requests(ways: Mapping[str, FetchPath]) -> Iterator[_Request]:
+def fetch_requests(ways: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
     """The requests in the order in which steps build on each other: by version."""
     groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
     for name, way in ways.items():
@@ -90,19 +92,19 @@ def _requests(ways: Mapping[str, FetchPath]) -> Iterator[_Request]:
                 groups.setdefault((step.version, step.delta is None), {})[name] = step
     for (version, _), steps in sorted(groups.items(), key=lambda item: item[0]):
         for request in plan_ranges(steps):
-            yield _Request(version, request, steps)
+            yield FetchRequest(version, request, steps)
 
 
-def _fetched(
-    store: ObjectStore, requests: Iterable[_Request]
-) -> Iterator[tuple[_Request, memoryview]]:
+def fetched(
+    store: ObjectStore, requests: Iterable[FetchRequest]
+) -> Iterator[tuple[FetchRequest, memoryview]]:
     """Each request and its bytes; the next one is fetched while the caller processes this one."""
 
-    def get(request: _Request) -> bytes:
+    def get(request: FetchRequest) -> bytes:
         key = f"{version_folder(request.version)}/{request.range.file}"
         return store.get(key, request.range.start, request.range.end)
 
-    before: tuple[_Request, Future[bytes]] | None = None
+    before: tuple[FetchRequest, Future[bytes]] | None = None
     with ThreadPoolExecutor(1, "fetch") as pool:
         for request in requests:
             present = before

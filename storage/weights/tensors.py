@@ -46,9 +46,14 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
     """Hash of a tensor by its safetensors dtype name, shape and bytes."""
-    hasher = xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
+    hasher = tensor_hasher(dtype, shape)
     hasher.update(data)
     return hasher.hexdigest()
+
+
+def tensor_hasher(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
+    """`tensor_hash` in parts: `update` takes the tensor's bytes in their order."""
+    return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:

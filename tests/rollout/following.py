@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, UpdateMode, WeightUpdate
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
@@ -40,7 +40,7 @@ CONFIG = Qwen3Config(
 class Followed:
     """A run with a trainer's writer and one rollout; `publish` makes the next version."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, streamed_above: int | None = None) -> None:
         self.bus = open_bus(f"sqlite:{folder / 'bus'}")
         self.bus.create(catalogue(1))
         self.store = open_store(f"file:{folder / 'store'}")
@@ -58,7 +58,8 @@ class Followed:
         )  # fmt: skip
         self.versions.open()
         self.number = -1
-        self.follower = WeightsFollower(self.bus, self.store)
+        self.published: dict[Version, Mapping[str, torch.Tensor]] = {}
+        self.follower = WeightsFollower(self.bus, self.store, streamed_above=streamed_above)
 
     def _tie(self) -> None:
         self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]
@@ -70,7 +71,9 @@ class Followed:
         self._tie()
         for tensor in self.tensors.values():
             tensor.view(-1)[self.number :: 17] += 0.25
-        return self.versions.publish(self.number, self.tensors)
+        version = self.versions.publish(self.number, self.tensors)
+        self.published[version] = self.tensors
+        return version
 
     def fetched(self, held: Version | None) -> FetchedWeights:
         self.follower.read()
@@ -79,13 +82,34 @@ class Followed:
             pass
         return fetched
 
-    def engine(self) -> TorchEngine:
+    def differing(self, engine: TorchEngine) -> list[str]:
+        """The tensors that the engine serves in other bits than one that is opened with those of
+        its version.
+        """
+        tensors = self.published[engine.version]
+        dtype = engine._decoder.dtype
+        fresh = TorchEngine(CONFIG, tensors, engine.version, EngineOptions(4, 64), dtype=dtype)
+        mine, wanted = engine._decoder.served.views, fresh._decoder.served.views
+        return [
+            name
+            for name, views in wanted.items()
+            for own, other in zip(mine[name], views, strict=True)
+            if not torch.equal(
+                own.view.flatten().view(torch.uint8), other.view.flatten().view(torch.uint8)
+            )
+        ]
+
+    def engine(self, dtype: torch.dtype = torch.float32) -> TorchEngine:
         """The engine serves the newest version; the follower prepares updates for it from now
         on.
         """
         fetched = self.fetched(None)
         engine = TorchEngine(
-            CONFIG, fetched.update.tensors, fetched.announced.version, EngineOptions(4, 64)
+            CONFIG,
+            fetched.update.tensors,
+            fetched.announced.version,
+            EngineOptions(4, 64),
+            dtype=dtype,
         )
         self.follower.prepare = engine.prepare
         return engine
@@ -106,6 +130,18 @@ class Followed:
 
     def close(self) -> None:
         self.bus.close()
+
+
+def damage_after_update(engine: TorchEngine) -> None:
+    """Damage what the engine serves after its next update, before it is compared."""
+    load = engine.update
+
+    def faulty(update: WeightUpdate, mode: UpdateMode) -> None:
+        load(update, mode)
+        damage(engine)
+        engine.update = load
+
+    engine.update = faulty
 
 
 def damage(engine: TorchEngine) -> None:

@@ -9,22 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
 
 from rollstream.errors import EngineRefused, ObjectMissing
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.torch.streamed_weights import StreamedWrites
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.weights import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.storage.weights.streamed import StreamedTensors
 from rollstream.streams.records import Applied, Assignment, RolloutStatus
 from rollstream.streams.values import Sampling, Version
 from testbed.waiting import wait_for
-from tests.rollout.following import Followed, damage
+from tests.rollout.following import Followed, damage, damage_after_update
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Followed]:
-    followed = Followed(tmp_path)
+@pytest.fixture(params=[None, 0], ids=["resident", "streamed"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Followed]:
+    followed = Followed(tmp_path, streamed_above=request.param)
     yield followed
     followed.close()
 
@@ -45,11 +47,11 @@ def test_a_followed_version_is_a_patch_that_serves_its_bits(run: Followed) -> No
     for _ in range(3):
         version = run.publish()
         fetched = run.fetched(engine.version)
-        assert fetched.update.patches is not None
+        assert is_patch(fetched.update)
         assert fetched.update.base == engine.version
         engine.update(fetched.update, "in_flight")
         assert engine.version == version
-        assert engine.read_back(run.tensors, run.tensors).differing == ()
+        assert run.differing(engine) == []
 
 
 def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -> None:
@@ -59,9 +61,9 @@ def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -
         run.publish()
     update = run.fetched(engine.version).update
     assert (update.base, update.version) == (Version(0, 1), Version(3, 1))
-    assert update.patches
+    assert is_patch(update)
     engine.update(update, "in_flight")
-    assert engine.read_back(run.tensors, run.tensors).differing == ()
+    assert run.differing(engine) == []
 
 
 def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) -> None:
@@ -76,7 +78,14 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
     del rollout.in_progress.running["0.0"]
     rollout.take_weights()
     assert engine.version == newest, "nothing was to be waited for"  # pyright: ignore[reportPossiblyUnboundVariable]
-    assert engine.read_back(run.tensors, run.tensors).differing == ()
+    assert run.differing(engine) == []
+
+
+def is_patch(update: WeightUpdate) -> bool:
+    """Whether the update starts from the served version."""
+    if isinstance(update.tensors, StreamedTensors):
+        return isinstance(update.prepared, StreamedWrites) and update.tensors.base is not None
+    return bool(update.patches)
 
 
 def is_here(run: Followed, version: Version) -> bool:
@@ -102,8 +111,7 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
     )
     looked_until(rollout, lambda: engine.version == old)
     assert newest not in [a.version for a in run.records("applied", Applied)]
-    tensors = run.follower._held.tensors
-    assert engine.read_back(tensors, tensors).differing == ()
+    assert run.differing(engine) == []
 
 
 def test_a_rollout_that_leaves_publishes_its_last_comparison(
@@ -134,9 +142,9 @@ def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: 
     while (fetched := run.follower.take()) is None:
         pass  # its thread is about to end
     assert (fetched.update.base, fetched.update.version) == (Version(0, 1), newest)  # pyright: ignore[reportPossiblyUnboundVariable]
-    assert fetched.update.patches
+    assert is_patch(fetched.update)
     engine.update(fetched.update, "keep_version")
-    assert engine.read_back(run.tensors, run.tensors).differing == ()
+    assert run.differing(engine) == []
 
 
 def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Followed) -> None:
@@ -160,7 +168,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, on_update)
-    damage(engine)
+    damage_after_update(engine)
     version = run.publish()
     looked_until(rollout, lambda: not run.follower.verified)
     assert "does not serve what it was given" in caplog.text
@@ -173,7 +181,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     assert rollout.generate() == []
     looked_until(rollout, lambda: run.follower.verified)
     assert any(rollout.generate() for _ in range(1000))
-    assert engine.read_back(run.tensors, run.tensors).differing == ()
+    assert run.differing(engine) == []
     assert [a.version for a in run.records("applied", Applied)] == [version]
     assert run.records("applied", Applied)[0].compared == len(run.tensors) - 1
     assert run.records("status", RolloutStatus)[-1].verified
@@ -208,12 +216,9 @@ def test_an_engine_that_never_serves_what_it_is_given_ends_the_rollout(run: Foll
 
 def test_the_first_version_is_compared_whole_before_anything_is_served(run: Followed) -> None:
     run.publish()
-    fetched = run.fetched(None)
-    run.publish()
     engine = run.engine()
-    compared = compare_all_tensors(
-        run.fetched(None), engine.read_back, time.perf_counter()
-    ).compared
+    fetched = run.fetched(None)
+    compared = compare_all_tensors(fetched, engine.read_back, time.perf_counter()).compared
     assert compared.count == len(run.tensors) - 1
     damage(engine)
     with pytest.raises(EngineRefused, match="down_proj"):
@@ -221,15 +226,15 @@ def test_the_first_version_is_compared_whole_before_anything_is_served(run: Foll
 
 
 def test_a_sample_is_bounded_and_comes_round_to_every_tensor() -> None:
-    tensors = {f"t{i}": torch.zeros(10 if i else 500) for i in range(7)}
+    sizes = {f"t{i}": 40 if i else 2000 for i in range(7)}
     rotation, met = TensorRotation(100), []
     for _ in range(6):
-        names = rotation.next(tensors)
-        assert len(names) == 1 or sum(tensors[name].nbytes for name in names) <= 100
+        names = rotation.next(sizes)
+        assert len(names) == 1 or sum(sizes[name] for name in names) <= 100
         assert len(set(names)) == len(names)
         met += names
-    assert set(met) == set(tensors)
-    assert TensorRotation().next(tensors) == sorted(tensors)
+    assert set(met) == set(sizes)
+    assert TensorRotation().next(sizes) == sorted(sizes)
     assert rotation.next({}) == []
 
 
@@ -240,14 +245,14 @@ def test_a_repair_under_keep_version_never_moves_to_a_newer_version(run: Followe
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
-    damage(engine)
+    damage_after_update(engine)
     held = run.publish()
     looked_until(rollout, lambda: engine.version == held)  # the served weights are not compared yet
     run.publish()
     looked_until(rollout, lambda: not run.follower.verified)
     looked_until(rollout, lambda: run.follower.verified)
     assert [a.version for a in run.records("applied", Applied)] == [held]
-    damage(engine)
+    damage_after_update(engine)
     looked_until(rollout, lambda: engine.version != held)
     run.publish()
     for entry in list(run.store.list("weights/")):

@@ -4,7 +4,8 @@
 (`draft_verify`). `rows` has the state of each row, `attention` (with the KV cache), `prefill` and
 `sampling` the parts of a step. `decoder` is the contract of a model: `llama` with `llama_weights`
 computes the Llama and Qwen families, `hf_decoder` any other model; `engine.open_decoder` chooses.
-`weights` loads, patches and reads back the served weights.
+`weights` loads, patches and reads back the served weights; `streamed_weights` does so without a
+copy of them.
 """
 
 from typing import TYPE_CHECKING

@@ -30,6 +30,7 @@ from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_s
 from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.producers.engines.torch.speculative import SpeculativeBatch
+from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 # Sliding attention is full attention where its window holds the context.
@@ -75,20 +76,19 @@ def open_decoder(
     context_max: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Decoder:
-    """The fused decode path where it serves the configuration, else transformers' forward. Raises
-    `EngineRefused` with the reason where neither does.
+) -> tuple[Decoder, EngineWeights]:
+    """The fused decode path where it serves the configuration, else transformers' forward; and what
+    updates its weights. Raises `EngineRefused` with the reason where neither does.
     """
     refuse_unsupported(config, context_max)
     shape = fused_shape(config)
     if isinstance(shape, FusedShape):
         decoder = FusedDecoder(shape, config, context_max, dtype, device)
-        decoder.fill(tensors)
-        return decoder
+        return decoder, decoder.fill(tensors)
     generic = TransformersDecoder(config, context_max, dtype, device)
-    generic.served.fill(tensors)
+    weights = open_weights(generic.served, tensors)
     generic.check_forward()
-    return generic
+    return generic, weights
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):
@@ -109,9 +109,9 @@ class TorchEngine(QueuedEngine[TorchSequence]):
     ) -> None:
         slots, context_max = options.slots, options.context_max
         device = torch.device(options.device or "cpu")
-        self._decoder = open_decoder(model_config, tensors, context_max, dtype, device)
+        self._decoder, weights = open_decoder(model_config, tensors, context_max, dtype, device)
         super().__init__(version, slots, context_max, self._decoder.vocabulary)
-        self._weights: EngineWeights = self._decoder.served
+        self._weights: EngineWeights = weights
         self._decoder.served.held = version
         self._batch = _open_batch(self._decoder, options)
         self._prefixes = PrefixCache(self._decoder, slots * context_max // 4)

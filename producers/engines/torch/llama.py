@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
+from rollstream.producers.engines.queue import EngineWeights
 from rollstream.producers.engines.torch.adapters import (
     DOWN,
     GATE_UP,
@@ -40,6 +41,7 @@ from rollstream.producers.engines.torch.llama_weights import (
     rotations,
 )
 from rollstream.producers.engines.torch.rows import RowSegment
+from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.producers.engines.torch.weights import ServedWeights
 
 
@@ -67,11 +69,12 @@ class FusedDecoder:
         self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Serve these weights, and from now on adapters over them."""
-        self.served.fill(tensors)
-        norms = {name: tensor.clone() for name, tensor in tensors.items() if "layernorm" in name}
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> EngineWeights:
+        """Serve these weights, and from now on adapters over them; returns what updates them."""
+        weights = open_weights(self.served, tensors)
+        norms = {name: tensors[name].clone() for name in tensors if "layernorm" in name}
         self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
+        return weights
 
     def step(
         self,

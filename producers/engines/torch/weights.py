@@ -288,10 +288,11 @@ class ServedWeights:
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The expected tensors, under the names that `shapes` has for them."""
-        found = ((name, self._held_as(name, tensors)) for name in self.shapes)
+        found = ((name, self.held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
-    def _held_as(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+    def held_as(self, name: str, tensors: Container[str]) -> str:
+        """The name under which these tensors hold the expected tensor `name`."""
         names = (name, *self.tied.get(name, ()))
         return next((one for one in names if one in tensors), name)
 
@@ -305,7 +306,7 @@ class ServedWeights:
         patches: dict[str, TensorPatch] = {}
         whole: set[str] = set()
         for name in self.shapes:
-            held = self._held_as(name, update.tensors)
+            held = self.held_as(name, update.tensors)
             owner = owners.get(held, held)
             if owner in restated:
                 whole.add(name)
@@ -354,12 +355,13 @@ def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
     rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
     for begin in range(0, len(wanted), rows):
         part = slice(begin, begin + rows)
-        if not torch.equal(_bits(view.view[part]), _bits(view.served(wanted[part], factor))):
+        served = view.served(wanted[part], factor)
+        if not torch.equal(bits_of_elements(view.view[part]), bits_of_elements(served)):
             return False
     return True
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits_of_elements(tensor: Tensor) -> Tensor:
     """The bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(widths[tensor.element_size()])

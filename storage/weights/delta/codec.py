@@ -18,13 +18,19 @@ from rollstream.storage.weights.delta.coding import (
     CodedTensor,
     Coding,
     Element,
+    Indices,
     StreamReader,
     StreamWriter,
     ValueCoding,
     corrupt_delta,
     element_of,
 )
-from rollstream.storage.weights.delta.sparse import decode_sparse, encode_sparse, segments
+from rollstream.storage.weights.delta.sparse import (
+    decode_sparse,
+    encode_sparse,
+    read_segment,
+    segments,
+)
 
 SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tried
 
@@ -74,9 +80,7 @@ def apply_tensor(
     element = element_of(dtype)
     target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
     assert target.flags.writeable or not len(target), "the tensor is read-only"
-    known = ("ulp", "absolute") if coding == "sparse" else ("",)
-    if coding not in ("same", "sparse", "dense") or values not in known:
-        raise CorruptObject(f"a delta names coding {coding!r} with values {values!r}, unknown here")
+    _check_coding(coding, values)
     if coding == "dense":
         target[:] = _read_whole(payload, len(target), element)
         return None
@@ -87,6 +91,40 @@ def apply_tensor(
     changes = decode_sparse(payload, target, values, element)
     target[changes.indices] = changes.values
     return changes if 2 * len(changes.indices) <= len(target) else None
+
+
+def _check_coding(coding: Coding, values: ValueCoding) -> None:
+    known = ("ulp", "absolute") if coding == "sparse" else ("",)
+    if coding not in ("same", "sparse", "dense") or values not in known:
+        raise CorruptObject(f"a delta names coding {coding!r} with values {values!r}, unknown here")
+
+
+class SegmentDecoder:
+    """Applies a payload that changes something, one segment (`segments`) after the other. Memory
+    grows with one segment. Every call raises `CorruptObject` if the payload does not fit.
+    """
+
+    def __init__(
+        self, coding: Coding, values: ValueCoding, payload: Data, element: Element
+    ) -> None:
+        _check_coding(coding, values)
+        self._values: ValueCoding = values
+        self._coding, self._element = coding, element
+        self._reader = StreamReader(payload)
+
+    def apply(self, segment: Bits) -> Indices | None:
+        """Turn the parent's elements of the next segment into the new ones, in place. Returns the
+        positions that were replaced, None for all.
+        """
+        if self._coding == "dense":
+            segment[:] = self._reader.planes(len(segment), self._element.bytes, self._element.bits)
+            return None
+        changes = read_segment(self._reader, segment, self._values, self._element)
+        segment[changes.indices] = changes.values
+        return changes.indices
+
+    def finish(self) -> None:
+        self._reader.finish()
 
 
 def _read_whole(payload: Data, elements: int, element: Element) -> Bits:

@@ -197,18 +197,29 @@ def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Eleme
     `CorruptObject` if it does not fit them.
     """
     reader = StreamReader(payload)
-    indices: list[Indices] = []
-    bits: list[Bits] = []
+    found: list[Changes] = []
     for part in segments(len(base)):
-        changed = reader.number(part.stop - part.start)
-        if changed:
-            where = read_positions(reader, changed, part.stop - part.start)
-            bits.append(_read_values(reader, base[part].take(where), values, element))
-            indices.append(where + part.start)
+        changes = read_segment(reader, base[part], values, element)
+        if len(changes.indices):
+            found.append(Changes(changes.indices + part.start, changes.values))
     reader.finish()
-    if not indices:
+    if not found:
         raise corrupt_delta("no changes")
-    return Changes(np.concatenate(indices), np.concatenate(bits))
+    return Changes(
+        np.concatenate([changes.indices for changes in found]),
+        np.concatenate([changes.values for changes in found]),
+    )
+
+
+def read_segment(
+    reader: StreamReader, base: Bits, values: ValueCoding, element: Element
+) -> Changes:
+    """The changes to the elements of the next segment, at positions within it."""
+    changed = reader.number(len(base))
+    if not changed:
+        return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
+    where = read_positions(reader, changed, len(base))
+    return Changes(where, _read_values(reader, base.take(where), values, element))
 
 
 def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:

@@ -1,0 +1,135 @@
+"""Memory of a rollout while it takes a version, beyond its engine's own.
+
+A version of 604 M bf16 parameters and a delta that changes 1 % of each tensor are written by one
+process. Another opens the engine torch on the first version, as a rollout does, and applies the
+second one (delta), then the first one again (an older version from history: complete tensors). The
+value is the largest sample of anonymous and shared memory while it fetches, prepares, swaps and
+compares, less the same just before. The spool is a file; pages of files do not count.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from transformers import AutoConfig, PreTrainedConfig
+
+from benchmarks.case import Case, alone
+from benchmarks.sizes.rank_memory import FULL, QUICK, RankShape, write_model
+from benchmarks.sizes.rank_process import SAMPLE_S, PeakMemory, private_bytes
+from benchmarks.weights.sides import nudged
+from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.producers.rollout.weights import STREAMED_BYTES, FetchedWeights, WeightsFollower
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.publish import NewVersion, publish_version
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
+from testbed.repository import ROOT
+
+GOAL = 256e6
+CHANGED = 0.01
+SHARD_BYTES = 64 << 20
+DTYPES = ("float32", "bfloat16")
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Yields `rollout_memory`."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield measure(Path(folder), QUICK if quick else FULL)
+
+
+def measure(folder: Path, shape: RankShape) -> Case:
+    """The peak beyond the engine's own of layers in fp32; those in bf16 are noted."""
+    parameters = sum(write_model(shape.config(), folder / "model").values())
+    _run("write", folder)
+    found = {dtype: json.loads(_run("apply", folder, dtype)) for dtype in DTYPES}
+    value = max(found["float32"]["delta"], found["float32"]["full"])
+    parts = "; ".join(
+        f"{dtype} layers: opening {one['open'] / 1e6:.0f}, delta {one['delta'] / 1e6:.0f}, all "
+        f"tensors {one['full'] / 1e6:.0f}, the engine {one['engine'] / 1e6:.0f} MB, pauses "
+        f"{one['delta_pause_ms']:.0f} and {one['full_pause_ms']:.0f} ms"
+        for dtype, one in found.items()
+    )
+    note = f"{parameters / 1e6:.0f} M bf16 parameters; {parts}"
+    return alone("rollout_memory", value, "B", at_most=GOAL, note=note)
+
+
+def _run(*arguments: object) -> str:
+    line = [sys.executable, "-m", "benchmarks.sizes.rollout_memory", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        line, check=True, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def write(folder: Path) -> None:
+    """An anchor and a delta after it, believed and announced in this order."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted((folder / "model").glob("*.safetensors")):
+        tensors |= load_file(file)
+    store = open_store(f"file:{folder / 'store'}")
+    first = NewVersion("run", Version(0, 1), tensors, {}, SHARD_BYTES, 0.0)
+    parent = publish_version(store, first)
+    changed = nudged(tensors, CHANGED, 0)
+    second = NewVersion("run", Version(1, 1), changed, {}, SHARD_BYTES, 0.0)
+    publish_version(store, second, parent, tensors, anchor_due=False)
+
+
+def apply(folder: Path, dtype: str) -> None:
+    """Print the bytes beyond the engine's own while it opens and takes each version."""
+    store, bus = open_store(f"file:{folder / 'store'}"), open_bus(f"sqlite:{folder / dtype}")
+    bus.create(catalogue(1))
+    follower = WeightsFollower(bus, store, streamed_above=STREAMED_BYTES)
+    found_config = AutoConfig.from_pretrained(folder / "model")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    config = cast(PreTrainedConfig, found_config)
+    memory = PeakMemory()
+    memory.begin("open")
+    fetched = _fetched(follower, Version(0, 1))
+    tensors, options = fetched.update.tensors, EngineOptions(4, 128)
+    engine = TorchEngine(config, tensors, Version(0, 1), options, dtype=getattr(torch, dtype))
+    assert not engine.read_back(tensors, tensors).differing
+    del fetched, tensors
+    follower.prepare = engine.prepare
+    own, found = private_bytes(), dict[str, float]()
+    found["open"] = memory.peaks["open"] - own
+    for what, version in (("delta", Version(1, 1)), ("full", Version(0, 1))):
+        memory.begin(what)
+        fetched = _fetched(follower, version)
+        began = time.perf_counter()
+        engine.update(fetched.update, "in_flight")
+        found[f"{what}_pause_ms"] = 1e3 * (time.perf_counter() - began)
+        follower.compare(fetched, engine.read_back, 0.0)
+        del fetched
+        while (verdict := follower.verdict()) is None:
+            time.sleep(SAMPLE_S)
+        assert verdict.compared.count
+        assert not verdict.compared.differing
+        del verdict
+        found[what] = memory.peaks[what] - own
+    found["engine"] = own - memory.joined
+    print(json.dumps(found))
+    bus.close()
+
+
+def _fetched(follower: WeightsFollower, version: Version) -> FetchedWeights:
+    follower.fetch_version(version)
+    while (fetched := follower.take()) is None:
+        assert follower.unavailable != version, "the store has it"
+        time.sleep(SAMPLE_S)
+    return fetched
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write(Path(sys.argv[2]))
+    else:
+        apply(Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,277 @@
+"""The tensors of one version for an engine whose own memory is the base of deltas, so that no
+second copy of the weights is kept.
+
+A version is applied in three steps; the served weights change only in the third.
+
+1. Beside decoding, `stream_version` fetches every needed range into a file without a name and
+   compares each payload and each complete tensor with its hash. Damaged bytes are fetched by
+   another way. A store that fails and a version that is withdrawn are errors of this step.
+2. Beside decoding, the engine reads all `parts` once: each is decoded from the engine's own values,
+   and each tensor is compared with its hash. A tensor that the engine does not give back bit for
+   bit is a `WrongBase`; it is fetched without a base then (step 1).
+3. Decoding stops, the engine writes and then decodes again. From the first write to the last one it
+   holds no version; an error in between leaves it without one, and it generates nothing.
+
+The file is in the folder of temporary files and ends with the process, also after `kill -9`. Its
+pages are the kernel's cache. Memory of the process is bounded by two pieces of a range and by a few
+segments of a tensor, whatever the size of the version.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+
+from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.anchors import find_fetch_paths
+from rollstream.storage.weights.delta.codec import SegmentDecoder, bits_of
+from rollstream.storage.weights.delta.coding import Bits, Element, Indices, element_of
+from rollstream.storage.weights.delta.sparse import segments
+from rollstream.storage.weights.fetch_execution import FetchRequest, fetch_requests, fetched
+from rollstream.storage.weights.fetch_plan import FetchPath, FetchStep, HeldTensors
+from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.resident import ROUNDS_MAX
+from rollstream.storage.weights.shards import FetchRange
+from rollstream.storage.weights.tensors import tensor_hash, tensor_hasher, tensor_of
+from rollstream.streams.values import Version
+
+PIECE_BYTES = 16 << 20  # of one request: two of them are in memory, the rest is in the file
+
+ReadElements = Callable[[int, int], Bits]
+"""Elements `[begin, end)` of a tensor in row-major order, in memory that the caller may change."""
+StepKey = tuple[Version, str, bool]
+
+
+class WrongBase(CorruptObject):
+    """`names` are tensors that are not those of the version after their deltas were applied."""
+
+    def __init__(self, names: Collection[str], version: Version) -> None:
+        self.names = frozenset(names)
+        super().__init__(
+            f"{len(self.names)} tensors that the engine gives back are not those that the deltas "
+            f"to version {version} were made from, {min(self.names)} among them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Elements of a tensor from position `begin` on, as bits. `changed` are the positions within
+    the part that differ from the base, ascending; None: all may.
+    """
+
+    begin: int
+    values: Bits
+    changed: Indices | None
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of one version by all names, each decoded when it is asked for; `base` is the
+    version that the deltas among them start from, None if each tensor is complete.
+    """
+
+    manifest: Manifest
+    base: Version | None
+    fetched_bytes: int
+    _ways: Mapping[str, FetchPath]
+    _data: Mapping[StepKey, memoryview]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest.weights.names)
+
+    def __len__(self) -> int:
+        return len(self.manifest.weights.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.weights.tensors or name in self.manifest.weights.tied
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A tensor that needs no base, in memory that the caller owns."""
+        return self.tensor(name)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor, by all names."""
+        weights = self.manifest.weights
+        return {name: weights.entry(name).bytes for name in weights.names}
+
+    def differs(self, name: str) -> bool:
+        """Whether the tensor is another one than the base's."""
+        return bool(self._way(name).steps)
+
+    def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
+        """The complete tensor; raises as `parts` does."""
+        entry = self.manifest.weights.entry(name)
+        bits = np.empty(prod(entry.shape), element_of(entry.dtype).bits)
+        for part in self.parts(name, base):
+            bits[part.begin : part.begin + len(part.values)] = part.values
+        return tensor_of(bits.view(np.uint8).data, entry.dtype, entry.shape)
+
+    def parts(self, name: str, base: ReadElements | None = None) -> Iterator[TensorPart]:
+        """All elements of a tensor, a segment at a time; `base` reads those of the held tensor.
+
+        After the last part the whole was compared with its hash: raises `WrongBase` if it differs
+        and `base` was read, otherwise `CorruptObject`.
+        """
+        way = self._way(name)
+        first, element = way.steps[0] if way.steps else None, element_of(way.entry.dtype)
+        is_copied = first is not None and first.delta is None
+        stored = bits_of(self._payload(first), element) if first and is_copied else None
+        decoders = [self._decoder(step, element) for step in way.steps[is_copied:]]
+        is_whole = first is not None and first.is_whole
+        assert is_whole or base is not None, f"{name} is stored as a delta and has no base here"
+        hasher = tensor_hasher(way.entry.dtype, way.entry.shape)
+        try:
+            for at in segments(prod(way.entry.shape)):
+                if stored is not None:
+                    values = stored[at].copy()
+                elif is_whole or base is None:
+                    values = np.empty(at.stop - at.start, element.bits)
+                else:
+                    values = base(at.start, at.stop)
+                changed = None if stored is not None else np.zeros(0, np.int64)
+                for decoder in decoders:
+                    changed = _joined(changed, decoder.apply(values))
+                hasher.update(values.view(np.uint8).data)
+                yield TensorPart(at.start, values, changed)
+            for decoder in decoders:
+                decoder.finish()
+        except CorruptObject as error:
+            if is_whole:
+                raise
+            raise WrongBase((name,), self.manifest.version) from error
+        if hasher.hexdigest() == way.entry.hash:
+            return
+        if not is_whole:
+            raise WrongBase((name,), self.manifest.version)
+        raise CorruptObject(
+            f"tensor {name} of version {self.manifest.version} differs from its hash although all "
+            "that it is made of was intact; fetch another version"
+        )
+
+    def _way(self, name: str) -> FetchPath:
+        return self._ways[self.manifest.weights.owner(name)]
+
+    def _payload(self, step: FetchStep) -> memoryview:
+        return self._data[step.key] if step.bytes else memoryview(b"")
+
+    def _decoder(self, step: FetchStep, element: Element) -> SegmentDecoder:
+        assert step.delta is not None, "only the first step can be a complete tensor"
+        return SegmentDecoder(step.delta.coding, step.delta.values, self._payload(step), element)
+
+
+def _joined(earlier: Indices | None, later: Indices | None) -> Indices | None:
+    if earlier is None or later is None:
+        return None
+    return np.union1d(earlier, later) if len(earlier) else later
+
+
+def stream_version(
+    store: ObjectStore,
+    target: Version,
+    manifest_hash: str | None = None,
+    held: Manifest | None = None,
+    without: Collection[str] = (),
+) -> StreamedTensors:
+    """Fetch what turns the tensors of `held` into those of `target`, every range verified. The held
+    tensors `without`, by any name, are not used as a base.
+
+    Raises as `ResidentWeights.update` does; then nothing was changed anywhere.
+    """
+    manifest = read_manifest(store, target, manifest_hash)
+    known = {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
+    excluded = {manifest.weights.owner(name) for name in without}
+    hashes = {name: entry.hash for name, entry in known.items() if name not in excluded}
+    base = HeldTensors(hashes, held.version.number if held else 0)
+    ways = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
+    spooled = _Spooled()
+    failed = spooled.fetch(store, ways)
+    for _ in range(ROUNDS_MAX - 1):
+        if not failed:
+            break
+        try:
+            others = find_fetch_paths(store, manifest, tuple(failed), base, spooled.broken)
+        except (ObjectMissing, CorruptObject) as lost:
+            raise next(iter(failed.values())) from lost
+        ways |= others
+        failed = spooled.fetch(store, others)
+    for error in failed.values():
+        raise error
+    uses_base = any(not (way.steps and way.steps[0].is_whole) for way in ways.values())
+    version = held.version if held and uses_base else None
+    return StreamedTensors(manifest, version, spooled.bytes, ways, spooled.data)
+
+
+@dataclass(slots=True)
+class _Spooled:
+    """Verified bytes of steps, in files without names, and the steps that did not match."""
+
+    data: dict[StepKey, memoryview] = field(default_factory=dict[StepKey, memoryview])
+    broken: set[StepKey] = field(default_factory=set[StepKey])
+    bytes: int = 0
+
+    def fetch(self, store: ObjectStore, ways: Mapping[str, FetchPath]) -> dict[str, CorruptObject]:
+        """Fetch and verify all steps of these ways; returns the tensors with a step that does not
+        match.
+        """
+        requests = list(fetch_requests(ways))
+        size = sum(request.range.end - request.range.start for request in requests)
+        if not size:
+            return {}
+        with tempfile.TemporaryFile(prefix="rollstream-version-") as file:
+            file.truncate(size)
+            at = 0
+            for piece, data in fetched(store, (p for r in requests for p in _pieces(r))):
+                _write_at(file.fileno(), data, at)
+                at += piece.range.end - piece.range.start
+                self.bytes += len(data)
+            spool = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+        failed: dict[str, CorruptObject] = {}
+        at = 0
+        for request in requests:
+            for name in request.range.names:
+                step = request.steps[name]
+                begin = at + step.start - request.range.start
+                part = spool[begin : begin + step.bytes]
+                if _matches(step, ways[name], part):
+                    self.data[step.key] = part
+                else:
+                    self.broken.add(step.key)
+                    failed[name] = _differs(step)
+            at += request.range.end - request.range.start
+        return failed
+
+
+def _pieces(request: FetchRequest) -> Iterator[FetchRequest]:
+    whole = request.range
+    for begin in range(whole.start, whole.end, PIECE_BYTES):
+        part = FetchRange(whole.file, begin, min(whole.end, begin + PIECE_BYTES), ())
+        yield FetchRequest(request.version, part, {})
+
+
+def _write_at(file: int, data: memoryview, at: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], at + done)
+
+
+def _matches(step: FetchStep, way: FetchPath, part: memoryview) -> bool:
+    entry = step.entry
+    if entry.bytes != way.entry.bytes or entry.dtype != way.entry.dtype:
+        return False
+    if step.delta is not None:
+        return content_hash(part) == step.delta.payload
+    return tensor_hash(entry.dtype, entry.shape, part) == entry.hash
+
+
+def _differs(step: FetchStep) -> CorruptObject:
+    return CorruptObject(
+        f"tensor {step.name} of version {step.version} in object {step.file} differs from its "
+        "hash; fetch the version again, and if it stays so, remove it"
+    )
