@@ -3,11 +3,25 @@
 A role's term only grows, by compare-and-swap. Single-holder roles keep theirs in the lease
 (`leases.py`, `roles/<role>.json`). Roles with many holders count one term per name here
 (`roles/<role>/<name>.json`), so that each restart of a name fences its earlier process.
+
+Dispatch deletes the objects of names that are dead for long (`RoleTerms.retire`), or they would
+grow with every rollout that ever ran. A name never takes a term twice all the same: a term is
+generation · 2²⁰ + start, and each creation of a missing object takes a generation of its own from
+the counter `roles/<role>/generation`. The counter exists before the first deletion; until then
+names begin in generation 0. So a deletion need not be conditional, however late it takes effect:
+
+| interleaving | without | stopped by |
+|---|---|---|
+| the name starts again between dispatch's read and its deletion | term used twice | the object after that one has its own generation |
+| a suspended dispatch deletes again, after its successor did and the name returned | the same | the same |
+| a name takes its next term and loads its model for minutes | it is unknown | only the term that was silent is deleted |
+| a holder was cut off for so long that its object is gone, and returns | it is unknown for ever | `hold_name`, at each version that it fetches |
 """
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
@@ -50,6 +64,23 @@ class NameRecord:
     term: int
 
 
+STARTS = 1 << 20
+"""Terms of a name in one generation: a restart a second for 12 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermGeneration:
+    """The newest generation of terms in which a name of this role began."""
+
+    role: str
+    generation: int
+
+
+def restarts_of(term: int) -> int:
+    """The number of restarts of a name with this term, since its object was created."""
+    return (term - 1) % STARTS
+
+
 def role_key(role: str) -> str:
     return f"roles/{role}.json"
 
@@ -75,24 +106,77 @@ def next_term(
 
     If the caller dies after the swap, a number is skipped.
     """
-    key = f"roles/{role}/{name}.json"
+    key, is_late = f"roles/{role}/{name}.json", False
     for lost in range(SWAPS_MAX):
-        try:
-            data, etag = store.read(key)
-        except ObjectMissing:
-            data, etag = b"", ""
-        term = decode_json(data, NameRecord, key).term + 1 if data else 1
+        held = _read_name(store, key)
+        generation = 0 if held and not is_late else _next_generation(store, role)
+        term = generation * STARTS + 1 if is_late or held is None else held[0] + 1
         wanted = encode_json(NameRecord(role, name, term))
         try:
-            if etag:
-                store.swap(key, wanted, etag)
+            if held:
+                store.swap(key, wanted, held[1])
             else:
                 store.create(key, wanted)
         except (SwapLost, ObjectExists):
             sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
             continue
-        return term
+        if generation or held or _read_generation(store, role) is None:
+            return term
+        is_late = True  # objects were deleted since the counter was missing, perhaps this one
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
+
+
+def hold_name(store: ObjectStore, role: str, name: str) -> None:
+    """Create this name's object again if it was deleted although a process holds the name. Its term
+    is a new one, which no process uses: the holder keeps its own.
+    """
+    if not newest_term(store, role, name):
+        next_term(store, role, name)
+
+
+def _read_name(store: ObjectStore, key: str) -> tuple[int, str] | None:
+    """The name's term and the etag to swap it by; None without an object."""
+    try:
+        data, etag = store.read(key)
+    except ObjectMissing:
+        return None
+    return decode_json(data, NameRecord, key).term, etag
+
+
+def _generation_key(role: str) -> str:
+    return f"roles/{role}/generation"  # no name has this key: theirs end with .json
+
+
+def is_generation(key: str) -> bool:
+    """Whether an object counts a role's generations. A copy of `roles/` copies it last: it must not
+    be older than an object that was created from it.
+    """
+    return key.startswith("roles/") and key.endswith("/generation")
+
+
+def _read_generation(store: ObjectStore, role: str) -> tuple[int, str] | None:
+    key = _generation_key(role)
+    try:
+        data, etag = store.read(key)
+    except ObjectMissing:
+        return None
+    return decode_json(data, TermGeneration, key).generation, etag
+
+
+def _next_generation(store: ObjectStore, role: str) -> int:
+    """A generation that no object of the role was created in; 0 while none was ever deleted."""
+    for _ in range(SWAPS_MAX):
+        held = _read_generation(store, role)
+        if held is None:
+            return 0
+        try:
+            store.swap(
+                _generation_key(role), encode_json(TermGeneration(role, held[0] + 1)), held[1]
+            )
+        except SwapLost:
+            continue
+        return held[0] + 1
+    raise StoreError(f"{_generation_key(role)}: lost {SWAPS_MAX} swaps in a row")
 
 
 def newest_term(store: ObjectStore, role: str, name: str) -> int:
@@ -105,7 +189,7 @@ def newest_term(store: ObjectStore, role: str, name: str) -> int:
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
-    """All names that have ever taken a term."""
+    """All names that have taken a term, without those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
@@ -135,6 +219,18 @@ class RoleTerms:
             return False
         self._look(role, name)
         return 0 < term <= self._highest.get((role, name), 0)
+
+    def retire(self, role: str, terms: Mapping[str, int]) -> None:
+        """Delete the objects of names that are dead, given the newest term of each. A name that took
+        a higher term since then stays. Idempotent.
+        """
+        with suppress(ObjectExists):
+            self.store.create(_generation_key(role), encode_json(TermGeneration(role, 0)))
+        dead = [n for n, term in terms.items() if newest_term(self.store, role, n) == term]
+        self.store.delete_all([f"roles/{role}/{name}.json" for name in dead])
+        for name in dead:
+            self._highest.pop((role, name), None)
+            self._looked_s.pop((role, name), None)
 
     def _look(self, role: str, name: str) -> None:
         """Refresh the highest term of a name. One listing shows all names, however many unknown

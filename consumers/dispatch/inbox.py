@@ -8,14 +8,14 @@ they are plausible and their rollout's name has taken their term (invariant 12).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
-from rollstream.storage.terms import RELAYS, ROLLOUTS
+from rollstream.storage.terms import RELAYS, ROLLOUTS, RoleTerms
 from rollstream.streams.admissible import is_count, is_version, malformed_partial
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
@@ -138,6 +138,8 @@ class StatusKeys:
     """
 
     read_s: dict[str, float] = field(default_factory=dict[str, float])
+    rollouts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    """Name and term of the keys that are rollouts'."""
 
     def note(self, key: str, now_s: float) -> None:
         """Record that the key's newest record was read now, in listening time."""
@@ -147,6 +149,22 @@ class StatusKeys:
     def silent(self, before_s: float) -> list[str]:
         """The keys without a record since `before_s`."""
         return list(takewhile(lambda key: self.read_s[key] < before_s, self.read_s))
+
+    def dead_rollouts(self, silent: Collection[str]) -> dict[str, int]:
+        """Each rollout of which all keys are `silent`, with the newest of its terms."""
+        alive = {name for key, (name, _) in self.rollouts.items() if key not in silent}
+        found = sorted(self.rollouts[key] for key in silent if key in self.rollouts)
+        return {name: term for name, term in found if name not in alive}
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            del self.read_s[key]
+            self.rollouts.pop(key, None)
+
+
+def _status_key(status: RolloutStatus | RelayStatus) -> str:
+    name = status.relay if isinstance(status, RelayStatus) else status.rollout
+    return f"{name}/{status.term}"
 
 
 class DispatchInbox:
@@ -160,11 +178,11 @@ class DispatchInbox:
         lengths: LengthHistory | None = None,
         groups_per_wave: int = 1,
         timeout_s: float = 10.0,
-        has_taken: Callable[[str, str, int], bool] = lambda role, name, term: True,
+        terms: RoleTerms | None = None,
     ) -> None:
         self._bus = bus
         self._state = state
-        self._has_taken = has_taken
+        self._terms = terms
         self.refused: Counter[str] = Counter()
         """Records of many writers that dispatch did not act on, by topic."""
         self._monotonic = monotonic
@@ -228,17 +246,19 @@ class DispatchInbox:
                     self._apply(received, fresh=True)
 
     def remove_silent_keys(self) -> None:
-        """Append a tombstone to `status` for each key that was silent for too long, so that the
-        topic does not grow with every rollout that ever ran.
+        """1. Retire the names, and 2. append a tombstone to `status`, of each key that was silent
+        for too long, so that neither store nor topic grows with every rollout that ever ran. After
+        a kill between 1 and 2 a later dispatch refuses the statuses of these keys, and removes them.
         """
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
             return
         self.read_to_end()  # an unread record is not silence
         if silent := keys.silent(before_s):
-            self._bus.append("status", [AppendEntry(key.encode(), None) for key in silent])
-            for key in silent:
-                del keys.read_s[key]
+            if self._terms is not None:
+                self._terms.retire(ROLLOUTS, keys.dead_rollouts(silent))  # 1
+            self._bus.append("status", [AppendEntry(key.encode(), None) for key in silent])  # 2
+            keys.remove(silent)
 
     @property
     def listening_s(self) -> float:
@@ -302,10 +322,14 @@ class DispatchInbox:
                 reason = refused_applied(record)
             case _:
                 return ""
-        return reason or ("" if self._has_taken(*who) else "this name never took this term")
+        if reason or self._terms is None or self._terms.has_taken(*who):
+            return reason
+        return "this name never took this term"
 
     def _apply(self, received: Received, fresh: bool) -> None:
         state, record = self._state, received.record
+        if isinstance(record, RolloutStatus | RelayStatus):
+            self._status_keys.note(_status_key(record), self._listening.now_s)
         if reason := self._refusal(record):
             self.refused[received.topic] += 1
             log.debug("%s %s: %s", received.topic, received.address, reason)
@@ -318,10 +342,8 @@ class DispatchInbox:
             case Partial():
                 state.apply_partial(record, received.address)
             case RolloutStatus():
-                self._status_keys.note(f"{record.rollout}/{record.term}", self._listening.now_s)
+                self._status_keys.rollouts[_status_key(record)] = record.rollout, record.term
                 state.apply_status(record, self._listening.now_s, fresh)
-            case RelayStatus():
-                self._status_keys.note(f"{record.relay}/{record.term}", self._listening.now_s)
             case WeightsAnnounced():
                 state.version = max(state.version, record.version)
             case Take():
@@ -336,7 +358,7 @@ class DispatchInbox:
             case Assignment():
                 state.apply_assignment(record, received.address)
             case _:
-                pass  # records of other roles in the ledger
+                pass  # relays' statuses, and records of other roles in the ledger
 
     def _complete(self, record: Trajectory, partition: int) -> None:
         """Apply a completion, and record its length for predictions unless it is dead. A completion

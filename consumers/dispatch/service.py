@@ -103,9 +103,9 @@ class Dispatch:
         state = restore_state(kept)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
-        taken = RoleTerms(self.store, self.monotonic).has_taken
+        terms = RoleTerms(self.store, self.monotonic)
         lengths = memory.load_lengths()
-        inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, taken)
+        inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, terms)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
         inbox.rebuild(own, kept.where() if kept else {})
         self.state, self.inbox = state, inbox

@@ -120,6 +120,8 @@ class WeightsFollower:
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
         """The engine's own preparation, set once there is an engine."""
+        self.hold_name: Callable[[], None] = lambda: None
+        """Called after each fetch, in its thread (`storage/terms.py`)."""
         self.unavailable: Version | None = None
         """The version that `fetch_version` was called with last, if it could not be fetched."""
         self.fetched_bytes = 0
@@ -286,6 +288,7 @@ class WeightsFollower:
                     raise
                 self._sleep(0.1 * 2**attempt)
                 continue
+            self.hold_name()
             self._fetched = FetchedWeights(announced, update, self._repairing)
             return
         raise ObjectMissing(

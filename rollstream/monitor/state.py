@@ -14,6 +14,7 @@ import msgspec
 
 from rollstream.monitor.groups import GroupTracker
 from rollstream.monitor.samples import RecentSamples
+from rollstream.storage.terms import restarts_of
 from rollstream.streams.records import (
     Admitted,
     Annotation,
@@ -232,7 +233,7 @@ class RunState:
         their recorded deaths.
         """
         forked = FORKED_ROLES if self.is_fork else ()
-        found = {role: term - 1 - (role in forked) for role, term in self.terms.items()}
+        found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
         found |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
         found |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
         return {role: restarts for role, restarts in sorted(found.items()) if restarts}

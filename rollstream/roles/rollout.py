@@ -65,7 +65,7 @@ from rollstream.roles.context import (
 )
 from rollstream.roles.roles import with_relay_reads
 from rollstream.storage.models import config_from_version, load_model
-from rollstream.storage.terms import ROLLOUTS, next_term
+from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
 from rollstream.storage.weights.adapters import fetch_base
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
@@ -166,6 +166,7 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     # The engine torch gives its tensors back; the others are given patches of a copy.
     streamed_above = STREAMED_BYTES if c.rollouts.engine == "torch" else None
     follower = WeightsFollower(place.bus, place.store, streamed_above=streamed_above)
+    follower.hold_name = lambda: hold_name(place.store, ROLLOUTS, place.name)
     fetched = _first_weights(place, follower)
     if fetched is None:
         return None

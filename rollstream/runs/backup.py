@@ -36,6 +36,7 @@ from rollstream.storage.claim_check import is_claim, parse_blob_key
 from rollstream.storage.stores.base import ListedObject, ObjectStore, check_key
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import FORMAT, encode_json, seal
+from rollstream.storage.terms import is_generation
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
 from rollstream.streams.records import Claim
@@ -167,8 +168,9 @@ class BackupCopy:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
             found |= {one.key: one for one in copied}
-        for one in self.store.list("roles/"):
-            found[STORE + one.key] = self._write(STORE + one.key, self.store.get(one.key))
+        for one in sorted(self.store.list("roles/"), key=lambda one: is_generation(one.key)):
+            with suppress(ObjectMissing):  # a name that was retired meanwhile
+                found[STORE + one.key] = self._write(STORE + one.key, self.store.get(one.key))
         return found
 
     def files(self, folder: Path) -> dict[str, BackupObject]:

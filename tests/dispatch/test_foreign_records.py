@@ -86,9 +86,9 @@ class Scene:
         own = {"admissions": self.admissions.open(), "assignments": self.assignments.open()}
         self.memory = DispatchPersistence(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
         self.memory.recall()
-        taken = RoleTerms(self.store, lambda: self.now_s).has_taken
+        terms = RoleTerms(self.store, lambda: self.now_s)
         self.inbox = DispatchInbox(
-            self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken
+            self.bus, self.state, lambda: self.now_s, self.lengths, terms=terms
         )
         self.inbox.rebuild(own, {})
         self.ordering = AssignmentPlanner(

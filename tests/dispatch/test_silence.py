@@ -7,11 +7,12 @@ import pytest
 from rollstream.consumers.dispatch.inbox import STATUS_KEY_S, DispatchInbox
 from rollstream.consumers.dispatch.service import drop_silent_rollouts
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.storage.terms import ROLLOUTS, RoleTerms, hold_name, next_term, role_names
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import publish_all
-from testbed.memory import MemoryBus
+from testbed.memory import MemoryBus, MemoryStore
 from tests.dispatch.test_recovery import status
 from tests.support.hand_clock import HandClock
 
@@ -27,7 +28,15 @@ class Judge:
         self.bus: Bus = MemoryBus(self.clock)
         self.bus.create(catalogue(2))
         self.state = DispatchState(stuck_timeout_s=STUCK_S)
-        self.inbox = DispatchInbox(self.bus, self.state, self.clock, timeout_s=TIMEOUT_S)
+        self.store: MemoryStore | None = None
+        self.succeed()
+
+    def succeed(self) -> None:
+        """A new dispatch reads the log. With a store it knows the names that took terms there."""
+        terms = None if self.store is None else RoleTerms(self.store, self.clock)
+        self.inbox = DispatchInbox(
+            self.bus, self.state, self.clock, timeout_s=TIMEOUT_S, terms=terms
+        )
         own = {topic: {0: -1} for topic in ("admissions", "assignments")}
         self.inbox.rebuild(own, {})
 
@@ -135,5 +144,66 @@ def test_the_next_dispatch_removes_keys_of_rollouts_that_died_before_it(judge: J
     judge.look_for(1, "a", "b")
     judge.inbox = DispatchInbox(judge.bus, DispatchState(), judge.clock, timeout_s=TIMEOUT_S)
     judge.inbox.rebuild({topic: {0: -1} for topic in ("admissions", "assignments")}, {})
+    judge.silence(STATUS_KEY_S + 10, "a")
+    assert judge.keys() == {"a/1"}
+
+
+@pytest.fixture
+def named(judge: Judge) -> MemoryStore:
+    """Rollouts a and b have taken their terms."""
+    judge.store = MemoryStore()
+    for name in ("a", "b"):
+        next_term(judge.store, ROLLOUTS, name)
+    judge.succeed()
+    judge.look_for(2, "a", "b")
+    return judge.store
+
+
+def test_a_name_that_is_dead_for_long_leaves_the_store_too(judge: Judge, named: MemoryStore):
+    judge.silence(STATUS_KEY_S - 5, "a")
+    assert role_names(named, ROLLOUTS) == ["a", "b"]
+    judge.silence(10, "a")
+    assert role_names(named, ROLLOUTS) == ["a"]
+    assert judge.keys() == {"a/1"}
+
+
+def test_a_name_that_started_again_and_has_no_status_yet_stays(judge: Judge, named: MemoryStore):
+    """Loading a large model takes minutes."""
+    assert next_term(named, ROLLOUTS, "b") == 2
+    judge.silence(STATUS_KEY_S + 10, "a")
+    assert role_names(named, ROLLOUTS) == ["a", "b"]
+    assert judge.keys() == {"a/1"}
+    judge.say(status("b", term=2))
+    judge.look(2.0)
+    assert "b" in judge.state.rollouts
+
+
+def test_a_rollout_that_was_cut_off_returns_once_it_holds_its_name(
+    judge: Judge, named: MemoryStore
+):
+    judge.silence(STATUS_KEY_S + 10, "a")
+    judge.say(status("b"))
+    judge.look(2.0)
+    assert "b" not in judge.state.rollouts
+    hold_name(named, ROLLOUTS, "b")
+    judge.say(status("b"))
+    judge.look(2.0)
+    assert "b" in judge.state.rollouts
+
+
+def test_a_dispatch_that_dies_between_name_and_key_leaves_no_key(
+    judge: Judge, named: MemoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    judge.silence(STATUS_KEY_S - 5, "a")
+    for _ in range(4):
+        judge.say(status("a"))
+        judge.look(TIMEOUT_S / 4)
+    with monkeypatch.context() as broken:
+        broken.setattr(judge.bus, "append", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            judge.inbox.remove_silent_keys()
+    assert role_names(named, ROLLOUTS) == ["a"]
+    assert judge.keys() == {"a/1", "b/1"}
+    judge.succeed()
     judge.silence(STATUS_KEY_S + 10, "a")
     assert judge.keys() == {"a/1"}

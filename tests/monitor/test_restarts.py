@@ -8,6 +8,7 @@ from rollstream.report.history import RunHistory
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
+from rollstream.storage.terms import STARTS
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Opened, RelayStatus
 from rollstream.streams.writer import FencedWriter, publish
@@ -65,6 +66,13 @@ def test_relays_share_a_sequence_of_terms_and_restart_each_by_itself():
     for relay, term in (("a", 1), ("b", 2), ("b", 2), ("b", 5), ("a", 1)):
         state.apply(RelayStatus(relay, term, "n", "http://x", (), "", 1.0))
     assert state.restarts() == {"b": 1}
+
+
+def test_a_name_that_was_retired_and_returned_counts_its_own_restarts():
+    state = RunState()
+    for term in (STARTS + 1, STARTS + 3):
+        state.apply(planted.status("rollout-7", term=term))
+    assert state.restarts() == {"rollout-7": 2}
 
 
 def test_the_term_that_made_a_fork_is_no_restart():

@@ -18,7 +18,17 @@ from rollstream.storage.leases import (
     may_take,
     renew_once,
 )
-from rollstream.storage.terms import RoleRecord, next_term, read_role, role_key
+from rollstream.storage.terms import (
+    STARTS,
+    RoleRecord,
+    RoleTerms,
+    hold_name,
+    next_term,
+    read_role,
+    restarts_of,
+    role_key,
+    role_names,
+)
 from testbed.memory import MemoryStore
 from testbed.waiting import WAIT_S
 from tests.storage.storage_samples import in_threads
@@ -236,6 +246,81 @@ def test_each_start_of_a_name_has_its_own_term(store):
 def test_starts_of_one_name_at_the_same_time_get_different_terms(store):
     terms = in_threads(6, lambda _: next_term(store, "rollouts", "r0"))
     assert sorted(terms) == [1, 2, 3, 4, 5, 6]
+
+
+def retire(store, term):
+    RoleTerms(store, lambda: 0.0).retire("rollouts", {"r0": term})
+
+
+def test_a_name_that_was_retired_returns_in_terms_of_its_own(store):
+    assert [next_term(store, "rollouts", name) for name in ("r0", "r0", "r1")] == [1, 2, 1]
+    retire(store, 1)
+    assert role_names(store, "rollouts") == ["r0", "r1"], "it took a higher term since then"
+    for _ in range(2):
+        retire(store, 2)
+        assert role_names(store, "rollouts") == ["r1"]
+    returned = [next_term(store, "rollouts", name) for name in ("r0", "r0", "r1", "r2")]
+    assert returned == [STARTS + 1, STARTS + 2, 2, 2 * STARTS + 1]
+    assert list(map(restarts_of, returned)) == [0, 1, 1, 0]
+
+
+def test_a_holder_whose_name_was_retired_is_known_again_and_keeps_its_term(store):
+    term, terms = next_term(store, "rollouts", "r0"), RoleTerms(store, lambda: 0.0)
+    hold_name(store, "rollouts", "r0")
+    retire(store, term)
+    assert not terms.has_taken("rollouts", "r0", term)
+    hold_name(store, "rollouts", "r0")
+    assert RoleTerms(store, lambda: 0.0).has_taken("rollouts", "r0", term)
+    assert next_term(store, "rollouts", "r0") == STARTS + 2
+
+
+class Interrupted(MemoryStore):
+    """At request number `at` other processes act first."""
+
+    def __init__(self, at, meanwhile):
+        super().__init__()
+        self.at, self.meanwhile, self.requests = at, meanwhile, 0
+
+    def read(self, key):
+        return self._after(super().read, key)
+
+    def create(self, key, data):
+        return self._after(super().create, key, data)
+
+    def swap(self, key, data, etag):
+        return self._after(super().swap, key, data, etag)
+
+    def delete_all(self, keys):
+        return self._after(super().delete_all, keys)
+
+    def _after(self, make, *given):
+        self.requests += 1
+        if self.requests == self.at:
+            self.meanwhile(self)
+        return make(*given)
+
+
+@pytest.mark.parametrize("lives", [1, 2, 3])
+@pytest.mark.parametrize("at", range(1, 25))
+def test_no_term_is_taken_twice_however_late_a_start_or_a_deletion_takes_effect(at, lives):
+    """At each request another process of the name lives, is retired, and the name returns."""
+    terms = []
+
+    def start(store, times):
+        terms.extend(next_term(store, "rollouts", "r0") for _ in range(times))
+
+    def meanwhile(store):
+        for _ in range(lives):
+            start(store, lives)
+            retire(store, terms[-1])
+            start(store, lives - 1)
+
+    store = Interrupted(at, meanwhile)
+    for _ in range(3):
+        start(store, 2)
+        retire(store, terms[-1])
+    start(store, 3)
+    assert len(set(terms)) == len(terms) > 8
 
 
 class Turns:
