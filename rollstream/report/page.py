@@ -2,19 +2,23 @@
 charts as SVG: lines over steps, and shares as stacked areas.
 
 Colours are CSS classes (`c1` … `c8`), which the page defines for light and dark mode. Every point
-has a `<title>`, so the browser shows its value on hover.
+has a `<title>`, so the browser shows its value on hover. A chart has a bounded size: of a long
+series the extremes of each pixel are drawn, so every peak is seen.
 """
 
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 WIDTH, HEIGHT = 560.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0
 TITLES_MAX = 400  # longer series get no values on hover
+COLUMNS = int(WIDTH - LEFT - RIGHT)  # of a long series: a column is about a pixel of a screen
 Points = Sequence[tuple[float, float]]
 
 
@@ -68,10 +72,8 @@ def draw_chart(chart: Chart) -> str:
     series = _stack(chart.series) if chart.stacked else chart.series
     scale = _scale(chart, series)
     parts = [_grid(scale, chart.form)]
-    if chart.stacked:
-        parts += _areas(series, scale)
-    else:
-        parts += [_line(one, scale) for one in series if one.points]
+    lines = [replace(one, points=thinned(one.points)) for one in series if one.points]
+    parts += _areas(lines, scale) if chart.stacked else [_line(one, scale) for one in lines]
     parts += [
         _points(shown, values, scale, chart)
         for shown, values in zip(series, chart.series, strict=True)
@@ -82,6 +84,24 @@ def draw_chart(chart: Chart) -> str:
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
         f"{''.join(parts)}</svg>"
     )
+
+
+def thinned(points: Points, columns: int = COLUMNS) -> Points:
+    """Returns the lowest and the highest point of each of `columns` equal parts of the x-axis, in
+    order, with the first and the last point; all points if they are no more than that. Points
+    without a finite value are then left out. `points` are in the order of x.
+    """
+    finite = [point for point in points if math.isfinite(point[1])]
+    if len(points) <= 2 * columns or not finite:
+        return points
+    first, last = finite[0], finite[-1]
+    width = (last[0] - first[0]) / columns or 1.0
+    kept = [first]
+    for _, column in groupby(finite, lambda point: int((point[0] - first[0]) / width)):
+        found = list(column)
+        ends = {min(found, key=itemgetter(1)), max(found, key=itemgetter(1))}
+        kept += sorted(ends - {first, last})
+    return [*kept, last]
 
 
 def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:

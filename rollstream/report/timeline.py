@@ -2,13 +2,15 @@
 and its deaths. Also the page of a simulation, with one timeline per simulated run: a move is an
 arrow from source to destination, a pull a short mark, a drain a tick.
 
-Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis.
+Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis. A row has a
+bounded size: of a long run it shows the newest version in each pixel, and whether there was one.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,7 @@ def move_arrows(
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
 ROWS_MAX = 32
 SHADES = 10  # classes `v0` … `v9`, from the first to the newest version
+MARKS_MAX = 400  # bars or pulls of a row that are drawn one by one, with a title on hover
 PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
 
 
@@ -187,20 +190,31 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
     top = index * ROW + (ROW - BAR) / 2
     middle = top + BAR / 2
     parts = _bars(row, top, BAR, axis, newest)
-    for pull in row.pulls:
-        if axis.shows(pull.time_s):
-            x = _x(axis.at(pull.time_s), axis)
-            parts.append(
-                f'<path class="pull" d="M{x:.1f} {top - 3:g}v{BAR + 6:g}">'
-                f"<title>{escape(row.name)} took version {pull.version}</title></path>"
-            )
-    for death in filter(axis.shows, row.deaths_s):
-        x = _x(axis.at(death), axis)
-        parts.append(
-            f'<path class="death" d="M{x - 5:.1f} {middle - 5:.1f}l10 10m0 -10l-10 10">'
-            f"<title>{escape(row.name)} died</title></path>"
-        )
+    parts += _pulls(row, top, axis)
+    died = {round(_x(axis.at(death), axis)) for death in filter(axis.shows, row.deaths_s)}
+    parts += (
+        f'<path class="death" d="M{x - 5:d} {middle - 5:.1f}l10 10m0 -10l-10 10">'
+        f"<title>{escape(row.name)} died</title></path>"
+        for x in sorted(died)
+    )
     return "".join(parts)
+
+
+def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
+    """Yields a mark per pull; of many pulls one path with at most a mark per two pixels."""
+    shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
+    places = [_x(axis.at(pull.time_s), axis) for pull in shown]
+    if len(shown) > MARKS_MAX:
+        columns = sorted({2 * round(x / 2) for x in places})
+        d = "".join(f"M{x} {top - 3:g}v{BAR + 6:g}" for x in columns)
+        title = f"{row.name} took {len(shown)} versions"
+        yield f'<path class="pull" d="{d}"><title>{escape(title)}</title></path>'
+        return
+    for pull, x in zip(shown, places, strict=True):
+        yield (
+            f'<path class="pull" d="M{x:.1f} {top - 3:g}v{BAR + 6:g}">'
+            f"<title>{escape(row.name)} took version {pull.version}</title></path>"
+        )
 
 
 def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
@@ -211,15 +225,41 @@ def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
         f'<path class="track" d="M{LEFT:g} {top:g}H{right:g}v{high:g}H{LEFT:g}z"/>',
         text(right + 8, top + high / 2 + 4, row.note, "tick"),
     ]
+    if len(row.bars) > MARKS_MAX:
+        return [*parts, *_thin_bars(row, top, high, axis, newest)]
     for bar in row.bars:
         x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
-        shade = min(SHADES - 1, bar.version * SHADES // (newest + 1))
+        shade = _shade(bar.version, newest)
         title = f"{row.name}, version {bar.version}, {bar.end_s - bar.start_s:.1f} s"
         parts.append(
             f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
             f'height="{high:g}"><title>{escape(title)}</title></rect>'
         )
     return parts
+
+
+def _thin_bars(
+    row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
+) -> Iterator[str]:
+    """Yields a path per shade, of the pixels in which a bar with that shade is the newest one."""
+    shades: dict[int, int] = {}  # pixel → shade of the newest version in it
+    for bar in row.bars:
+        x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
+        for pixel in range(int(x), max(int(x) + 1, round(end))):
+            shades[pixel] = max(shades.get(pixel, 0), _shade(bar.version, newest))
+    paths: dict[int, list[str]] = {}
+    numbered = enumerate(sorted(shades))  # pixel − index is equal for adjacent pixels
+    for (_, shade), run in groupby(numbered, lambda one: (one[1] - one[0], shades[one[1]])):
+        pixels = [pixel for _, pixel in run]
+        d = f"M{pixels[0]} {top:g}h{len(pixels)}v{high:g}h-{len(pixels)}z"
+        paths.setdefault(shade, []).append(d)
+    title = escape(f"{row.name}, {len(row.bars)} periods of versions")
+    for shade, found in sorted(paths.items()):
+        yield f'<path class="v{shade}" d="{"".join(found)}"><title>{title}</title></path>'
+
+
+def _shade(version: int, newest: int) -> int:
+    return min(SHADES - 1, version * SHADES // (newest + 1))
 
 
 def _x(shown_s: float, axis: TimeAxis) -> float:

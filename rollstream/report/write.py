@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rollstream.supervisor.process import describe_exit
 
 TASKS_MAX = 8  # colours of the page
 PASSES_MAX = 64  # lines of the table of drafts
+LINES_MAX = 200  # of the tables of rollouts and of restarts
 MISMATCH_NOTE = (
     "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 )
@@ -304,6 +306,7 @@ def _figure(value: float | None, form: str = "g") -> str:
 def _rollouts(history: RunHistory, summary: RunSummary) -> str:
     if not history.rollouts:
         return ""
+    shown = nlargest(LINES_MAX, history.rollouts.items(), key=lambda one: one[1].tokens)
     rows = [
         (
             name,
@@ -314,15 +317,18 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
             len({one.version for one in rollout.serving}),
             f"{rollout.idle_s():.1f} s ({summary.idle_share.get(name, 0.0):.0%})",
         )
-        for name, rollout in sorted(history.rollouts.items())
+        for name, rollout in sorted(shown)
     ]
     head = ["rollout", "trajectories", "tokens", "cut at the limit", "dead", "versions", "idle"]
-    return page.wide("Rollouts", "", page.table(head, rows))
+    omitted = len(history.rollouts) - len(rows)
+    note = f"{omitted} more with fewer tokens are not listed" if omitted else ""
+    return page.wide("Rollouts", note, page.table(head, rows))
 
 
 def _restarts(history: RunHistory) -> str:
     deaths, restarts = history.deaths(), history.state.restarts()
-    content = page.table(["role", "restarts"], list(restarts.items())) if restarts else ""
+    worst = nlargest(LINES_MAX, restarts.items(), key=lambda one: one[1])
+    content = page.table(["role", "restarts"], sorted(worst)) if worst else ""
     if deaths:
         content += _deaths(deaths, min(float(event["time_s"]) for event in history.events))
     return page.wide("Restarts", "terms after the first of each role", content) if content else ""

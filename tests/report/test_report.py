@@ -3,18 +3,21 @@ up.
 """
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.monitor.groups import Intervals
-from rollstream.report.history import RolloutHistory, RunHistory
-from rollstream.report.page import Chart, Series, draw_chart, ticks
+from rollstream.monitor.state import RequestMove
+from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
+from rollstream.report.page import Chart, Series, draw_chart, thinned, ticks
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
 from rollstream.report.write import report_page
@@ -145,6 +148,61 @@ def test_the_groups_of_a_superseded_take_are_dead_with_their_reason():
     counts = history.outcomes()
     assert (counts["trained"], counts["dead"], counts["open"]) == (1, 1, 0)
     assert f"poisoned: {why}" in report_page(history, summarise(history))
+
+
+STEPS_LONG = 20_000
+
+
+@pytest.fixture(scope="module")
+def long_history() -> RunHistory:
+    """20 000 steps of 2 s; 40 rollouts took each version at once, one of them died often."""
+    history = RunHistory()
+    for step in range(1, STEPS_LONG + 1):
+        reward = 9.0 if step == 12_345 else 0.5
+        measured = {"seconds": 1.9, "reward_mean": reward, "loss": math.sin(step), "kl": 0.01}
+        history.apply(replace(done(step), time_s=2.0 * step, metrics=measured))
+    for number in range(40):
+        rollout = history.rollouts.setdefault(f"rollout-{number}", RolloutHistory())
+        for step in range(STEPS_LONG):
+            rollout.serving.append(ServedVersion(2.0 * step, step, 1))
+            if number or not 9_000 < step < 11_000:
+                rollout.busy.add(2.0 * step, 2.0 * step + 1.5)
+    history.moves = [RequestMove(s, "rollout-1", "rollout-2", 3) for s in range(STEPS_LONG)]
+    history.events = [
+        {"time_s": 2.0 * step, "event": "death", "role": "rollout-1", "code": -9}
+        for step in range(STEPS_LONG)
+    ]
+    return history
+
+
+def test_the_page_of_a_long_run_is_bounded(long_history):
+    text = report_page(long_history, summarise(long_history))
+    assert len(text) < 2 << 20
+    assert drawings(text)
+
+
+def test_the_timeline_of_a_long_run_still_shows_its_gaps(long_history):
+    """A pause of a tenth of the run is a tenth of the row."""
+    row = next(row for row in timeline_rows(long_history) if row.name == "rollout-0")
+    drawn = draw_timeline(long_history)
+    paths = re.findall(r'<path class="v\d" d="([^"]*)"><title>rollout-0,', drawn)
+    pixels = sum(int(wide) for path in paths for wide in re.findall(r"h(\d+)v", path))
+    assert len(row.bars) > 10_000
+    assert 890 <= pixels <= 910
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400))
+def test_a_thinned_line_keeps_every_extreme(values):
+    points = [(float(step), value) for step, value in enumerate(values)]
+    kept = thinned(points, 20)
+    assert len(kept) <= max(40, 2 * 21 + 2)
+    if kept == points:
+        return
+    finite = [point for point in points if math.isfinite(point[1])]
+    assert kept == sorted(kept)
+    assert (kept[0], kept[-1]) == (finite[0], finite[-1])
+    for bound in (min, max):
+        assert bound(y for _, y in kept) == bound(y for _, y in finite)
 
 
 def test_the_timeline_shows_each_version_where_it_was_served(history):
