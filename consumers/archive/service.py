@@ -15,6 +15,7 @@ from rollstream.consumers.archive.compaction import Compactor
 from rollstream.consumers.archive.topic import TopicArchive, WrittenFile
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.metric_values import MetricValues
+from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 
@@ -57,6 +58,7 @@ class ArchiveService:
             while sum(topic.advance() for topic in topics) and not stop.is_set():
                 pass  # the topics take turns until none has new records
             self._compactor.advance(stop)
+            release_memory()
         for topic in topics:
             topic.finish()
 

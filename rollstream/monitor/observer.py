@@ -43,6 +43,7 @@ from rollstream.monitor.warnings_flow import (
     STANDSTILL_CHECKS,
 )
 from rollstream.monitor.warnings_learning import LEARNING_CHECKS
+from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import check_reachable
@@ -100,7 +101,8 @@ class RunObserver:
         while self.is_behind:
             self.is_behind = self._feed.follow(self.state, self.clock())
             if deadline.passed():
-                return
+                break
+        release_memory()  # of archived files, which a view reads when it is behind truncation
 
 
 STANDING_TOPICS = ("ledger", "weights", "status")

@@ -6,6 +6,7 @@ gives advice; no such file is skipped silently. Listing files does not import py
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,8 @@ def table_from(
 def batches_from(
     store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """A file's rows (default: all columns), about `BATCH_BYTES` at a time: reusing such a small
-    memory at once is a third faster than reading a whole row group.
+    """A file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values at a time:
+    reusing such a small memory at once is a third faster than reading a whole row group.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -122,8 +123,9 @@ def batches_from(
         source = str(path) if is_here else pa.BufferReader(store.get(file.key))
         with pq.ParquetFile(source) as parquet:
             _refuse_newer(file, parquet.metadata.metadata or {})
-            rows = parquet.metadata.num_rows
-            batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * rows // max(1, file.bytes))
+            found = parquet.metadata
+            size = sum(found.row_group(n).total_byte_size for n in range(found.num_row_groups))
+            batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * found.num_rows // max(1, size))
             yield from parquet.iter_batches(batch_rows, columns=columns, use_threads=False)
     except ObjectMissing:
         raise
@@ -131,6 +133,15 @@ def batches_from(
         raise ObjectMissing(f"no object {file.key}") from error
     except (pa.ArrowException, OSError) as error:
         raise damaged_file(file, str(error)) from error
+
+
+def release_memory() -> None:
+    """Return the memory that pyarrow keeps for its next tables to the operating system; it keeps as
+    much as the largest files ever took. For processes that read or write files now and then.
+    """
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:  # else no table was ever made
+        pyarrow.default_memory_pool().release_unused()
 
 
 def tables(

@@ -4,29 +4,40 @@ Every call to bus and store is a boundary. Archivers, compactors and readers run
 boundary of one of them another one runs, or it is killed there.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollstream.api import open_run
 from rollstream.consumers.archive.compaction import Compactor
+from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import ObjectMissing
 from rollstream.storage.archive.file_names import (
     ArchiveFile,
 )
-from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.archive.reading import (
+    BATCH_BYTES,
+    archived_files,
+    archived_to,
+    batches_from,
+    table_from,
+)
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
+from rollstream.streams.records import Annotation
 from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus
 from testbed.servers import versity
@@ -299,6 +310,80 @@ def test_the_compactor_merges_a_day_and_deletes_after_the_grace(
     assert (compactor.merged, compactor.deleted) == (1, 5)
     assert archived_to(store, "tiny", "trajectories") == {0: 12}
     assert [f.last for f in archived_files(store)] == [9, None]
+
+
+def private_bytes() -> int:
+    (line,) = re.findall(r"Private_Dirty: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return 1024 * int(line)
+
+
+def retained_bytes() -> int:
+    """What pyarrow keeps for its next tables; afterwards it keeps nothing."""
+    before = private_bytes()
+    pa.default_memory_pool().release_unused()
+    return before - private_bytes()
+
+
+RETAINED_MAX = 8 << 20
+
+
+@dataclass
+class Rounds(threading.Event):
+    """Stops a service after so many rounds; measures between them."""
+
+    left: int
+    retained: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.retained.append(retained_bytes())
+        self.left -= 1
+        return self.left == 0
+
+
+def large(number: int) -> Annotation:
+    """64 KB that compress to less than one."""
+    return Annotation(f"{number}.0", number, "value", np.zeros(1 << 14, np.float32), "s")
+
+
+def test_the_archive_role_keeps_no_memory_of_large_files(tmp_path: Path) -> None:
+    """It kept as much as the largest merge took: 26 MB more in the last quarter of a long run."""
+    store, now_s = open_store(f"file:{tmp_path}"), [0.0]
+    day = [0]
+    bus = MemoryBus(lambda: DAY_MS / 1000 + 86_400 * day[0])
+    bus.create(catalogue(1))
+    given = ArchiveSettings(topics=("annotations",), roll_bytes=4 << 20)
+
+    def monotonic() -> float:
+        now_s[0] += 200
+        return now_s[0]
+
+    service = ArchiveService(bus, store, "tiny", given, monotonic)
+    append(bus, "annotations", [large(number) for number in range(1000)])
+    day[0] = 1
+    append(bus, "annotations", [large(1000)])
+    rounds = Rounds(6)
+    service.run(rounds)
+    assert service.metric_values()["archive_merged_total"]
+    assert max(rounds.retained[1:]) < RETAINED_MAX
+
+
+def test_a_large_compressible_file_is_read_in_parts(tmp_path: Path) -> None:
+    store, bus = open_store(f"file:{tmp_path}"), MemoryBus(lambda: DAY_MS / 1000)
+    bus.create(catalogue(1))
+    archive = TopicArchive(
+        bus, store, "tiny", "annotations", ArchiveSettings(topics=("annotations",))
+    )
+    archive.start()
+    append(bus, "annotations", [large(number) for number in range(600)])
+    archive.finish()
+    (file,) = archived_files(store)
+    sizes = [batch.nbytes for batch in batches_from(store, file)]
+    assert file.bytes < BATCH_BYTES / 4
+    assert sum(sizes) > 4 * BATCH_BYTES
+    assert max(sizes) < 2 * BATCH_BYTES
 
 
 def test_damaged_files_stay_and_are_named_once(
