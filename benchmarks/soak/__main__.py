@@ -12,4 +12,8 @@ parser.add_argument("--steps", type=int, default=STEPS_QUICK, help="steps of the
 parser.add_argument("--folder", type=Path, required=True, help="new folder, which stays")
 chosen = parser.parse_args()
 for case in soaked(chosen.folder, chosen.steps):
-    print(f"{case.case} {case.value:.3f} (at most {case.goal}): {case.note}", flush=True)
+    value = f"{case.value:.3f} {case.unit}"
+    if case.ratio is not None:
+        value += f", {case.ratio:.3f} × {case.reference} ({case.reference_value:.1f} {case.unit})"
+    met = "met" if case.met else "MISSED"
+    print(f"{case.case} {value} (at most {case.goal:g}, {met}): {case.note}", flush=True)

@@ -1,5 +1,6 @@
-"""What grows in a run of months (`soak_memory`, `soak_files`, `soak_disk`): 20 000 steps of 2
-groups × 4 samples under the paced engine and learner, whose time passes 10 000 times as fast.
+"""What grows in a run of months (`soak_memory`, `soak_files`, `soak_disk`; `soak_minutes` is how
+long the steps took): 20 000 steps of 2 groups × 4 samples under the paced engine and learner, whose
+time passes 10 000 times as fast.
 
 All else is real: supervisor, prompts, dispatch, trainer, relay, rollouts and archive are processes
 over SQLite and files; a second relay stands beside the first, rollouts of new names come, and leave
@@ -32,6 +33,7 @@ VISITS, AUDITS = 40, 8
 LOOK_S = 1.0
 START_S, SILENT_S = 120.0, 120.0
 GROWTH_MAX = 1.1
+MINUTES_MAX = 25.0
 VERSIONS_MAX, VERSION_BYTES = 16, 20_000
 ARCHIVED_BYTES = 200  # of a trajectory without its tokens, with its share of ledger and admissions
 TABLE = """
@@ -84,6 +86,9 @@ def soaked(folder: Path, steps: int) -> Iterator[Case]:
     note = f"{lines(others, 6)}; audits, none with a violation: {soak.audits}; {last}"
     yield alone("soak_files", others[0].ratio, "×", at_most=GROWTH_MAX, note=note)
     yield _disk_case(folder, counts)
+    minutes = seconds / 60 * STEPS / steps
+    note = f"{seconds:,.0f} s for {steps:,} steps"
+    yield alone("soak_minutes", minutes, f"min for {STEPS:,} steps", at_most=MINUTES_MAX, note=note)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -320,7 +321,7 @@ def private_bytes() -> int:
 def retained_bytes() -> int:
     """What pyarrow keeps for its next tables; afterwards it keeps nothing."""
     before = private_bytes()
-    pa.default_memory_pool().release_unused()
+    cast(Any, pa).default_memory_pool().release_unused()
     return before - private_bytes()
 
 
