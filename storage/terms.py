@@ -12,10 +12,10 @@ names begin in generation 0. So a deletion need not be conditional, however late
 
 | interleaving | without | stopped by |
 |---|---|---|
-| the name starts again between dispatch's read and its deletion | term used twice | the object after that one has its own generation |
-| a suspended dispatch deletes again, after its successor did and the name returned | the same | the same |
-| a name takes its next term and loads its model for minutes | it is unknown | only the term that was silent is deleted |
-| a holder was cut off for so long that its object is gone, and returns | it is unknown for ever | `hold_name`, at each version that it fetches |
+| the name starts between dispatch's read and deletion | a term twice | a generation per creation |
+| a suspended dispatch deletes what its successor did | a term twice | a generation per creation |
+| the name starts and loads its model for minutes | unknown | the term must be the silent one |
+| a holder returns whose object is gone | unknown for ever | `hold_name`, after each fetch |
 """
 
 import random
@@ -221,8 +221,8 @@ class RoleTerms:
         return 0 < term <= self._highest.get((role, name), 0)
 
     def retire(self, role: str, terms: Mapping[str, int]) -> None:
-        """Delete the objects of names that are dead, given the newest term of each. A name that took
-        a higher term since then stays. Idempotent.
+        """Delete the objects of names that are dead, given the newest term of each. A name that
+        took a higher term since then stays. Idempotent.
         """
         with suppress(ObjectExists):
             self.store.create(_generation_key(role), encode_json(TermGeneration(role, 0)))

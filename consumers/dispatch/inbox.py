@@ -248,7 +248,7 @@ class DispatchInbox:
     def remove_silent_keys(self) -> None:
         """1. Retire the names, and 2. append a tombstone to `status`, of each key that was silent
         for too long, so that neither store nor topic grows with every rollout that ever ran. After
-        a kill between 1 and 2 a later dispatch refuses the statuses of these keys, and removes them.
+        a kill between 1 and 2 a later dispatch refuses the statuses of these keys and removes them.
         """
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
