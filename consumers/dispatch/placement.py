@@ -62,9 +62,11 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
     return tuple(int(n) for n in found)
 
 
-def _rollouts_needed(times: NDArray[np.float64], until: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Fewest rollouts per group that end it in time; one more than exist where none do."""
-    late: NDArray[np.int64] = (times > until[:, None] * ROUNDING).sum(axis=1)
+def _rollouts_needed(
+    times: NDArray[np.float64], deadlines: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Fewest rollouts per group that end it by its deadline; one more than exist where none do."""
+    late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
 
 
@@ -121,8 +123,8 @@ def lay_out_wave(
 
 def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list[RolloutSpeed]:
     steady = sorted((w for w in workers if not w.preemptible), key=lambda w: w.rollout)
-    passing = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
-    return passing + (steady if ascending else steady[::-1])
+    preemptible = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
+    return preemptible + (steady if ascending else steady[::-1])
 
 
 def _split_by_shares(
@@ -212,7 +214,7 @@ def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) 
     return _best(work, count, open_.values())
 
 
-def _best(work: PlacementWork, count: int, fillings: Iterable[_RolloutFill]) -> _RolloutFill:
+def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
     """The rollout that finishes first. Long work avoids preemptible rollouts while another has
     room.
     """
@@ -221,4 +223,4 @@ def _best(work: PlacementWork, count: int, fillings: Iterable[_RolloutFill]) -> 
         is_risk = one.room.preemptible and not work.is_short
         return is_risk, one.free < count, one.busy, -one.free, one.room.rollout
 
-    return min(fillings, key=cost)
+    return min(candidates, key=cost)

@@ -68,8 +68,8 @@ class Dispatch:
     resumes whose version is loaded from history, `moved` release requests of moves, `lost` rollouts
     dropped because they were silent or stuck.
     """
-    ordering: AssignmentPlanner = field(init=False)
-    repacking: RepackPlanner | None = field(init=False)
+    assignment_planner: AssignmentPlanner = field(init=False)
+    repack_planner: RepackPlanner | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Repack runs only under `keep_version` without adapters: only there must a rollout be
@@ -83,31 +83,32 @@ class Dispatch:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
         elif self.keep_version:
             is_loadable = self._is_loadable
-        self.ordering = AssignmentPlanner(
+        self.assignment_planner = AssignmentPlanner(
             pace, self.keep_version, settings.queue_per_slot, waves, history, is_loadable
         )
-        self.repacking = None
+        self.repack_planner = None
         if settings.repack and is_emptied:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
-            self.repacking = RepackPlanner(every_s, pace.max_lag, groups)
+            self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises `Fenced` when a higher term takes over."""
-        memory = DispatchPersistence(
+        persistence = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
-        kept = memory.recall()  # before `Opened`: the swap of the term fences the earlier holder
+        # Before `Opened` is appended: its swap of the term fences the earlier holder.
+        saved = persistence.recall()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         own = {"admissions": admissions.open(), "assignments": assignments.open()}
-        state = restore_state(kept)
+        state = restore_state(saved)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
         terms = RoleTerms(self.store, self.monotonic)
-        lengths = memory.load_lengths()
+        lengths = persistence.load_lengths()
         inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, terms)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
-        inbox.rebuild(own, kept.where() if kept else {})
+        inbox.rebuild(own, saved.where() if saved else {})
         self.state, self.inbox = state, inbox
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
@@ -125,12 +126,14 @@ class Dispatch:
                 )
             if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
-                plan = self.ordering.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
+                plan = self.assignment_planner.plan(
+                    state, inbox.lengths, inbox.ahead(), self.monotonic()
+                )
                 self._append_and_apply(state, assignments, plan)
             self._repack(state, inbox, assignments)
             if news:
-                memory.keep(state, inbox, admissions, assignments)
-                memory.save_lengths(inbox.lengths)
+                persistence.keep(state, inbox, admissions, assignments)
+                persistence.save_lengths(inbox.lengths)
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
@@ -168,14 +171,14 @@ class Dispatch:
         """When a repack is due: ask source rollouts to release what moves, and restart trajectories
         that are too old on the newest version, releasing their old attempts.
         """
-        if self.repacking is None:
+        if self.repack_planner is None:
             return
         began_s = self.monotonic()
-        plan = self.repacking.plan(state, inbox.lengths, began_s)
+        plan = self.repack_planner.plan(state, inbox.lengths, began_s)
         if plan is None:
             return
         plan_s = self.monotonic() - began_s
-        restarts = self.ordering.restart_on_newest(state, plan.deferred, inbox.lengths)
+        restarts = self.assignment_planner.restart_on_newest(state, plan.deferred, inbox.lengths)
         void = [
             VoidAssignment(state.group_of(t), t, state.assignments[t])
             for t in (restart.record.trajectory for restart in restarts)

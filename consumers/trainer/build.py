@@ -260,8 +260,8 @@ def _publishing_terms(
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     """Supersede the takes that no trainer can compute, and end their groups
-    (`data/poisoned_takes.py`). A crash
-    between the two records leaves groups without an end; the next start appends the missing ones.
+    (`data/poisoned_takes.py`). A crash between the two records leaves groups without an end; the
+    next start appends the missing ones.
     """
     hopeless = recorded.attempts.takes_to_give_up()
     given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)

@@ -1,9 +1,10 @@
-"""Speculative decoding of one engine, row by row.
+"""Speculative decoding of one engine, row by row: drafts are looked up in the history of answers
+and verified by the model, so they change how fast tokens come and not how they are distributed.
 
-Looks up drafts in the history, learns from verified drafts, and adds running sequences to the
-history, so that their siblings can draft from them. The engine calls this with the rows to draft
-for and with the result of each pass. `DraftsBuilder` collects the statistics of one sequence until
-its next emission, as a `Drafts` record.
+The engine calls `Speculation` with the rows to draft for and with the result of each pass. It
+learns from verified drafts how likely the next ones are to be accepted, and adds running sequences
+to the history, so that their siblings can draft from them. `DraftsBuilder` collects the statistics
+of one sequence until its next emission, as a `Drafts` record.
 """
 
 import time
@@ -30,7 +31,9 @@ from rollstream.streams.values import Drafts, extend_runs
 
 @dataclass(slots=True)
 class DraftsBuilder:
-    """Counts since the last emission. Tokens must be added in the order of generation."""
+    """The fields of a `Drafts` record, counted since the last emission. Tokens must be added in the
+    order of generation.
+    """
 
     runs: list[int] = field(default_factory=lambda: [0])
     steps: int = 0
@@ -44,12 +47,14 @@ class DraftsBuilder:
         extend_runs(self.runs, count, guessed=False)
         self.steps += count
 
-    def add_pass(self, guessed: int, right: int, gained: int) -> None:
-        """Add a pass that gave `gained` tokens, the first `right` of them drafted and accepted."""
-        extend_runs(self.runs, right, guessed=True)
-        extend_runs(self.runs, gained - right, guessed=False)
+    def add_pass(self, drafted: int, accepted: int, gained: int) -> None:
+        """Add a pass that verified a draft of `drafted` tokens and gave `gained` tokens, the first
+        `accepted` of them from the draft.
+        """
+        extend_runs(self.runs, accepted, guessed=True)
+        extend_runs(self.runs, gained - accepted, guessed=False)
         self.steps += 1
-        self.guessed += guessed
+        self.guessed += drafted
 
     def add_lookup(self, found: bool) -> None:
         """Add a look-up for a draft."""
@@ -72,9 +77,10 @@ SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to 
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """A sequence of the batch; `prompt` and `group` are its keys in the history. `shared` of its
-    tokens are in the history already: they were added, or they were drafted from it.
-    `has_new_tokens`: some of the tokens after these were not drafted.
+    """A sequence of the batch; `prompt` and `group` are its keys in the history. `window` is the
+    longest draft that it is given. `shared` of its tokens are in the history already: they were
+    added, or they were drafted from it. `has_new_tokens`: some of the tokens after these were not
+    drafted.
     """
 
     prompt: int
@@ -94,7 +100,7 @@ class Speculation:
     gate: DraftGate
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
-    chances: AcceptanceCurve = field(init=False)
+    acceptance: AcceptanceCurve = field(init=False)
     counts: Counter[str] = field(default_factory=Counter[str], init=False)
     """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
@@ -103,7 +109,7 @@ class Speculation:
     decided_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.chances = AcceptanceCurve(self.gate.rule.most)
+        self.acceptance = AcceptanceCurve(self.gate.rule.most)
 
     def stats(self) -> DraftStats:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
@@ -121,7 +127,7 @@ class Speculation:
 
     def look_up(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft. It is cut before the first token that is outside of the model's
-        vocabulary: the memory may be torn, or hold the history of another model.
+        vocabulary: shared memory may be torn, or hold the history of another model.
         """
         draft = self.source.draft(prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
@@ -147,7 +153,7 @@ class Speculation:
         """
         if self.gate.forced or not any(longest):
             return longest
-        known = [self.chances.odds(row.agreement.known) for row in rows]
+        known = [self.acceptance.odds(row.agreement.known) for row in rows]
         rated = [DraftRow(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
         cost = self.gate.pass_cost(len(rows))
         lengths = draft_lengths(rated, cost)
@@ -165,18 +171,21 @@ class Speculation:
         """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
         that the model drew, unless an accepted token ended the sequence.
         """
-        guessed, tried, right = len(draft), len(draft), len(gained) - 1
-        if right < tried and gained[-1] == draft[right]:
-            tried = right = right + 1  # it drafted the last token; the rest was not verified
+        drafted = verified = len(draft)
+        accepted = len(gained) - 1
+        if accepted < drafted and gained[-1] == draft[accepted]:
+            # The last token was drafted too and ended the sequence; the rest was not verified.
+            accepted += 1
+            verified = accepted
         if draft:
-            row.window = self.gate.rule.after(row.window, tried, right)
-            self.chances.add(row.agreement.known, tried, right)
-            self.gate.acceptance_rate.add(tried, right)
-        row.agreement.end_draft(tried, right)
-        row.statistics.add_pass(guessed, right, len(gained))
-        row.has_new_tokens |= right == 0 or right < tried
-        self.counts["proposed"] += guessed
-        self.counts["accepted"] += right
+            row.window = self.gate.rule.after(row.window, verified, accepted)
+            self.acceptance.add(row.agreement.known, verified, accepted)
+            self.gate.acceptance_rate.add(verified, accepted)
+        row.agreement.end_draft(verified, accepted)
+        row.statistics.add_pass(drafted, accepted, len(gained))
+        row.has_new_tokens |= accepted == 0 or accepted < verified
+        self.counts["proposed"] += drafted
+        self.counts["accepted"] += accepted
 
     def look_up_trial(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft that is not verified but passed to `add_trial` later."""
@@ -188,9 +197,9 @@ class Speculation:
         """Record how many tokens of an attempted draft equal the tokens that came."""
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
-            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self.gate.acceptance_rate.add(len(draft.tokens), right)
-            self.chances.add(draft.matched, len(draft.tokens), right)
+            equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.gate.acceptance_rate.add(len(draft.tokens), equal)
+            self.acceptance.add(draft.matched, len(draft.tokens), equal)
 
     def share_tokens(
         self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN

@@ -97,7 +97,7 @@ class InProgress:
         found = self.chains.pop(_attempt_of(assignment))
         if isinstance(found, DecodeError):
             self.broken_chains += 1
-            log.warning("%s starts again from its prompt: %s", assignment.trajectory, found)
+            log.warning("%s restarts from its prompt: %s", assignment.trajectory, found)
             return None
         return found
 
@@ -107,7 +107,7 @@ class InProgress:
             self._submit(running)
         except EngineRefused as error:
             self.broken_chains += 1
-            log.warning("%s starts again from its prompt: %s", running.assignment.trajectory, error)
+            log.warning("%s restarts from its prompt: %s", running.assignment.trajectory, error)
             return False
         return True
 
@@ -187,7 +187,7 @@ class InProgress:
         """Publish finished trajectories, and partials that are due."""
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        unfinished = [g for t, g in self.running.items() if not self.ended_turns.holds(t)]
+        unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
         self.publisher.partials(unfinished)
         self.publisher.give_up(())
 

@@ -105,10 +105,10 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
     labels = Counter(part.label for part in parts)
-    twice = [label for label, count in labels.items() if count > 1]
-    if twice:
+    repeated = [label for label, count in labels.items() if count > 1]
+    if repeated:
         raise ConfigurationError(
-            f"task.parts: {labels[twice[0]]} parts are called {twice[0]!r}; "
+            f"task.parts: {labels[repeated[0]]} parts are called {repeated[0]!r}; "
             "give each a label of its own"
         )
     for part in parts[1:]:
@@ -140,31 +140,31 @@ class TaskMixture:
         return self._parts[0].task.tokenizer()
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        turn = self._cycle.at(position)
-        part = self._parts[turn.part]
-        return _labelled(part, part.task.prompt(seed, turn.place))
+        at = self._cycle.at(position)
+        part = self._parts[at.part]
+        return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         """The parts' own held-out prompts; each part's number among `count` follows its weight."""
         order = [self._cycle.at(place) for place in range(count)]
-        wanted = Counter(turn.part for turn in order)
+        wanted = Counter(at.part for at in order)
         lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
-        return [lists[turn.part][turn.place] for turn in order]
+        return [lists[at.part][at.place] for at in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """The parts' warm-up documents, by weight."""
         wanted = Counter(self._cycle.at(place).part for place in range(count))
-        made: list[Document] = []
-        for number, wants in sorted(wanted.items()):
+        documents: list[Document] = []
+        for number, share in sorted(wanted.items()):
             part = self._parts[number]
             if not isinstance(part.task, Teacher):
                 raise ConfigurationError(
                     f"task.parts: {part.label} has no documents() to warm up on: set model.path "
                     "to a checkpoint to start from"
                 )
-            taught = part.task.documents(seed, wants)
-            made += [replace(one, style=one.style or part.label) for one in taught]
-        return made
+            own = part.task.documents(seed, share)
+            documents += [replace(one, style=one.style or part.label) for one in own]
+        return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
         part, own = self._part_of(reference)

@@ -118,7 +118,7 @@ def _supervise(
     now = time.time
     store = open_store(store_url(configuration, folder.path), configuration.sync)
     log = LogView(bus, store, configuration.run)
-    onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
+    observer = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
     assigned = _assign_cards(configuration, folder)
     wanted = process_specs(configuration, folder, arguments.accept_config, assigned)
     seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
@@ -126,7 +126,7 @@ def _supervise(
     with (
         serve_metrics(configuration, folder.path, "supervisor", "supervisor", watch),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
-        LiveView(onlooker, console, arguments.json) as view,
+        LiveView(observer, console, arguments.json) as view,
     ):
         supervisor = Supervisor(seats, folder.logs, lock, events.append)
         watch.offer(supervisor.metric_values)

@@ -187,8 +187,8 @@ LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka cost
 class LiveView:
     """Call `show` often, from one thread; it refreshes at most once per interval."""
 
-    def __init__(self, onlooker: RunObserver, console: Console, as_json: bool) -> None:
-        self._onlooker, self._console, self._as_json = onlooker, console, as_json
+    def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
+        self._observer, self._console, self._as_json = observer, console, as_json
         self._refreshed_s = 0.0
         self._printed_step = -1
         self._live: Live | None = None
@@ -209,7 +209,7 @@ class LiveView:
         if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_S):
             return
         self._refreshed_s = now
-        shown = self._onlooker.observe(roles)
+        shown = self._observer.observe(roles)
         if self._live:
             size = TerminalSize(self._console.width, self._console.height)
             self._live.update(render_frame(shown, size, detailed=False), refresh=True)

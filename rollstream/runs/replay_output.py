@@ -162,11 +162,11 @@ def read_replay_request(path: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def refuse_other_request(path: Path, before: Mapping[str, Any], wish: Mapping[str, Any]) -> None:
+def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` with each difference between the recorded request and this one."""
     found = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
-        for key, value in wish.items()
+        for key, value in request.items()
         if before.get(key) != value
     ]
     if found:

@@ -65,7 +65,7 @@ class SftSchedule:
 def train_sft(
     model: PreTrainedModel,
     documents: Sequence[Document],
-    course: SftSchedule,
+    schedule: SftSchedule,
     seed: int,
     threads: int,
     progress: SftProgress,
@@ -76,37 +76,39 @@ def train_sft(
     # costs more than it gains (a step took up to ten times longer beside another busy process).
     torch_threads = max(1, threads // BATCH_PARTS)
     torch.set_num_threads(torch_threads)
-    pupil = _GradientSum(model.train(), policy_scorer(model), course.loss_divisor)
-    optimisers = _optimisers(model, course)
-    workers = OrderedWorkers(min(threads, BATCH_PARTS), torch_threads, pupil.study, pupil.add)
-    endless = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
+    gradient_sum = _GradientSum(model.train(), policy_scorer(model), schedule.loss_divisor)
+    optimisers = _optimisers(model, schedule)
+    workers = OrderedWorkers(
+        min(threads, BATCH_PARTS), torch_threads, gradient_sum.compute, gradient_sum.add
+    )
+    endless = batches(documents, schedule.batch_tokens, np.random.default_rng((seed, 1)))
     losses: list[float] = []
     try:
-        for step in range(course.steps):
+        for step in range(schedule.steps):
             batch = next(endless)
             for part in range(BATCH_PARTS):
                 workers.submit(batch[part::BATCH_PARTS])
             workers.wait()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), course.gradient_norm_max)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.gradient_norm_max)
             for optimiser in optimisers:
                 for group in optimiser.param_groups:
-                    group["lr"] = group["peak"] * learning_rate_share(step, course)
+                    group["lr"] = group["peak"] * learning_rate_share(step, schedule)
                 optimiser.step()
                 optimiser.zero_grad()
-            losses.append(pupil.take_loss())
-            progress(step + 1, course.steps, losses[-1])
+            losses.append(gradient_sum.take_loss())
+            progress(step + 1, schedule.steps, losses[-1])
     finally:
         workers.close()
     return losses
 
 
-def learning_rate_share(step: int, course: SftSchedule) -> float:
+def learning_rate_share(step: int, schedule: SftSchedule) -> float:
     """Share of the peak learning rate: a linear ramp, then linear down to `lr_final` at the last
     step.
     """
-    ramp = min(1.0, (step + 1) / max(1, course.ramp_steps))
-    left = 1.0 - step / max(1, course.steps - 1)
-    return ramp * (course.lr_final + (1.0 - course.lr_final) * left)
+    ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
+    left = 1.0 - step / max(1, schedule.steps - 1)
+    return ramp * (schedule.lr_final + (1.0 - schedule.lr_final) * left)
 
 
 def batches(
@@ -153,8 +155,8 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Gradients of the parts of a batch: `study` may run in any thread, `add` must be called in the
-    order of the parts.
+    """Gradients of the parts of a batch, summed into the model's. `compute` may run in any thread;
+    `add` must be called in the order of the parts, so that the sum rounds alike.
     """
 
     def __init__(self, model: PreTrainedModel, policy: PolicyScorer, divisor: float) -> None:
@@ -163,7 +165,7 @@ class _GradientSum:
         self._divisor = divisor
         self._loss, self._tokens = 0.0, 0
 
-    def study(self, part: Sequence[Sample]) -> _PartGradients | None:
+    def compute(self, part: Sequence[Sample]) -> _PartGradients | None:
         if not part:
             return None
         logprobs = self._policy(token_rows(part)).logprobs
@@ -171,15 +173,15 @@ class _GradientSum:
         gradients = torch.autograd.grad(loss / self._divisor, self._parameters, allow_unused=True)
         return _PartGradients(gradients, loss.item(), len(logprobs))
 
-    def add(self, lesson: _PartGradients | None) -> None:
-        if lesson is None:
+    def add(self, part: _PartGradients | None) -> None:
+        if part is None:
             return
-        self._loss += lesson.loss
-        self._tokens += lesson.tokens
-        for parameter, gradient in zip(self._parameters, lesson.gradients, strict=True):
+        self._loss += part.loss
+        self._tokens += part.tokens
+        for parameter, gradient in zip(self._parameters, part.gradients, strict=True):
             if gradient is not None:
-                grown = gradient if parameter.grad is None else parameter.grad + gradient
-                parameter.grad = grown
+                total = gradient if parameter.grad is None else parameter.grad + gradient
+                parameter.grad = total
 
     def take_loss(self) -> float:
         """Loss per response token since the last call."""
@@ -188,7 +190,7 @@ class _GradientSum:
         return mean
 
 
-def _optimisers(model: torch.nn.Module, course: SftSchedule) -> list[torch.optim.Optimizer]:
+def _optimisers(model: torch.nn.Module, schedule: SftSchedule) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the worked steps are
     not learnt in this time.
     """
@@ -200,11 +202,11 @@ def _optimisers(model: torch.nn.Module, course: SftSchedule) -> list[torch.optim
     for parameter in model.parameters():
         hidden = parameter.ndim == 2 and id(parameter) not in embeddings
         (matrices if hidden else others).append(parameter)
-    muon = {"params": matrices, "peak": course.muon_lr}
-    adam = {"params": others, "peak": course.adam_lr}
+    muon = {"params": matrices, "peak": schedule.muon_lr}
+    adam = {"params": others, "peak": schedule.adam_lr}
     return [
-        torch.optim.Muon([muon], lr=course.muon_lr, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW([adam], lr=course.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon([muon], lr=schedule.muon_lr, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW([adam], lr=schedule.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -236,13 +238,13 @@ def warm_up(
     folder: Path,
     threads: int,
     progress: SftProgress = lambda done, steps, loss: None,
-    course: SftSchedule = DEFAULT_SCHEDULE,
+    schedule: SftSchedule = DEFAULT_SCHEDULE,
 ) -> None:
     """Write `folder` (float32 weights, configuration, tokenizer, `warmup.json`); an existing one is
     kept.
 
-    1. Beside `folder`, all that may fail before minutes of training. 2. Train. 3. Write the
-       weights, and rename.
+    1. Create a partial folder beside it, with what can fail before minutes of training. 2. Train.
+    3. Write the weights and the summary, then rename.
     """
     if is_warmed_up(folder):
         return
@@ -256,11 +258,11 @@ def warm_up(
     partial.mkdir(parents=True)
     task.tokenizer().save(partial)
     policy = untrained_model(model, task, seed)
-    documents = task.documents(seed, course.documents)
-    losses = train_sft(policy, documents, course, seed, threads, progress)  # 2.
+    documents = task.documents(seed, schedule.documents)
+    losses = train_sft(policy, documents, schedule, seed, threads, progress)  # 2.
     policy.save_pretrained(str(partial))  # pyright: ignore[reportUnknownMemberType]  # 3.
-    account = _summary(documents, course, seed, time.monotonic() - started, losses)
-    (partial / _SUMMARY_FILE).write_text(json.dumps(account, indent=2) + "\n")
+    summary = _summary(documents, schedule, seed, time.monotonic() - started, losses)
+    (partial / _SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
     os.rename(partial, folder)
 
 
@@ -275,7 +277,7 @@ def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTraine
 
 def _summary(
     documents: Sequence[Document],
-    course: SftSchedule,
+    schedule: SftSchedule,
     seed: int,
     seconds: float,
     losses: list[float],
@@ -287,7 +289,7 @@ def _summary(
         "documents": len(documents),
         "prompts": len({one.prompt for one in documents}),
         "shares": {name: count / len(documents) for name, count in sorted(counts.items())},
-        "steps": course.steps,
+        "steps": schedule.steps,
         "seconds": round(seconds, 1),
         "loss": float(np.mean(losses[-50:])),
     }

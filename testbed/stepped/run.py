@@ -210,7 +210,7 @@ class SteppedRun:
         )
         if self.shape.restless:
             drawn = random.Random(self.baton.random.random())
-            dispatch.repacking = Restless(
+            dispatch.repack_planner = Restless(
                 0.1, MAX_LAG, self.shape.groups, random=drawn, asked=self.asked
             )
         dispatch.run(self._stops["dispatch"])  # type: ignore[arg-type]

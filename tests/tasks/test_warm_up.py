@@ -61,7 +61,7 @@ def test_it_learns(tmp_path: Path):
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        warm_up(Remainder(), TINY, seed, tmp_path / name, 1, course=SHORT)
+        warm_up(Remainder(), TINY, seed, tmp_path / name, 1, schedule=SHORT)
     bytes_of = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert bytes_of["a"] == bytes_of["b"]
     assert bytes_of["a"] != bytes_of["c"]
@@ -69,9 +69,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 def test_a_warm_up_that_is_there_is_kept(tmp_path: Path):
     folder = tmp_path / "warm"
-    warm_up(Remainder(), TINY, 0, folder, 1, course=SHORT)
+    warm_up(Remainder(), TINY, 0, folder, 1, schedule=SHORT)
     before = (folder / "model.safetensors").stat().st_mtime_ns
-    warm_up(Remainder(), TINY, 5, folder, 1, course=SHORT)
+    warm_up(Remainder(), TINY, 5, folder, 1, schedule=SHORT)
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -99,7 +99,7 @@ def test_a_killed_warm_up_leaves_nothing_half_and_starts_again(tmp_path: Path):
     process.kill()
     process.communicate()
     assert not folder.exists()
-    warm_up(Remainder(), TINY, 0, folder, 1, course=SHORT)
+    warm_up(Remainder(), TINY, 0, folder, 1, schedule=SHORT)
     assert is_warmed_up(folder)
     assert os.listdir(tmp_path) == ["warm"]
 
@@ -147,7 +147,7 @@ def test_the_loss_is_that_of_the_responses_alone():
 
 def test_one_thread_and_two_give_the_same_bits(tmp_path: Path):
     for threads in (1, 2):
-        warm_up(Remainder(), TINY, 0, tmp_path / str(threads), threads, course=SHORT)
+        warm_up(Remainder(), TINY, 0, tmp_path / str(threads), threads, schedule=SHORT)
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in "12")
     assert one == two
 

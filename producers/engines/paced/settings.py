@@ -43,9 +43,9 @@ class RooflineSettings(Settings):
     model_bytes: float = Field(default=15.2e9, gt=0)
     """Bytes of weights, read once per decode step."""
     bandwidth: float = Field(default=2.7e12, gt=0)
-    """Bytes per second."""
+    """Bytes that the accelerator's memory delivers per second."""
     kv_token_bytes: float = Field(default=57_344, ge=0)
-    """KV cache of one token, read in every step of its sequence."""
+    """Bytes of KV cache per token, read in every step of its sequence."""
     token_flops: float = Field(default=15.2e9, gt=0)
     """Floating-point operations per token."""
     flops: float = Field(default=6e14, gt=0)
@@ -66,7 +66,7 @@ class PacedSettings(Settings):
     lengths: LengthSettings = LengthSettings()
     """Lengths of the answers."""
     roofline: Annotated[RooflineSettings, INCIDENTAL] = RooflineSettings()
-    """Step times."""
+    """Constants from which the times of decode and prefill are computed."""
     kv_tokens: Annotated[int | None, INCIDENTAL] = Field(default=None, ge=2)
     """KV capacity of a rollout in tokens; default slots × context_max, which is never full."""
     emit_every: Annotated[int, INCIDENTAL] = Field(default=256, ge=1)
@@ -74,7 +74,7 @@ class PacedSettings(Settings):
     weights_bytes: int = Field(default=500_000_000, ge=2)
     """Size of a version in bf16."""
     changed_share: float = Field(default=0.01, gt=0, le=1)
-    """Elements of the weights that a step changes."""
+    """Share of the weights' elements that a step changes."""
     train_step_s: Annotated[float, INCIDENTAL] = Field(default=5.0, ge=0)
     """Seconds of a training step, in addition to those of its tokens."""
     train_token_s: Annotated[float, INCIDENTAL] = Field(default=2e-5, ge=0)

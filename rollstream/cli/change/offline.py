@@ -1,6 +1,8 @@
 """`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories.
 
-Sources are logs and archives of runs, and files of JSON lines.
+Sources are logs and archives of runs, and files of JSON lines; they are only read. Their
+trajectories are gathered into a log of DIR, which is then trained like the steps of a run. The same
+command resumes where it was interrupted; other sources or conditions in the same DIR are refused.
 """
 
 import argparse
@@ -63,11 +65,11 @@ def main(arguments: argparse.Namespace) -> int:
         check_outside_run(folder.path, path.parent if path.name == "config.json" else path)
     configuration = _configuration(arguments, folder)
     sources = [named if "://" in named else str(Path(named).absolute()) for named in arguments.runs]
-    wish = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
-    before = read_replay_request(folder.path)
-    if before is not None:
-        refuse_other_request(folder.path, before, wish)
-    result = _trained(arguments, folder, configuration, wish, before or {})
+    request = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
+    recorded = read_replay_request(folder.path)
+    if recorded is not None:
+        refuse_other_request(folder.path, recorded, request)
+    result = _gather_and_train(arguments, folder, configuration, request, recorded or {})
     history = open_history(folder)
     write_report(history, summarise(history), folder.report)
     if arguments.json:
@@ -90,34 +92,34 @@ def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configur
     return own.model_copy(update={"dispatch": own.dispatch.model_copy(update={"max_lag": None})})
 
 
-def _trained(
+def _gather_and_train(
     arguments: argparse.Namespace,
     folder: RunFolder,
     configuration: Configuration,
-    wish: dict[str, Any],
-    before: dict[str, Any],
+    request: dict[str, Any],
+    recorded: dict[str, Any],
 ) -> dict[str, Any]:
-    """Gathers and trains; returns the counts. Sources are not read again after gathering
-    completed.
+    """Gathers and trains; returns the counts. `recorded` is the request and result of an earlier
+    call in this folder: once it holds `gathered`, the sources are not read again.
     """
     with ExitStack() as stack:
-        sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
+        sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
         training = OfflineTraining(folder, configuration)
         if sources:
             _check(sources, training.vocabulary)
         stack.enter_context(lock_replay_folder(folder.path))
-        if "gathered" not in before:
-            write_replay_request(folder.path, wish)
+        if "gathered" not in recorded:
+            write_replay_request(folder.path, request)
         write_configuration(folder, configuration)
-        gathered = before.get("gathered")
+        gathered = recorded.get("gathered")
         if gathered is None:
             with progress_bar("gathering", None):
                 gathered = dict(training.gather(sources))
-            write_replay_request(folder.path, wish, {"gathered": gathered})
+            write_replay_request(folder.path, request, {"gathered": gathered})
         _print_gathered(gathered, configuration)
         count_steps(training.train(), configuration.trainer.steps)
         result = {"gathered": gathered, **training.outcome()}
-        write_replay_request(folder.path, wish, result)
+        write_replay_request(folder.path, request, result)
     return result
 
 
@@ -126,7 +128,7 @@ def _sources(
 ) -> list[LabelledSource]:
     """Opens the sources, each under a distinct name."""
     conditions = parse_conditions(arguments.where)
-    asked = needs_steps(conditions)
+    with_steps = needs_steps(conditions)
     encode = _tokenizer(Path(str(c.model.path)))
     found: list[LabelledSource] = []
     for number, named in enumerate(arguments.runs):
@@ -139,19 +141,19 @@ def _sources(
             steps: dict[Address, int] = {}
             source = JsonLines(path, encode)
         else:
-            here: ReplaySource = stack.enter_context(open_replay_source(named, arguments.name))
-            steps = here.recorded().step_of() if asked else {}
-            source = RecordedSource(here.log)
+            opened: ReplaySource = stack.enter_context(open_replay_source(named, arguments.name))
+            steps = opened.recorded().step_of() if with_steps else {}
+            source = RecordedSource(opened.log)
         found.append(LabelledSource(label, source, partial(_is_wanted, conditions, steps)))
     return found
 
 
 def _is_wanted(
-    conditions: list[FieldCondition], steps: dict[Address, int], draft: SourceTrajectory
+    conditions: list[FieldCondition], steps: dict[Address, int], trajectory: SourceTrajectory
 ) -> bool:
-    step = None if draft.at is None else steps.get(draft.at)
+    step = None if trajectory.at is None else steps.get(trajectory.at)
     return not conditions or is_wanted_trajectory(
-        conditions, draft.record, draft.timestamp_ms, step
+        conditions, trajectory.record, trajectory.timestamp_ms, step
     )
 
 
@@ -159,8 +161,8 @@ def _check(sources: list[LabelledSource], vocabulary: int) -> None:
     """Validate every line of every file before anything is written."""
     for one in sources:
         if isinstance(one.source, JsonLines):
-            for draft in one.source.trajectories():
-                check_tokens(one.label, draft.record, vocabulary)
+            for trajectory in one.source.trajectories():
+                check_tokens(one.label, trajectory.record, vocabulary)
 
 
 def _tokenizer(model: Path) -> TextEncoder | None:

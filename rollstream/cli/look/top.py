@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)
     configuration = load_for_viewing(folder.configuration)
-    onlooker = RunObserver(
+    observer = RunObserver(
         run_settings_of(configuration),
         folder.metrics,
         opener_of_run(configuration, folder.path),
@@ -58,14 +58,14 @@ def main(arguments: argparse.Namespace) -> int:
     )
     console = Console()
     if arguments.once:
-        return _once(onlooker, console, arguments.json)
+        return _once(observer, console, arguments.json)
     if console.is_terminal and not arguments.json:
-        return _watch(onlooker, console, arguments.every)
-    return _print_lines(onlooker, arguments.every, _line if arguments.json else plain_line)
+        return _watch(observer, console, arguments.every)
+    return _print_lines(observer, arguments.every, _line if arguments.json else plain_line)
 
 
-def _once(onlooker: RunObserver, console: Console, as_json: bool) -> int:
-    shown = onlooker.observe(catch_up_s=ONCE_S)
+def _once(observer: RunObserver, console: Console, as_json: bool) -> int:
+    shown = observer.observe(catch_up_s=ONCE_S)
     if shown.trouble:
         raise BusError(shown.trouble)
     if as_json:
@@ -75,29 +75,29 @@ def _once(onlooker: RunObserver, console: Console, as_json: bool) -> int:
     return 0
 
 
-def _watch(onlooker: RunObserver, console: Console, every_s: float) -> int:
+def _watch(observer: RunObserver, console: Console, every_s: float) -> int:
     """Redraw until a quit key or a signal; restores the terminal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     try:
         with TerminalKeys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                shown = onlooker.observe()
+                shown = observer.observe()
                 live.update(
                     render_frame(shown, TerminalSize(console.width, console.height)), refresh=True
                 )
-                if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
+                if keys.asked_to_quit(0.0 if observer.is_behind else every_s):
                     return 0
     except KeyboardInterrupt:
         return 0
 
 
-def _print_lines(onlooker: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
+def _print_lines(observer: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
     """Print a line per refresh until the run is over or the reader closes the pipe."""
     try:
         while True:
-            shown = onlooker.observe()
-            if not onlooker.is_behind:
+            shown = observer.observe()
+            if not observer.is_behind:
                 print(line(shown), flush=True)
                 if shown.is_over:
                     return 0
@@ -105,9 +105,8 @@ def _print_lines(onlooker: RunObserver, every_s: float, line: Callable[[RunSnaps
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # avoids an error message at exit
+        # Python flushes stdout at exit, which would print an error message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
