@@ -28,7 +28,7 @@ def open_bus(
     if url.startswith("kafka://"):
         return _kafka(url, clock)
     raise ConfigurationError(
-        f"{url!r} is no bus that is known; known are sqlite:FOLDER and kafka://HOST:PORT/PREFIX"
+        f"{url!r} is not the URL of a bus; give sqlite:FOLDER or kafka://HOST:PORT/PREFIX"
     )
 
 

@@ -1,4 +1,4 @@
-"""What one run has in a log, and its removal: topics and consumer groups under exactly its names.
+"""Lists and removes one run's topics and consumer groups in a log, under exactly its names.
 
 Only names that the catalogue makes are removed, so a run whose prefix starts with this one's (`a`
 and `a.b`) keeps its own. On Kafka consumer groups are removed before topics: a group belongs to the
@@ -26,7 +26,7 @@ GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
 """Consumer groups of a run's own programs; programs of users add others."""
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")
 GONE_S = 60.0
-"""Brokers delete topics within seconds of the request."""
+"""Longest wait for deleted topics to leave the listing; brokers take seconds."""
 
 
 def topic_names() -> tuple[str, ...]:
@@ -79,8 +79,8 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
 
 
 def log_contents(url: str) -> LogContents:
-    """What the run at this URL has in its log; empty if nothing is left. Raises `LeaseHeld` if a
-    consumer group has members.
+    """The topics and groups of the run at this URL; empty if nothing is left. Raises `LeaseHeld` if
+    a consumer group has members.
     """
     if url.startswith("kafka://"):
         return _kafka_contents(url)
@@ -95,14 +95,14 @@ def log_contents(url: str) -> LogContents:
 def remove_log(url: str, contents: LogContents) -> None:
     """Remove the run's topics and groups; idempotent. `contents` is of the same URL."""
     if url.startswith("kafka://"):
-        return _remove_from_kafka(url, contents)
+        _remove_from_kafka(url, contents)
+        return
     folder = Path(contents.where)
     for name in (*topic_names(), "groups"):
         for suffix in SQLITE_SUFFIXES:
             (folder / f"{name}{suffix}").unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-    return None
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:

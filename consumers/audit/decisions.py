@@ -121,8 +121,8 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Once the ledger is read: select the groups whose completions are needed. Records of
-        groups from a verdict stay.
+        """Once the ledger is read: select the groups whose completions are needed: open and closed
+        ones, and those of which a take left members out. Records of groups from a verdict stay.
         """
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
@@ -132,16 +132,18 @@ class DecisionAudit:
                 continue
             if group not in self.groups.ended or group in self._closings:
                 self._held.setdefault(group, GroupRecords(admission.names))
-        odd: dict[int, list[str]] = {u.group: [] for u in self.ledger.uses.values() if not u.step}
-        for name, use in self.ledger.uses.items() if odd else ():
-            if use.group in odd:
-                odd[use.group].append(name)
-        for group, names in odd.items():
+        partly: dict[int, list[str]] = {
+            u.group: [] for u in self.ledger.uses.values() if not u.step
+        }
+        for name, use in self.ledger.uses.items() if partly else ():
+            if use.group in partly:
+                partly[use.group].append(name)
+        for group, names in partly.items():
             if group not in self._poisoned and group not in self._decided:
                 self._held.setdefault(group, GroupRecords(tuple(names)))
-        late = {id(take) for take in recent_takes(self.reads.last_term())}
+        recent = {id(take) for take in recent_takes(self.reads.last_term())}
         takes = self.reads.takes
-        begun = (g for g, i in self.reads.begun.items() if id(takes[i]) in late)
+        begun = (g for g, i in self.reads.begun.items() if id(takes[i]) in recent)
         self._oldest = {group: self._oldest.get(group, 1 << 62) for group in begun}
 
     def apply_rows(self, rows: TrajectoryRows) -> None:

@@ -43,6 +43,7 @@ class ExactlyOnceAudit:
     _ends: dict[int, int] = field(default_factory=dict[int, int])
     """The end of the read part of each partition of `trajectories`."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
+    """Members of takes whose group no take began, and the address of the take."""
 
     def apply(self, seen: AuditMessage) -> None:
         if seen.void:

@@ -1,5 +1,5 @@
-"""Which open trajectories no rollout generates, how each of them continues, the order in which they
-are assigned, and the records of assignments and admissions that a plan appends. Pure (invariant 9).
+"""Finds the open trajectories that no rollout generates, decides how each of them continues and in
+which order they are assigned, and makes the records that a plan appends. Pure (invariant 9).
 
 Recovery is level-triggered: an open trajectory without an assignment that a living rollout of the
 assigned term holds is assigned again, whatever the cause: it was never assigned (dispatch died
@@ -111,7 +111,7 @@ def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]
     """Rollouts that may resume work that needs exactly this version; all of them when None."""
     serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
     held = serving | state.loading()
-    return {name for name, its in held.items() if version is None or its == version}
+    return {name for name, one in held.items() if version is None or one == version}
 
 
 def is_serving(seen: TrackedRollout) -> bool:
@@ -256,7 +256,9 @@ def find_unassigned(
     found = unassigned_trajectories(state)
     held = held_versions(state) if found and keep_version else set[Version]()
     if is_loadable is not None:
-        held |= {version for version in _named(state, found) - held if is_loadable(version)}
+        held |= {
+            version for version in _chain_versions(state, found) - held if is_loadable(version)
+        }
     for trajectories in found:
         group = state.group_of(trajectories[0])
         if group.prompt is None:
@@ -268,12 +270,14 @@ def find_unassigned(
             yield UnassignedSamples(group, group.prompt, tuple(alike), how, mean)
 
 
-def _named(state: DispatchState, found: Sequence[Sequence[str]]) -> set[Version]:
-    """Versions of unassigned chains; a trajectory gets at most one load from history in a row."""
+def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
+    """Versions of the chains of unassigned trajectories, except those whose last assignment loaded
+    its version from history already.
+    """
     chains = (
         state.chains.get(trajectory)
-        for ones in found
-        for trajectory in ones
+        for trajectories in unassigned
+        for trajectory in trajectories
         if (known := state.assignments.get(trajectory)) is None or not known.from_history
     )
     return {chain.version for chain in chains if chain is not None and chain.version is not None}
@@ -288,11 +292,11 @@ def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[Unass
     if room < sum(len(one.trajectories) for one in starts):
         parts = [part for one in starts for part in _split_off_probe(one)]
 
-    def turn(one: UnassignedSamples) -> tuple[int, bool, float, int]:
+    def start_key(one: UnassignedSamples) -> tuple[int, bool, float, int]:
         length = one.mean or one.prompt.sampling.tokens_max
         return one.group.admitted.wave, not one.is_probe(), -length, one.prompt.group
 
-    return sorted(parts, key=turn)
+    return sorted(parts, key=start_key)
 
 
 def _split_off_probe(one: UnassignedSamples) -> list[UnassignedSamples]:

@@ -181,18 +181,18 @@ class DispatchPersistence:
     truncate: bool
     keep_s: float
     monotonic: Callable[[], float]
-    _keeper: StateFile = field(init=False)
+    _state_file: StateFile = field(init=False)
     _due_s: float = field(init=False)
     _lengths_due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._keeper = StateFile(self.store, self.term)
+        self._state_file = StateFile(self.store, self.term)
         self._due_s = self.monotonic() + self.keep_s
         self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
 
     def recall(self) -> PersistedState | None:
         """Take the persisted state over for this term and return it."""
-        return self._keeper.take_over()
+        return self._state_file.take_over()
 
     def keep(
         self,
@@ -211,7 +211,7 @@ class DispatchPersistence:
             admissions.positions(),
             assignments.positions(),
         )
-        self._keeper.keep(state_to_persist(state, self.term, positions))  # 1
+        self._state_file.keep(state_to_persist(state, self.term, positions))  # 1
         for topic in REBUILD_TOPICS:
             self.bus.commit(DISPATCH_GROUP, topic, positions[topic])  # 2
         if self.truncate:

@@ -263,17 +263,17 @@ def plan_outliers(
         for name, load in bins.items()
     }
     moves: dict[str, str] = {}
-    takers: list[str] = []
+    destinations: list[str] = []
     for name in sorted(by, key=lambda n: (-len(by[n]), n)):
         mine = {
-            one.trajectory: _reserve_destination(one, takers, bins, slack)
+            one.trajectory: _reserve_destination(one, destinations, bins, slack)
             for one in sorted(by[name], key=lambda r: (-r.kv, r.trajectory))
         }
         if not bins[name].gains or not all(mine.values()):
-            takers.append(name)  # the moves would not empty it: it becomes a destination
+            destinations.append(name)  # the moves would not empty it: it becomes a destination
             _return_reservations(by[name], mine, slack)
             continue
-        moves.update({t: taker for t, taker in mine.items() if taker is not None})
+        moves.update({t: to for t, to in mine.items() if to is not None})
     return OutlierPlan(moves, deferred)
 
 
@@ -283,12 +283,12 @@ def _usual_length_max(expected: ExpectedLength) -> float:
 
 def _reserve_destination(
     one: RunningRequest,
-    takers: Sequence[str],
+    destinations: Sequence[str],
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
     """The first destination of its version with room; the room is reserved."""
-    for name in takers:
+    for name in destinations:
         if bins[name].version != one.version:
             continue
         if slack[name][0] >= one.kv and slack[name][1] >= 1:

@@ -50,7 +50,7 @@ class IdleRollout:
 
 
 def trajectories_to_reload(
-    behind: Sequence[UnheldTrajectory], emptied: IdleRollout
+    unheld: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> tuple[str, ...]:
     """The trajectories to load their version for, at most one per slot; empty when it is cheaper
     that all restart. The others restart.
@@ -60,10 +60,10 @@ def trajectories_to_reload(
     generated tokens.
     """
 
-    def turn(one: UnheldTrajectory) -> tuple[float, int, str]:
+    def cheapest_first(one: UnheldTrajectory) -> tuple[float, int, str]:
         return 0.0 if emptied.refills else one.left, -one.gained, one.trajectory
 
-    ordered = sorted(behind, key=turn)
+    ordered = sorted(unheld, key=cheapest_first)
     choices = range(min(len(ordered), emptied.slots) + 1)
     best = min(choices, key=lambda n: (reload_cost(ordered[:n], ordered[n:], emptied), -n))
     return tuple(sorted(one.trajectory for one in ordered[:best]))
@@ -121,16 +121,16 @@ class VersionReload:
         """Loads for all unassigned trajectories under versions that no rollout holds, oldest
         version first.
         """
-        behind = self._behind(state, lengths, unassigned)
-        trajectories = [one.trajectory for ones in behind.values() for one in ones]
+        unheld = self._unheld(state, lengths, unassigned)
+        trajectories = [one.trajectory for ones in unheld.values() for one in ones]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
         if not state.rollouts:
             return ReloadPlan()
-        self._bytes = {v: self._bytes[v] if v in self._bytes else self.bytes_of(v) for v in behind}
+        self._bytes = {v: self._bytes[v] if v in self._bytes else self.bytes_of(v) for v in unheld}
         empty = idle_rollouts(state)
         loads: dict[str, str] = {}
         waiting: set[str] = set()
-        for version, ones in sorted(behind.items()):
+        for version, ones in sorted(unheld.items()):
             size = self._bytes[version]
             if size is None:
                 continue
@@ -144,7 +144,7 @@ class VersionReload:
                 waiting |= {t for t in chosen if now_s - self._since_s[t] < IDLE_WAIT_S}
         return ReloadPlan(loads, frozenset(waiting))
 
-    def _behind(
+    def _unheld(
         self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
         found: dict[Version, list[UnheldTrajectory]] = {}
@@ -155,8 +155,8 @@ class VersionReload:
                     continue
                 if assignment is None or not assignment.from_history:
                     left = _tokens_left(one, lengths, chain)
-                    behind = UnheldTrajectory(trajectory, chain.generated, left)
-                    found.setdefault(chain.version, []).append(behind)
+                    one_unheld = UnheldTrajectory(trajectory, chain.generated, left)
+                    found.setdefault(chain.version, []).append(one_unheld)
         return found
 
     def _is_hopeless(self, state: DispatchState, chain: PartialChain) -> bool:

@@ -46,13 +46,17 @@ class ReplayOutput:
     def record_plan(self, planned: PlannedStep) -> None:
         """Append the step's takes and closed groups to the ledger, except those already in it."""
         step, recorded = planned.step, self.recorded
-        there = {(t.update, t.micro_batch) for (s, _), ts in recorded.takes.items() if s == step
+        appended = {(t.update, t.micro_batch) for (s, _), ts in recorded.takes.items() if s == step
                  for t in ts}  # fmt: skip
         closed = {group.group for group in recorded.closed}
         self.ledger.append(
             [
                 *(group for group in planned.closed if group.group not in closed),
-                *(take for take in planned.takes if (take.update, take.micro_batch) not in there),
+                *(
+                    take
+                    for take in planned.takes
+                    if (take.update, take.micro_batch) not in appended
+                ),
             ]
         )
 

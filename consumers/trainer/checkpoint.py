@@ -1,9 +1,9 @@
 """The JSON part of a trainer checkpoint, and how intake is restored from it.
 
-Positions and open groups are of one moment, the end of a step. Every take and `GroupClosed` of a
-later step is behind the ledger's position, also those of an earlier term that are still to be
-repeated. In that case takes up to the checkpoint's step are behind the position too; their step
-number shows that they are done.
+Positions and open groups are of one moment, the end of a step. The ledger is read again from the
+recorded position on, which finds every take and `GroupClosed` of a later step, also those of an
+earlier term that are still to be repeated. In that case it finds takes up to the checkpoint's step
+as well; their step number shows that they are done.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,7 @@ a delta of the believed one unless the rule of `storage/weights/anchors.py` asks
 step that is repeated after a crash produces the bytes of its version again: a number that is
 already believed is recognised, not written again, and the chain continues from it. Where the bytes
 differ (another machine), the run continues as a fork: it publishes nothing until its number passes
-the highest believed one, then an anchor
-(docs/reference/invariants.md, A trainer's step).
+the highest believed one, then an anchor (docs/reference/invariants.md, A trainer's step).
 """
 
 import logging

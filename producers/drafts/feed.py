@@ -245,10 +245,8 @@ class HistoryFeed:
             if not isinstance(record, Annotation) or record.name != REWARD_ANNOTATION:
                 continue
             reward = float(record.values[0]) if len(record.values) else None
-            if reward is None or not np.isfinite(
-                reward
-            ):  # the annotation records that there is no reward
-                continue
+            if reward is None or not np.isfinite(reward):
+                continue  # the annotation records that there is no reward
             if not self.history.add_reward(record.trajectory, reward):
                 self._early_rewards.setdefault(record.trajectory, reward)  # the first one counts
                 while len(self._early_rewards) > EARLY_REWARDS_MAX:

@@ -1,4 +1,4 @@
-"""Whether and how far the batch drafts.
+"""Decides whether a batch drafts, and how far.
 
 `DraftGate` turns drafting on where verification passes make more tokens per second than plain steps
 would under the present load (TLT's and Seer's rule). It keeps two costs, of a plain step by its
@@ -217,7 +217,7 @@ class DraftGate:
             self._end_probe(now_s)
         elif self.on:
             self._judge(rows, now_s)
-        elif self._comes_on(now_s, rows):
+        elif self._is_worth_trying(now_s, rows):
             self._tried_s = self._compared_s = now_s
             self._is_trial = self._is_unjudged = True
             self._turn(True, now_s)
@@ -277,8 +277,8 @@ class DraftGate:
         if gain is None:
             return
         expected = self.advantage(rows)
-        now = min(max(gain / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
-        self.bias += (now - self.bias) / 4
+        bias = min(max(gain / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
+        self.bias += (bias - self.bias) / 4  # smoothed: the gain of few passes varies
         loses = gain <= MARGIN_OFF
         is_fresh = self._is_unjudged or now_s - self._compared_s < FRESH_S
         self._is_unjudged = False
@@ -321,8 +321,10 @@ class DraftGate:
         self._note_compared()
         self._turn(True, now_s)
 
-    def _comes_on(self, now_s: float, rows: int) -> bool:
-        """Whether to turn drafting on: passes are expected to pay, or their cost is unknown."""
+    def _is_worth_trying(self, now_s: float, rows: int) -> bool:
+        """Whether to turn drafting on: passes are expected to pay, or their cost is unknown or
+        old.
+        """
         if self.plain.count < MEASURED:
             return False
         if self._has_drifted():

@@ -201,11 +201,11 @@ class AnswerHistory:
         kept = [one for one in kept if len(one.tokens) > one.first]
         total = sum(len(one.tokens) + 1 for one in kept)
         alone = self.choice == "count" or total > self.tokens_max // 2
-        for some in [[one] for one in kept] if alone else [kept]:
+        for batch in [[one] for one in kept] if alone else [kept]:
             if self.choice == "priority":
-                some.sort(key=lambda one: one.rank)  # the last of equal keys stays
-            if some:
-                self._insert(some)
+                batch.sort(key=lambda one: one.rank)  # the last of equal keys stays
+            if batch:
+                self._insert(batch)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Insert the last `fresh` tokens of a sequence that still runs."""
@@ -222,7 +222,7 @@ class AnswerHistory:
             at, rank = stored.base % self.tokens_max, stored.number + reward_priority(reward)
             tokens = self._ring[at : at + stored.count].copy()
             again = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
-            self._point([again], [stored.base])
+            self._add_patterns([again], [stored.base])
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
@@ -242,12 +242,12 @@ class AnswerHistory:
         name = answer.name if answer.reward is None and not answer.runs else ""
         return _RankedAnswer(answer.prompt, tokens, first, number, rank, name)
 
-    def _insert(self, some: Sequence[_RankedAnswer]) -> None:
-        bases = [self._store(one.tokens) for one in some]
-        self._point(some, bases)
-        self.inserted += sum(len(one.tokens) - one.first for one in some)
+    def _insert(self, answers: Sequence[_RankedAnswer]) -> None:
+        bases = [self._store(one.tokens) for one in answers]
+        self._add_patterns(answers, bases)
+        self.inserted += sum(len(one.tokens) - one.first for one in answers)
         self._words[INSERTED_WORD] = self.inserted
-        for one, base in zip(some, bases, strict=True):
+        for one, base in zip(answers, bases, strict=True):
             if one.name:
                 stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
                 self._waiting[one.name] = stored
@@ -255,18 +255,18 @@ class AnswerHistory:
         while len(self._waiting) > self._prompts_max:
             self._waiting.popitem(last=False)
 
-    def _point(self, some: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
+    def _add_patterns(self, answers: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
         """Add the patterns of sequences that are stored at these places of the ring to the
         table.
         """
-        counts = np.array([len(one.tokens) for one in some])
+        counts = np.array([len(one.tokens) for one in answers])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
         bases = np.repeat(np.array(stored), counts)
-        firsts = np.repeat(np.array([one.first for one in some]), counts)
-        ranks = np.repeat(np.array([one.rank for one in some], np.float32), counts)
-        prompts = np.repeat(np.array([one.prompt for one in some], np.uint64), counts)
-        tokens = np.concatenate([one.tokens for one in some])
+        firsts = np.repeat(np.array([one.first for one in answers]), counts)
+        ranks = np.repeat(np.array([one.rank for one in answers], np.float32), counts)
+        prompts = np.repeat(np.array([one.prompt for one in answers], np.uint64), counts)
+        tokens = np.concatenate([one.tokens for one in answers])
         found = ngram_keys(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
         at = np.concatenate([positions for _, positions in found])
         self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
@@ -298,8 +298,8 @@ class AnswerHistory:
             self._table.add(keys[new], places[new], given, self.floor)
 
     def _choose(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
-        """For each entry, keep the known occurrence or replace it by the new one, as `choice`
-        wants.
+        """For each entry, keep the known occurrence or replace it by the new one, according
+        to `choice`.
         """
         table = self._table
         dead = table.places[at] < self.floor

@@ -51,12 +51,12 @@ class DetailLevel:
     rank: int
     warnings: int
     advice: bool = True
-    airy: bool = False
+    is_spaced: bool = False
     """Blank lines between blocks."""
 
 
 DETAIL_LEVELS = (
-    DetailLevel(2, 8, airy=True),
+    DetailLevel(2, 8, is_spaced=True),
     DetailLevel(2, 8),
     DetailLevel(1, 4),
     DetailLevel(1, 4, advice=False),
@@ -146,12 +146,14 @@ def _body(
         [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left
     )
     if detailed:
-        figures += [*([Text()] if level.airy else []), *lag_lines(at, left)]
+        figures += [*([Text()] if level.is_spaced else []), *lag_lines(at, left)]
     below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
     if at.trouble:
         below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
     below += warning_lines(at.concerns, inside, level.warnings, level.advice)
-    return FrameBody(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
+    return FrameBody(
+        figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.is_spaced
+    )
 
 
 def _progress(at: RunSnapshot, columns: int) -> Table:

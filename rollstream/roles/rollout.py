@@ -100,9 +100,9 @@ def run_profile(
 
 
 def measure_profile(
-    configuration: Configuration, folder: Path, tell: Callable[[StepTiming], None]
+    configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model; `tell` is called with each measured step time."""
+    """Measure the run's engine on its model; `progress` is called with each measured step time."""
     c = configuration
     if c.rollouts.engine == "paced":
         raise ConfigurationError(
@@ -130,7 +130,7 @@ def measure_profile(
     points: list[StepTiming] = []
     for point in measure_points(timing):
         points.append(point)
-        tell(point)
+        progress(point)
     profile = fit_profile(c.rollouts.engine, model_key(model.config), slots, context, points)
     return replace(profile, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
@@ -162,7 +162,7 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     os.nice(c.rollouts.niceness)
     task = load_run_task(c, place.folder)
     term = next_term(place.store, ROLLOUTS, place.name)
-    orders = AssignmentQueue(place.bus, place.name, term)
+    assignments = AssignmentQueue(place.bus, place.name, term)
     # The engine torch gives its tensors back; the others are given patches of a copy.
     streamed_above = STREAMED_BYTES if c.rollouts.engine == "torch" else None
     follower = WeightsFollower(place.bus, place.store, streamed_above=streamed_above)
@@ -173,20 +173,20 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     started = time.perf_counter()
     draft_feed = _open_draft_feed(place)
     engine, most = _open_first_engine(place, fetched, draft_feed)
-    pulse = StatusSchedule(c.rollouts.status_s)
-    voice = RolloutPublisher(
+    schedule = StatusSchedule(c.rollouts.status_s)
+    publisher = RolloutPublisher(
         place.bus,
         BackgroundSender(place.bus),
         place.name,
         term,
         c.rollouts,
-        pulse,
+        schedule,
         batch_max=most,
         preemptible=place.grace_s is not None,
         heartbeat=Heartbeat(place.bus, c.rollouts.status_s),
     )
-    voice.applied(compare_all_tensors(fetched, engine.read_back, started))
-    judging = EndedTurns(
+    publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
+    ended_turns = EndedTurns(
         RewardPool(task_settings(c, place.folder)),
         isinstance(task, Environment),
         term,
@@ -195,11 +195,10 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
         context_max=c.rollouts.context_max,
     )
     rollout = RolloutLoop(
-        c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed
+        c.rollouts, engine, follower, assignments, ended_turns, publisher, draft_feed=draft_feed
     )
-    rollout.in_progress.bounds = training_bounds(
-        c, None
-    )  # an engine emits no token beyond its vocabulary
+    # No bound for the vocabulary: an engine emits no token beyond its own.
+    rollout.in_progress.bounds = training_bounds(c, None)
     if place.grace_s is not None:
         rollout.outcome_wait_s = place.grace_s / 2  # the other half is for publishing
     return rollout

@@ -138,13 +138,13 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 class BackupCopy:
     """Copies a run into one destination; parts that are present already are read again, not copied.
 
-    `present` are the destination's objects. `told` is called with each part that is copied.
+    `present` are the destination's objects. `progress` is called with each part that is copied.
     """
 
     bus: Bus
     store: ObjectStore
     target: ObjectStore
-    told: Callable[[str], None]
+    progress: Callable[[str], None]
     present: dict[str, int]
     _made: dict[str, BackupObject] = field(default_factory=dict[str, BackupObject])
     _claims: dict[str, list[tuple[Address, str]]] = field(
@@ -155,12 +155,12 @@ class BackupCopy:
         """Steps 2 and 3. Raises `PositionLost` or `ObjectMissing` if the run was faster."""
         found: dict[str, BackupObject] = {}
         for one in sorted(cut.topics, key=lambda one: one.topic.name not in TRUNCATED_FIRST):
-            self.told(f"{LOG}{one.topic.name}")
+            self.progress(f"{LOG}{one.topic.name}")
             found |= self._topic(one)  # 2
         for key, data in cut.read.items():
             found[STORE + key] = self._write(STORE + key, data)
         for unit, entries in _units(cut):  # 3
-            self.told(f"{STORE}{unit}")
+            self.progress(f"{STORE}{unit}")
             try:
                 copied = [self._object(entry) for entry in entries]
             except ObjectMissing:
@@ -313,7 +313,7 @@ def back_up(
     store: ObjectStore,
     target: ObjectStore,
     folder: Path,
-    told: Callable[[str], None] = lambda part: None,
+    progress: Callable[[str], None] = lambda part: None,
     clock: Callable[[], float] = time.time,
 ) -> Backup:
     """Make the backup of the run that `folder` configures in `target`, or complete one that was
@@ -330,7 +330,7 @@ def back_up(
         )
     present = {one.key: one.bytes for one in target.list()}
     _claim(target, identity, present)
-    copying = BackupCopy(bus, store, target, told, present)
+    copying = BackupCopy(bus, store, target, progress, present)
     lost: PositionLost | ObjectMissing | None = None
     for attempt in range(CUTS_MAX):
         try:
@@ -342,7 +342,7 @@ def back_up(
             break
         except (PositionLost, ObjectMissing) as error:
             lost = error
-            told(f"again: {error}")
+            progress(f"again: {error}")
     else:
         raise StoreError(
             f"the run truncated or deleted during each of {CUTS_MAX} attempts what was being "

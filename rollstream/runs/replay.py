@@ -88,11 +88,11 @@ def message_filter(
         )
         at = Address(message.partition, message.offset)
         key = message.key.decode(errors="replace")
-        passing = LogRecord(
+        record = LogRecord(
             message.topic, at, message.timestamp_ms, key, judged.record, reason=judged.reason
         )
         more = _training_values(judged.record, steps.get(at))
-        return meets(passing, conditions[message.topic], more)
+        return meets(record, conditions[message.topic], more)
 
     return keep
 
@@ -143,7 +143,7 @@ class ReplayRequest:
     def is_experiment(self) -> bool:
         return bool(self.changes or self.where)
 
-    def wish(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The part of the request that must be equal for a replay to resume in a folder."""
         return {
             "run": str(self.folder.path),

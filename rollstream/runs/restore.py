@@ -115,7 +115,7 @@ def plan_restore(
     folder: Path,
     overrides: Sequence[str],
     scratch: Path,
-    told: Callable[[str], None] = lambda part: None,
+    progress: Callable[[str], None] = lambda part: None,
 ) -> RestorePlan:
     """The plan of a restore (1). Writes only the backup's `config.json`, into `scratch`.
 
@@ -124,7 +124,7 @@ def plan_restore(
     """
     backup = read_backup(source, where)
     for one in backup.objects:
-        told(one.key)
+        progress(one.key)
         checked(source, one)
     path = scratch / "config.json"
     path.write_bytes(source.get(CONFIGURATION))
@@ -185,7 +185,7 @@ def check_free(plan: RestorePlan) -> None:
         )
 
 
-def restore(plan: RestorePlan, told: Callable[[str], None] = lambda part: None) -> None:
+def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
     """Restore the backup; the run is complete when this returns. Raises `ConfigurationError` if the
     target is not empty.
     """
@@ -196,12 +196,12 @@ def restore(plan: RestorePlan, told: Callable[[str], None] = lambda part: None) 
     _claim(plan, store, by_key)  # 2
     with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
         for topic in plan.backup.topics:  # 3
-            told(topic.topic.name)
+            progress(topic.topic.name)
             _restore_topic(bus, plan.source, topic, by_key)
     for key, one in by_key.items():  # 4
         name = key.removeprefix(STORE)
         if name != key and name != IDENTITY_KEY:
-            told(name)
+            progress(name)
             data = checked(plan.source, one)
             store.put(name, _released(name, data) if name.startswith("roles/") else data)
     for key, one in by_key.items():  # 5

@@ -174,15 +174,17 @@ class ArchivedPart:
     skip_damaged: bool
 
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
-        vain = 0
+        failed_listings = 0
         while True:
-            files = self.log.archived(self.topic.name, again=vain > 0).get(self.partition, [])
+            files = self.log.archived(self.topic.name, again=failed_listings > 0).get(
+                self.partition, []
+            )
             before = self.position.offset
             try:
                 yield from self._in_files(files)
             except ObjectMissing:  # merged into another file since the listing
-                vain = 1 if self.position.offset > before else vain + 1
-                if vain == LISTINGS_MAX:
+                failed_listings = 1 if self.position.offset > before else failed_listings + 1
+                if failed_listings == LISTINGS_MAX:
                     raise
                 continue
             break

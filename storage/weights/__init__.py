@@ -3,7 +3,7 @@ rollouts.
 
 `publish` writes a version, as an anchor or as a delta (`delta/`), in files (`shards`) that a
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
-`retention` which versions are deleted. A reader plans the cheapest way to each tensor
+`retention` which versions are deleted. A reader plans the cheapest path to each tensor
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
 version as a folder; `resident` keeps them in memory and updates them; `streamed` decodes them from
 an engine's own memory, without a copy. `tensors` converts tensors to bytes, also those that several

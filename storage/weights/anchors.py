@@ -91,11 +91,11 @@ def find_fetch_paths(
     held: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """The cheapest way to each of these tensors, by the names that the manifest stores them
+    """The cheapest path to each of these tensors, by the names that the manifest stores them
     under.
 
     Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none. A missing or
-    damaged manifest is no error if another way exists.
+    damaged manifest is no error if another path exists.
     """
     planning = FetchPlanner(names, held or HeldTensors(), broken)
     reason: ObjectMissing | CorruptObject | None = None
@@ -106,14 +106,14 @@ def find_fetch_paths(
                 break
     except (ObjectMissing, CorruptObject) as error:
         reason = error
-    ways = planning.ways()
-    found = {name: way for name, way in ways.items() if way is not None}
-    lost = [name for name in ways if name not in found]
+    paths = planning.paths()
+    found = {name: path for name, path in paths.items() if path is not None}
+    lost = [name for name in paths if name not in found]
     if lost:
         kind = type(reason) if reason is not None else CorruptObject
         why = reason or "no stored anchor or delta leads to it any more"
         raise kind(
-            f"version {manifest.version}: tensor {lost[0]} ({len(lost)} of {len(ways)}) cannot be "
+            f"version {manifest.version}: tensor {lost[0]} ({len(lost)} of {len(paths)}) cannot be "
             f"made: {why}; fetch another version"
         )
     return found

@@ -103,7 +103,7 @@ class _TensorRows:
 
     def change(self, payload: bytes, step: FetchStep) -> None:
         """Apply the changes of a sparse payload to these rows."""
-        assert step.delta is not None, "a way starts with at most one complete tensor"
+        assert step.delta is not None, "a path starts with at most one complete tensor"
         element = element_of(self._entry.dtype)
         width = element.bits.itemsize
         # Zeros that are only read take no memory; the changes decoded from them are dropped.

@@ -45,15 +45,16 @@ class FetchRequest:
 
 
 def execute_fetch(
-    store: ObjectStore, ways: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
+    store: ObjectStore, paths: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
 ) -> FetchOutcome:
-    """Make every tensor what its way leads to; each must have the wanted dtype and shape.
+    """Bring every tensor to the version that its path leads to; each must have the wanted dtype and
+    shape.
 
     Tensors whose bytes did not match are in `failed` and have undefined content. Errors of the
     store are raised; then all tensors may have undefined content.
     """
-    outcome = FetchOutcome(changes={name: [] for name in ways})
-    for request, data in fetched(store, fetch_requests(ways)):
+    outcome = FetchOutcome(changes={name: [] for name in paths})
+    for request, data in fetched(store, fetch_requests(paths)):
         outcome.fetched_bytes += len(data)
         for name in request.range.names:
             if name in outcome.failed:
@@ -62,17 +63,17 @@ def execute_fetch(
             at = step.start - request.range.start
             try:
                 part = data[at : at + step.end - step.start]
-                _note(outcome, name, _apply(ways[name], step, part, tensors[name]))
+                _note(outcome, name, _apply(paths[name], step, part, tensors[name]))
             except CorruptObject as error:
                 outcome.failed[name] = error
                 outcome.broken.add(step.key)
-    for name in ways.keys() - outcome.failed.keys():
+    for name in paths.keys() - outcome.failed.keys():
         try:
-            _check(ways[name], tensors[name])
+            _check(paths[name], tensors[name])
         except CorruptObject as error:
             outcome.failed[name] = error
-            if ways[name].steps[0].is_whole:  # the held tensor was not involved
-                outcome.broken.update(step.key for step in ways[name].steps)
+            if paths[name].steps[0].is_whole:  # the held tensor was not involved
+                outcome.broken.update(step.key for step in paths[name].steps)
     return outcome
 
 
@@ -83,11 +84,11 @@ def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
         outcome.changes[name].append(changes)
 
 
-def fetch_requests(ways: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
+def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
     """The requests in the order in which steps build on each other: by version."""
     groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
-    for name, way in ways.items():
-        for step in way.steps:
+    for name, path in paths.items():
+        for step in path.steps:
             if step.end > step.start:
                 groups.setdefault((step.version, step.delta is None), {})[name] = step
     for (version, _), steps in sorted(groups.items(), key=lambda item: item[0]):
@@ -116,12 +117,12 @@ def fetched(
 
 
 def _apply(
-    way: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
+    path: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
 ) -> Changes | None:
     """Execute one step; returns the elements that it changed, None for all of the tensor."""
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
-    if entry.bytes != way.entry.bytes or entry.dtype != way.entry.dtype:
+    if entry.bytes != path.entry.bytes or entry.dtype != path.entry.dtype:
         raise CorruptObject(f"tensor {step.name} in object {key} has another size than its child")
     into = tensor_bytes(tensor)
     if delta is not None:
@@ -134,18 +135,18 @@ def _apply(
     return None
 
 
-def _check(way: FetchPath, tensor: torch.Tensor) -> None:
+def _check(path: FetchPath, tensor: torch.Tensor) -> None:
     """Check the tensor's hash. Skipped if nothing was applied, or if the last step was a complete
     tensor whose hash was compared already.
     """
-    entry = way.entry
-    if not way.steps or (way.steps[-1].delta is None and entry.bytes):
+    entry = path.entry
+    if not path.steps or (path.steps[-1].delta is None and entry.bytes):
         return
     if tensor_hash(entry.dtype, entry.shape, tensor_bytes(tensor)) != entry.hash:
-        last = way.steps[-1]
+        last = path.steps[-1]
         raise CorruptObject(
-            f"tensor {way.name} is not that of version {last.version} after its delta was applied: "
-            "its memory had changed before, or the delta was made from another base"
+            f"tensor {path.name} is not that of version {last.version} after its delta was "
+            "applied: its memory had changed before, or the delta was made from another base"
         )
 
 

@@ -1,11 +1,11 @@
-"""From which objects a reader makes the tensors of a version: the cheapest way, for each tensor
+"""From which objects a reader makes the tensors of a version: the cheapest path, for each tensor
 separately. Pure (invariant 9).
 
-A tensor's way starts with the tensor that the reader holds (recognised by its hash, so a wrong base
-cannot be used), with the complete tensor in an anchor, or with a delta that replaces all of it;
+A tensor's path starts with the tensor that the reader holds (recognised by its hash, so that no
+wrong base is used), with the complete tensor in an anchor, or with a delta that replaces all of it;
 sparse deltas follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor
 and deltas, a full version, and the repair of an update that failed half-way. Manifests are examined
-from the wanted version back, one by one, so a caller reads only those that can make a way cheaper.
+from the wanted version back, one by one, so a caller reads only those that can make a path cheaper.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -96,25 +96,25 @@ class FetchPlanner:
 
     @property
     def is_complete(self) -> bool:
-        """Whether older manifests cannot improve any way."""
+        """Whether older manifests cannot improve any path."""
         return not self._open or self._examined >= CHAIN_MAX
 
     def examine(self, manifest: Manifest) -> None:
         """Examine one manifest. Raises nothing: a manifest that does not fit its child ends the
-        ways through it.
+        paths through it.
         """
         self._examined += 1
         for search in self._open:
             search.examine(manifest)
         self._open = [search for search in self._open if not search.closed]
 
-    def ways(self) -> dict[str, FetchPath | None]:
-        """The cheapest way to each tensor; None if the examined manifests have none."""
+    def paths(self) -> dict[str, FetchPath | None]:
+        """The cheapest path to each tensor; None if the examined manifests have none."""
         return {search.name: search.best for search in self._searches}
 
 
 class _PathSearch:
-    """The search of one tensor, from the wanted version back to where a way can start."""
+    """The search of one tensor, from the wanted version back to where a path can start."""
 
     def __init__(self, name: str, held: HeldTensors, broken: BrokenSteps) -> None:
         self.name, self._broken = name, broken

@@ -79,23 +79,23 @@ class ResidentWeights:
         possible.
 
         Give the announced hash of the manifest to be sure of exactly the announced version. Raises
-        `ObjectMissing` if the version, one of its tensors, or every way to one is gone,
+        `ObjectMissing` if the version, one of its tensors, or every path to one is gone,
         `CorruptObject`, which names the tensor and object that differ, and any error of the store.
         """
         manifest = read_manifest(store, target, manifest_hash)
         owners = self._owners(manifest)
         base, before = self.version, self.manifest
         memory, hashes = self._prepare_memory(manifest, owners)
-        ways = find_fetch_paths(
+        paths = find_fetch_paths(
             store, manifest, owners, HeldTensors(hashes, base.number if base else 0)
         )
         self._memory, self._last = memory, manifest
         self.version = self.manifest = None
-        done = self._update_until_verified(store, manifest, ways)
+        done = self._update_until_verified(store, manifest, paths)
         self.version, self.manifest = target, manifest
         if base is None or before is None or not self._same_names(before, manifest):
             return ResidentUpdate(manifest, None, None, tuple(owners), done.fetched_bytes)
-        changed = {n: way.entry for n, way in ways.items() if hashes.get(n) != way.entry.hash}
+        changed = {n: path.entry for n, path in paths.items() if hashes.get(n) != path.entry.hash}
         patches = tuple(
             _patch(name, entry, squash(done.changes[name]))
             for name, entry in changed.items()
@@ -143,12 +143,12 @@ class ResidentWeights:
         return memory, hashes
 
     def _update_until_verified(
-        self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, FetchPath]
+        self, store: ObjectStore, manifest: Manifest, paths: Mapping[str, FetchPath]
     ) -> FetchOutcome:
         """Execute plans until every tensor matches; steps that failed are excluded from the next
         plan.
         """
-        done = execute_fetch(store, ways, self._memory)
+        done = execute_fetch(store, paths, self._memory)
         for _ in range(ROUNDS_MAX - 1):
             if not done.failed:
                 return done
@@ -165,7 +165,7 @@ class ResidentWeights:
     def _retry_paths(
         self, store: ObjectStore, manifest: Manifest, done: FetchOutcome
     ) -> dict[str, FetchPath]:
-        """Other ways to the failed tensors, only from the store; raises the first failure if there
+        """Other paths to the failed tensors, only from the store; raises the first failure if there
         are none.
         """
         try:

@@ -18,6 +18,8 @@ from rollstream.streams.kafka.address import WhenFull
 from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
 
+log = logging.getLogger(__name__)
+
 
 class ByteSemaphore:
     """At most `limit` bytes are taken at any time. A request above `limit` is a programmer
@@ -46,8 +48,6 @@ class ByteSemaphore:
             self.taken -= amount
             self._changed.notify_all()
 
-
-log = logging.getLogger(__name__)
 
 RecordToSend = tuple[int, bytes, bytes | None, int]
 """Partition, key, value and timestamp in ms of one record."""
@@ -106,7 +106,7 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends of all threads; see the module."""
+    """Appends of all threads, over one producer at a time (guarantees: this module's docstring)."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class Appender:
         for start, stop, amount in bounded_batches(records, self._bound.limit):
             amount = min(amount, self._bound.limit)
             self._take(topic, amount, bool(offsets))
-            wave = self._send(topic, records[start:stop], amount)
-            if not wave.done.wait(DELIVERY_S + SLACK_S):
+            batch = self._send(topic, records[start:stop], amount)
+            if not batch.done.wait(DELIVERY_S + SLACK_S):
                 raise self._in_doubt(topic, "the client's thread has stopped")
-            if wave.error is not None:
-                raise self._in_doubt(topic, str(wave.error)) from wave.error
-            offsets += wave.offsets
+            if batch.error is not None:
+                raise self._in_doubt(topic, str(batch.error)) from batch.error
+            offsets += batch.offsets
         return offsets
 
     def close(self, wait_s: float) -> None:
@@ -158,11 +158,11 @@ class Appender:
             )
 
     def _send(self, topic: str, records: Sequence[RecordToSend], amount: int) -> _BatchInFlight:
-        wave = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
+        batch = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
         except BusError as error:  # none could be made, so nothing was sent
-            wave.fail(error, len(records))
+            batch.fail(error, len(records))
             raise
         sent = 0
         try:
@@ -171,23 +171,23 @@ class Appender:
                     (topic, partition),
                     (key, value),
                     timestamp_ms,
-                    lambda offset, index=index: wave.succeed(index, offset),
-                    lambda error: self._failed(producer, wave, error),
+                    lambda offset, index=index: batch.succeed(index, offset),
+                    lambda error: self._failed(producer, batch, error),
                 )
                 sent += 1
         except (KafkaError, ValueError) as error:
-            self._failed(producer, wave, error, len(records) - sent)
-        return wave
+            self._failed(producer, batch, error, len(records) - sent)
+        return batch
 
     def _failed(
-        self, producer: Producer, wave: _BatchInFlight, error: Exception, count: int = 1
+        self, producer: Producer, batch: _BatchInFlight, error: Exception, count: int = 1
     ) -> None:
         """Stop this producer, so that it sends nothing after a failed record."""
         producer.abort()
         with self._lock:
             if self._producer is producer:
                 self._producer = None
-        wave.fail(error, count)
+        batch.fail(error, count)
 
     def _current(self, topic: str) -> Producer:
         with self._lock:

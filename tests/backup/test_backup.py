@@ -63,7 +63,7 @@ def test_a_term_that_was_taken_while_the_log_was_copied_is_not_drawn_again(
             lease = acquire_lease(store_of(run), LeaseCandidate("trainer", "t", "n", 0.0), 0.0)
             taken.append(lease.term)
 
-    backed_up(run, to := MemoryStore(), told=act)
+    backed_up(run, to := MemoryStore(), progress=act)
     restored(to, tmp_path / "again")
     present = read_role(store_of(tmp_path / "again"), "trainer")
     assert present is not None
@@ -81,7 +81,7 @@ def test_a_run_that_truncates_meanwhile_is_copied_from_a_later_cut(
         if acted.count(f"{LOG}trajectories") == 1 and part.endswith("trajectories"):
             truncate(bus, "trajectories", {p: Position(end - 1) for p, end in ends.items()})
 
-    backup = backed_up(run, to := MemoryStore(), told=act)
+    backup = backed_up(run, to := MemoryStore(), progress=act)
     assert [part for part in acted if part.startswith("again")]
     begins = {one.topic.name: one.begins for one in backup.topics}
     assert begins["trajectories"] == tuple(end - 1 for _, end in sorted(ends.items()))
@@ -97,7 +97,7 @@ def test_a_version_that_retention_deletes_meanwhile_stays_out(run: Path, tmp_pat
         for entry in list(store.list(f"weights/{oldest}/")):
             store.delete(entry.key)
 
-    backup = backed_up(run, MemoryStore(), told=act)
+    backup = backed_up(run, MemoryStore(), progress=act)
     assert not [one for one in backup.objects if f"weights/{oldest}/" in one.key]
 
 

@@ -1,5 +1,5 @@
-"""What the trainer keeps and what it removes (invariant 11): versions that must stay, truncation of
-topics after a checkpoint, and reading truncated records from the archive.
+"""Decides which versions and records the trainer keeps (invariant 11), truncates topics after a
+checkpoint, and reads truncated records from the archive.
 """
 
 import logging
@@ -225,8 +225,8 @@ class ArchiveBackedBus(BusWrapper):
         exact: bool = True,
     ) -> list[Message]:
         """Read from the log, or, where a position is truncated, from log and archive together."""
-        how = {"records_max": records_max, "bytes_max": bytes_max}
+        limits = {"records_max": records_max, "bytes_max": bytes_max}
         try:
-            return super().read(topic, positions, **how, wait_s=wait_s, exact=exact)
+            return super().read(topic, positions, **limits, wait_s=wait_s, exact=exact)
         except PositionLost:
-            return self.with_archive().read(topic, positions, **how, exact=exact)
+            return self.with_archive().read(topic, positions, **limits, exact=exact)

@@ -84,16 +84,16 @@ def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> L
     """The gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's for its
     trained tokens, in the order of the samples.
     """
-    theirs = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
-    delta = logprobs.detach().cpu().numpy().astype(np.float64) - theirs
+    recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
+    delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded
     found: list[tuple[str, LogprobGap]] = []
     begin = 0
     for sample in samples:
         first = sample.spans[0]
         lag = version - first.version.number
-        mine = int(np.count_nonzero(sample.mask[: first.end]))
-        if mine and lag >= 0:
-            found.append((sample.task, _gap(lag, delta[begin : begin + mine])))
+        compared = int(np.count_nonzero(sample.mask[: first.end]))
+        if compared and lag >= 0:
+            found.append((sample.task, _gap(lag, delta[begin : begin + compared])))
         begin += int(np.count_nonzero(sample.mask))
     return _merged(found)
 

@@ -66,26 +66,26 @@ def main(arguments: argparse.Namespace) -> int:
             name = source.location.name
             raise ConfigurationError(f"{name} has no store, so it has no checkpoint to replay from")
         recorded, before = source.recorded(), read_replay_request(out)
-        asked = _asked(arguments, run, recorded, before)
+        request = _request(arguments, run, recorded, before)
         if before is not None:
-            refuse_other_request(out, before, asked.wish())
+            refuse_other_request(out, before, request.identity())
         folder = RunFolder(out)
-        result = _trained(source, source.store, recorded, asked, before, folder)
-        pages = _reports(asked, folder, source.log, source.store)
+        result = _repeat_steps(source, source.store, recorded, request, before, folder)
+        pages = _reports(request, folder, source.log, source.store)
     if arguments.json:
         print(json.dumps({"out": str(out), **result}))
     else:
-        _print_result(asked, result, pages)
+        _print_result(request, result, pages)
     return 1 if result["differing"] else 0
 
 
-def _asked(
+def _request(
     arguments: argparse.Namespace,
     run: RunFolder,
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
 ) -> ReplayRequest:
-    """A resumed replay keeps its last step, even if the run has made further steps since."""
+    """The request. A resumed replay keeps its last step, even if the run has made further steps."""
     last = arguments.to_step
     if last is None and before is not None:
         last = before.get("to_step")
@@ -94,42 +94,42 @@ def _asked(
     )
 
 
-def _trained(
+def _repeat_steps(
     source: ReplaySource,
     store: ObjectStore,
     recorded: RecordedSteps,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     before: dict[str, Any] | None,
     folder: RunFolder,
 ) -> dict[str, Any]:
     """Repeats the steps; returns the counts and the differing steps."""
-    model = model_folder(asked.before, asked.folder.path).absolute()
-    own = folder, replay_configuration(asked.now, folder.path, model)
-    start, learner = find_replay_start(store, asked, before, own)
-    recorded.check_whole(range(start.behind.step + 1, asked.last + 1))
+    model = model_folder(request.before, request.folder.path).absolute()
+    own = folder, replay_configuration(request.now, folder.path, model)
+    start, learner = find_replay_start(store, request, before, own)
+    recorded.check_whole(range(start.behind.step + 1, request.last + 1))
     with lock_replay_folder(folder.path):
-        write_replay_request(folder.path, asked.wish(), start.begun())
+        write_replay_request(folder.path, request.identity(), start.begun())
         write_configuration(*own)
-        _print_start(asked, start.step, start.checkpoint or "the initial model")
+        _print_start(request, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
             warn(f"an earlier replay stopped after step {start.behind.step}: resuming there")
         hashes = {configured.configuration_hash for configured in recorded.configured}
-        if hashes - {fingerprint(asked.before)}:
+        if hashes - {fingerprint(request.before)}:
             warn("the run changed its configuration; all steps use its last configuration")
-        count_steps(run_replay(source.log, recorded, asked, start, learner, own), asked.last)
-        last = asked.first if asked.is_experiment else asked.last
+        count_steps(run_replay(source.log, recorded, request, start, learner, own), request.last)
+        last = request.first if request.is_experiment else request.last
         result = {
-            **start.begun(), "trained_again": asked.first - start.step,
-            "steps": asked.last - asked.first, "experiment": asked.is_experiment,
+            **start.begun(), "trained_again": request.first - start.step,
+            "steps": request.last - request.first, "experiment": request.is_experiment,
             "compared": last - start.step,
             "differing": differing_steps(own, recorded, start.step + 1, last),
         }  # fmt: skip
-        write_replay_request(folder.path, asked.wish(), result)
+        write_replay_request(folder.path, request.identity(), result)
     return result
 
 
 def _reports(
-    asked: ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
+    request: ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
     """Writes the report of the replay and a page that compares it with the run; returns both paths.
     The run is only read.
@@ -137,33 +137,33 @@ def _reports(
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
-    before = read_history(source, asked.folder)
+    before = read_history(source, request.folder)
     runs = [
-        OverlaidRun(asked.folder.path.name, before, summarise(before)),
+        OverlaidRun(request.folder.path.name, before, summarise(before)),
         OverlaidRun(folder.path.name, history, summary),
     ]
     write_overlay(runs, folder.path / OVERLAY_FILE)
     return [folder.report, folder.path / OVERLAY_FILE]
 
 
-def _print_start(asked: ReplayRequest, start: int, named: str) -> None:
-    again, on = asked.first - start, asked.last - asked.first
+def _print_start(request: ReplayRequest, start: int, named: str) -> None:
+    repeated, further = request.first - start, request.last - request.first
     warn(
-        f"from {named}: {again} steps are repeated up to step {asked.first}, "
-        f"then {on} up to step {asked.last}"
+        f"from {named}: {repeated} steps are repeated up to step {request.first}, "
+        f"then {further} up to step {request.last}"
     )
-    if asked.is_experiment:
-        warn(f"experiment from step {asked.first + 1} on: {asked.words()}")
+    if request.is_experiment:
+        warn(f"experiment from step {request.first + 1} on: {request.words()}")
 
 
-def _print_result(asked: ReplayRequest, result: dict[str, Any], pages: list[Path]) -> None:
+def _print_result(request: ReplayRequest, result: dict[str, Any], pages: list[Path]) -> None:
     wrong, compared = result["differing"], result["compared"]
     if wrong:
         print(f"{len(wrong)} of {compared} steps differ from the ledger: {wrong}")
     elif compared:
         print(f"identical: all {compared} steps have the state hash of the ledger")
-    if asked.is_experiment:
-        print(f"experiment, steps {asked.first + 1} to {asked.last}: {asked.words()}")
+    if request.is_experiment:
+        print(f"experiment, steps {request.first + 1} to {request.last}: {request.words()}")
     for page in pages:
         print(f"report: {page}")
 
@@ -215,8 +215,8 @@ def _keep(
     if not where:
         return None
     conditions = {topic: parse_conditions(where, topic) for topic in topics}
-    asked = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
-    return message_filter(conditions, source.recorded().step_of() if asked else {})
+    with_steps = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
+    return message_filter(conditions, source.recorded().step_of() if with_steps else {})
 
 
 def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:

@@ -87,7 +87,7 @@ def plan_fetch(chain, names, held, broken=()):
         if planning.is_complete:
             break
         planning.examine(one)
-    return planning.ways()
+    return planning.paths()
 
 
 def held_of(chain, draw):
@@ -133,7 +133,7 @@ def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
             break
         planning.examine(one)
         looked += 1
-    costs = {name: way.bytes for name, way in planning.ways().items()}  # pyright: ignore[reportOptionalMemberAccess]
+    costs = {name: path.bytes for name, path in planning.paths().items()}  # pyright: ignore[reportOptionalMemberAccess]
     assert costs == {name: cheapest(chain, name, held) for name in NAMES}
     if not held.hashes:  # no further back than to the first whole version
         assert all(one.kind == "delta" for one in chain[: looked - 1])
