@@ -24,10 +24,10 @@ def store_of(folder: Path) -> ObjectStore:
 
 
 def backed_up(
-    run: Path, to: ObjectStore, told: Callable[[str], None] = lambda part: None
+    run: Path, to: ObjectStore, progress: Callable[[str], None] = lambda part: None
 ) -> Backup:
     with closing(open_bus(f"sqlite:{run}/bus")) as bus:
-        return back_up(bus, store_of(run), to, run, told)
+        return back_up(bus, store_of(run), to, run, progress)
 
 
 def restored(source: ObjectStore, folder: Path, *overrides: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/tutorial/own-reward.md: its files work as printed."""
+"""docs/tutorial/own-reward.md and README: their files work as printed."""
 
 import json
 import re
@@ -39,6 +39,26 @@ def test_the_files_fit_together(folder: Path) -> None:
     assert callable(reward)
     assert reward("abcde", "ecadb") == (1.0, {"solved": 1.0})
     assert reward("abced", "ecadb") == (0.6, {"solved": 0.0})
+
+
+def test_the_files_of_the_readme_fit_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+    reward, run = re.findall(r"```(?:python|toml)\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_run.toml").write_text(run, encoding="utf-8")
+    model = tmp_path / tomllib.loads(run)["model"]["path"]
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    validate_layers(file_layer(tmp_path / "my_run.toml"))
+    names: dict[str, object] = {}
+    exec(reward, names)
+    module, _, function = tomllib.loads(run)["task"]["options"]["verifier"].partition(":")
+    assert f"# {module}.py" in reward
+    contains = names[function]
+    assert callable(contains)
+    assert contains("it is 4", "4") == 1.0
 
 
 @pytest.mark.slow
