@@ -164,10 +164,10 @@ class ArchiveBus:
         return found
 
     def _messages(self, topic: str, file: ArchiveFile) -> list[Message]:
-        from rollstream.storage.archive.originals import messages_of
-
-        assert self.store is not None
         if file.key not in self._cache:
+            from rollstream.storage.archive.originals import messages_of
+
+            assert self.store is not None
             self._cache[file.key] = list(messages_of(self.store, topic, file))
         self._cache.move_to_end(file.key)
         while len(self._cache) > FILES_MAX:

@@ -9,15 +9,15 @@ record by record and decides whether it is damaged. So are rows of files without
 release 0.1.0 wrote.
 """
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import eq
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.archive.file_names import ArchiveFile
@@ -35,12 +35,10 @@ from rollstream.streams.codec import MAGIC
 from rollstream.streams.records import SCHEMAS, Record
 
 SLICE_BYTES = 1 << 20  # joined at a time, so that the second hash finds the bytes in cache
-_PREFIX = struct.Struct("<4sIQ")  # magic, length of the header, checksum of what follows
+_PREFIX = np.dtype([("magic", "S4"), ("header", "<u4"), ("checksum", "<u8")])  # as in `codec.py`
+_CHECKSUM = np.arange(8, 16)  # its bytes
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
-
-Slice = Sequence[tuple[int, memoryview, str]]
-"""For each row: the length of its header, its bytes after the prefix, its hash."""
 
 
 class OriginalBytes:
@@ -56,10 +54,9 @@ class OriginalBytes:
         """
         found: list[bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
-            for row, value in zip(
-                rows.tolist(), _build(batch, rows, cls, _checked_bytes), strict=True
-            ):
-                found[row] = value
+            for part, values, is_right in _restored(batch, rows, cls):
+                for row, value, right in zip(part.tolist(), values, is_right.tolist(), strict=True):
+                    found[row] = value.tobytes() if right else None
         left = [row for row, value in enumerate(found) if value is None]
         if not left:
             yield from found
@@ -76,7 +73,8 @@ class OriginalBytes:
         found = np.zeros(batch.num_rows, np.bool_)
         for of, rows in _by_class(batch):
             if of is cls:
-                found[rows] = _build(batch, rows, cls, _checked_hashes)
+                for part, _, is_right in _restored(batch, rows, cls):
+                    found[part] = is_right
         return found
 
 
@@ -91,31 +89,51 @@ def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.
             yield SCHEMAS[schema], np.flatnonzero(rows.to_numpy(zero_copy_only=False))
 
 
-def _build(
-    batch: pa.RecordBatch,
-    rows: NDArray[np.int64],
-    cls: type[Record],
-    make: Callable[[Slice], list[Any]],
-) -> list[Any]:
-    """The result of `make` for these rows, all of one class."""
+def _restored(
+    batch: pa.RecordBatch, rows: NDArray[np.int64], cls: type[Record]
+) -> Iterator[tuple[NDArray[np.int64], list[memoryview], NDArray[np.bool_]]]:
+    """These rows, all of one class, some at a time: their indices, their bytes, and whether those
+    match their hashes.
+    """
     if not len(rows):
-        return []
+        return
     batch = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
     heads = batch.column("header").cast(pa.large_binary())
-    sizes = pc.binary_length(heads)
-    parts: list[Any] = [heads]
+    parts: list[Any] = [_prefixes(pc.binary_length(heads)), heads]
     for column in columns_of(cls):
         if column.is_array and column.name in batch.schema.names:
             parts += [_padding(pc.binary_length(parts[-1])), _bytes(batch, column)]
-    hashes = batch.column("hash")
-    found: list[Any] = []
+    hashes = batch.column("hash").to_numpy(zero_copy_only=False).tolist()
     total = sum(part.nbytes for part in parts)
     step = max(1, SLICE_BYTES * batch.num_rows // max(1, total))
     for first in range(0, batch.num_rows, step):
         cut = [part.slice(first, step) for part in parts]
-        bodies = pc.binary_join_element_wise(*cut, _NOTHING) if len(cut) > 1 else cut[0]
-        found += make(_rows(sizes.slice(first, step), bodies, hashes.slice(first, step)))
-    return found
+        joined = pc.binary_join_element_wise(*cut, _NOTHING)
+        yield rows[first : first + step], *_sealed(joined, hashes[first : first + step])
+
+
+def _prefixes(lengths: pa.Array) -> pa.Array:
+    """The prefix of each record, without its checksum."""
+    found = np.zeros(len(lengths), _PREFIX)
+    found["magic"], found["header"] = MAGIC, lengths.to_numpy()
+    offsets = np.arange(len(lengths) + 1) * _PREFIX.itemsize
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(found)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
+def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDArray[np.bool_]]:
+    """The bytes of each record with its checksum, and whether they match its hash. A row without
+    one of its arrays has no bytes, which match no hash.
+    """
+    _, offsets, buffer = records.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(records) + 1)
+    data, bounds = np.frombuffer(buffer, np.uint8), ends.tolist()
+    found = list(map(data.data.__getitem__, map(slice, bounds[:-1], bounds[1:])))
+    sums = [xxh3_64_intdigest(value[_PREFIX.itemsize :]) for value in found]
+    is_there = np.diff(ends) > 0
+    at = ends[:-1][is_there, None] + _CHECKSUM
+    data[at] = np.array(sums, "<u8")[is_there, None].view(np.uint8)
+    return found, np.array(list(map(eq, map(xxh3_64_hexdigest, found), hashes)), np.bool_)
 
 
 def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
@@ -133,37 +151,6 @@ def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
 def _padding(sizes: pa.Array) -> pa.Array:
     """Zero bytes up to a multiple of 8."""
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
-
-
-def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
-    """The slice's rows. A row without one of its arrays has no bytes, which match no hash."""
-    ends = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8).tolist()
-    data = memoryview(bodies.buffers()[2])
-    lengths = sizes.to_numpy(zero_copy_only=False).tolist()
-    named = hashes.to_numpy(zero_copy_only=False).tolist()
-    return [
-        (length, data[start:end], hash_)
-        for length, start, end, hash_ in zip(lengths, ends[:-1], ends[1:], named, strict=True)
-    ]
-
-
-def _checked_bytes(rows: Slice) -> list[bytes | None]:
-    """The bytes of rows that match their hash, None for others."""
-    found: list[bytes | None] = []
-    for length, body, hash_ in rows:
-        value = b"".join((_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)), body))
-        found.append(value if xxh3_64_hexdigest(value) == hash_ else None)
-    return found
-
-
-def _checked_hashes(rows: Slice) -> list[bool]:
-    """Whether each row matches its hash, without a copy of its bytes."""
-    found: list[bool] = []
-    for length, body, hash_ in rows:
-        hasher = xxh3_64(_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)))
-        hasher.update(body)
-        found.append(hasher.hexdigest() == hash_)
-    return found
 
 
 # ---- files to messages --------------------------------------------------------------------------
