@@ -6,14 +6,12 @@ It imports no configuration, so the light commands (query, tail, inspect) start 
 
 import argparse
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,6 +59,9 @@ def listen_for_signals() -> StopSignals:
     holds the event's lock. Setting the event there would wait for that lock forever, so the handler
     only puts into a `SimpleQueue`, which is reentrant, and a thread sets the events.
     """
+    import signal  # with `queue` 2 ms, which light commands save
+    from queue import SimpleQueue
+
     signals = StopSignals()
     received: SimpleQueue[int] = SimpleQueue()
 
