@@ -3,7 +3,7 @@
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make test-long | fuzz                        the longest tests | property tests on new random examples
 #   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
-#   make gpu-check [MODEL=path]                  what a run does on the GPU of this machine (docs/gpu.md)
+#   make gpu-check [MODEL=path]                  what the project does on this machine's GPU (docs/gpu.md)
 
 SHELL := /bin/bash
 SEED ?= 0

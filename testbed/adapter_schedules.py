@@ -1,9 +1,11 @@
 """Random schedules of adapters in one torch engine, in which every cached value shows the version
 that computed it.
 
-The model has one layer, and the adapter of version n adds n times the same product to its values.
-The first layer's values depend on their own token alone, so the value of a token under version n
-is v₀ + n · v₁ of a table by token: whatever a row reads from its cache is compared with it.
+The model has one layer, and the adapter of version n adds the same product to its values, s(n)
+times. The first layer's values depend on their own token alone, so the value of a token under
+version n is v₀ + s(n) · v₁ of a table by token: every value that a row reads from its cache is
+compared with it. s repeats after `STRENGTHS` versions, far more than an engine serves at once, so
+that rounding stays far below the difference of two versions however many there were.
 """
 
 import random
@@ -24,7 +26,8 @@ from rollstream.streams.values import Sampling, Version
 BASE = Version(0, 0)
 VOCABULARY, HIDDEN, CONTEXT, SLOTS = 7, 8, 24, 3
 LAYER = f"{PREFIX}model.layers.0.self_attn.v_proj"
-TOLERANCE = 1e-3  # one version further is above it
+STRENGTHS = 101
+TOLERANCE = 1e-4  # of 1 + s
 
 
 @dataclass(slots=True)
@@ -37,6 +40,16 @@ class ScheduleCounts:
     hits: int = 0
     stale: int = 0
     unloaded: int = 0
+
+
+def strength(number: int) -> int:
+    """s: how many times the adapter of this version adds the product."""
+    return 1 + number % STRENGTHS
+
+
+def tolerance(times: int) -> float:
+    """Most difference of a value of this strength from its table."""
+    return TOLERANCE * (1 + times)
 
 
 class AdapterSchedules:
@@ -79,7 +92,10 @@ class AdapterSchedules:
 
     def _load(self, number: int) -> None:
         self.newest = max(self.newest, number)
-        tensors: dict[str, Tensor] = {LAYER + LOW: self.low, LAYER + HIGH: self.high * number}
+        tensors: dict[str, Tensor] = {
+            LAYER + LOW: self.low,
+            LAYER + HIGH: self.high * strength(number),
+        }
         self.engine.update(WeightUpdate(Version(number, 1), tensors, scaling=1.0), "keep_version")
 
     def _submit(self, drawn: random.Random, name: str) -> None:
@@ -112,6 +128,7 @@ class AdapterSchedules:
         start = int(batch._starts[sequence.row])  # pyright: ignore[reportPrivateUsage]
         tokens = sequence.request.tokens[:-1].astype(np.int64)
         found = batch.cache.values[0][sequence.row, 0, start : start + len(tokens)]
-        wanted = self.own[tokens] + version.number * self.added[tokens]
+        times = strength(version.number)
+        wanted = self.own[tokens] + times * self.added[tokens]
         self.counts.rows += 1
-        self.counts.stale += bool((found - wanted).abs().max() > TOLERANCE * (1 + version.number))
+        self.counts.stale += bool((found - wanted).abs().max() > tolerance(times))

@@ -1,207 +1,156 @@
-"""`make gpu-check [MODEL=path]` measures a run on one card within ten minutes, without network:
-`python -m benchmarks.gpu_check`.
+"""`make gpu-check [MODEL=path]` measures this project on one GPU, without network, in pieces of at
+most eight minutes: `python -m benchmarks.gpu_check`.
 
-1. A model: the folder given, or random weights in the shape of Qwen2.5-0.5B. 2. A real `rollstream
-run` with trainer and vLLM on the same card. 3. Bare vLLM alone on the card, with the prompts and
-lengths of that run. 4. Metrics from the run's log.
+Each piece is a process of its own and leaves FOLDER/PIECE.json. A piece that has one is not
+measured again, so an interrupted check continues. FOLDER/table.md holds the lines of all pieces,
+with the date and the device's name.
 
-Without a GPU it prints one sentence and exits with 2; `--cpu-dry-run` does all four steps with a
-tiny model to test the check itself. See docs/gpu.md.
+Without a GPU it prints one sentence and exits with 2; `--cpu-dry-run` does all pieces with a tiny
+model, to test the check itself. See docs/gpu.md.
 """
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.read import Seen, seen
-from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
+from benchmarks.gpu_check import training, updates, whole_run
+from benchmarks.gpu_check.setup import DRY, ON_A_GPU
 from rollstream.producers.engines.vllm.environment import INSTALL, installed_release
-from rollstream.sizes.devices import accelerator_named
-from testbed.run_process import kill_all, run_line
+from testbed.repository import ROOT
 
 NO_GPU = (
     "There is no GPU here (torch sees no CUDA device), so nothing was measured; "
     "docs/gpu.md says what this does."
 )
-STOP_S, BARE_S = 60.0, 150.0
-BARE_TOKENS = 400_000
-"""Upper bound of tokens that bare vLLM generates: 20 s at 20 000 tokens/s."""
+PIECE_S = 480.0
+TABLE = "table.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """The device, model and settings of a check."""
+class Piece:
+    """One measurement: its lines, and the package that it needs beside the project's own."""
 
-    size: Size
-    model: Path
-    folder: Path
-    share: float
-    is_random: bool
+    measure: Callable[[argparse.Namespace], list[str]]
+    package: str = ""
+
+
+def _trained(name: str) -> Piece:
+    return Piece(lambda asked: training.measure(name, is_tiny=asked.cpu_dry_run))
+
+
+def _run(asked: argparse.Namespace) -> list[str]:
+    size = DRY if asked.cpu_dry_run else ON_A_GPU
+    return whole_run.measure(size, asked.model, asked.memory_share)
+
+
+PIECES: Mapping[str, Piece] = {
+    "train-0.5b": _trained("0.5b"),
+    "train-1.5b-lora": _trained("1.5b-lora"),
+    "train-7b": _trained("7b"),
+    "repeat": Piece(lambda asked: training.repeat(is_tiny=asked.cpu_dry_run)),
+    "updates": Piece(lambda asked: updates.measure(is_tiny=asked.cpu_dry_run)),
+    "run": Piece(_run, "vllm"),
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    """Exit code 1 if a piece failed; the others are measured nevertheless."""
     asked = _parser().parse_args(words)
     if not asked.cpu_dry_run and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2
-    if installed_release() is None:
-        print(f"vLLM is not installed; get {INSTALL}", file=sys.stderr)
-        return 2
     if asked.model is not None and not (asked.model / "config.json").is_file():
         print(f"{asked.model} is no folder with a checkpoint (config.json)", file=sys.stderr)
         return 2
-    size = DRY if asked.cpu_dry_run else ON_A_GPU
-    with tempfile.TemporaryDirectory(prefix="rollstream-gpu-check-") as temporary:
-        folder = Path(temporary)
-        model = asked.model or make_model(size.shape, folder / "model")  # 1
-        check = Check(size, model.resolve(), folder, asked.memory_share, asked.model is None)
-        trouble = _run(check)  # 2
-        found = seen(folder / "run") if (folder / "run" / "config.json").exists() else None
-        if found is None or not found.answers:
-            print(f"nothing was generated: {trouble or 'the run says no reason'}", file=sys.stderr)
-            return 1
-        bare, why = _bare(check, found)  # 3
-        for line in report(check, found, bare):  # 4
-            print(line)
-    for problem in (trouble, why):
-        if problem:
-            print(problem, file=sys.stderr)
-    return 1 if trouble or why else 0
+    if asked.only:
+        print(json.dumps(PIECES[asked.only].measure(asked)))
+        return 0
+    folder: Path = asked.out
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in PIECES if not _measured(name, asked, folder)]
+    text = table(folder)
+    (folder / TABLE).write_text(text, encoding="utf-8")
+    print(text, end="")
+    for name in failed:
+        print(f"{name} failed: {folder / f'{name}.log'}; a later check repeats it", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
-        description="What a run does on the GPU of this machine, in at most ten minutes.",
+        description="What this project does on the GPU of this machine, in pieces of 8 minutes.",
         epilog="example: python -m benchmarks.gpu_check --model models/qwen2.5-0.5b-instruct",
     )
     parser.add_argument(
-        "--model", type=Path, help="folder of a checkpoint; default: random weights"
+        "--model", type=Path, help="folder of a checkpoint for the piece `run`; default: random"
     )
     parser.add_argument("--memory-share", type=float, default=0.4, help="of the card, for vLLM")
-    parser.add_argument("--cpu-dry-run", action="store_true", help="a tiny model, no GPU needed")
+    parser.add_argument("--cpu-dry-run", action="store_true", help="tiny models, no GPU needed")
+    help = "results; a piece that has one here is not measured again"
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"), help=help)
+    parser.add_argument("--only", choices=PIECES, help="one piece, here and now, printed as JSON")
     return parser
 
 
-def _run(check: Check) -> str:
-    """Runs until the end or the time limit; returns the error, "" for none."""
-    toml, log = check.folder / "check.toml", check.folder / "output.txt"
-    size = check.size
-    written = configuration(size, check.model, check.folder, check.share, is_random=check.is_random)
-    toml.write_text(written, encoding="utf-8")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            run_line(toml, check.folder / "run", []), stdout=output, stderr=subprocess.STDOUT
-        )
+def _measured(name: str, asked: argparse.Namespace, folder: Path) -> bool:
+    """Measure a piece in a process of its own, unless its result is there; whether it is there."""
+    result, piece = folder / f"{name}.json", PIECES[name]
+    if result.exists():
+        return True
+    if piece.package and not _has(piece.package):
+        print(f"{name}: passed over, {piece.package} is not installed; get {INSTALL}")
+        return True
+    print(f"{name} …", flush=True)
+    line = [sys.executable, "-m", "benchmarks.gpu_check", "--only", name]
+    line += ["--memory-share", str(asked.memory_share)]
+    line += ["--cpu-dry-run"] if asked.cpu_dry_run else []
+    line += [] if asked.model is None else ["--model", str(asked.model.resolve())]
+    log = folder / f"{name}.log"
+    with log.open("w", encoding="utf-8") as errors:
         try:
-            code = process.wait(size.limit_s)
+            done = subprocess.run(
+                line, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True,
+                timeout=PIECE_S, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            code = _ended(process)
-        finally:
-            kill_all(process)
-    if code in (0, None, 130):
-        return ""
-    return (
-        f"the run ended with {code}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
-    )
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
-    """Tokens per second of bare vLLM, and the reason if there are none."""
-    requests: list[dict[str, object]] = []
-    left = BARE_TOKENS
-    for one in found.answers:
-        left -= len(one.logprobs)
-        if left > 0:
-            prompt = one.tokens[: len(one.tokens) - len(one.logprobs)].tolist()
-            requests.append({"prompt": prompt, "length": len(one.logprobs)})
-    size = check.size
-    asked = {"model": str(check.model), "share": check.share, "requests": requests}
-    file = check.folder / "bare.json"
-    file.write_text(json.dumps(asked | {"slots": size.slots, "context": size.context}))
-    line = [sys.executable, "-m", "benchmarks.gpu_check.bare", str(file)]
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=BARE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return None, f"bare vLLM took longer than {BARE_S:g} s"
+            errors.write(f"{name} took longer than {PIECE_S:g} s\n")
+            return False
     if done.returncode:
-        return None, f"bare vLLM ended with {done.returncode}:\n{done.stderr[-2000:]}"
-    return float(json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]), ""
+        return False
+    lines = json.loads(done.stdout.splitlines()[-1])
+    found = {"date": time.strftime("%Y-%m-%d"), "device": device_name(), "lines": lines}
+    result.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return True
 
 
-def report(check: Check, found: Seen, bare: float | None) -> list[str]:
-    """Prints the metrics, one a line; an unknown one says so."""
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (dry run)"
-    which = "random weights" if check.is_random else check.model.name
-    lines = [
-        f"gpu-check {time.strftime('%Y-%m-%d')} · {card} · torch {torch.__version__}, vLLM "
-        f"{installed_release()}",
-        f"model         {which}; vLLM has {check.share:g} of the card, the trainer shares it",
-        f"steps         {len(found.steps)} of {check.size.steps}",
-        f"bare vLLM     {_per_s(bare)}",
-        f"rollout       {_per_s(found.alone, bare)} before the trainer's first micro-batch",
-        f"              {_per_s(found.beside, bare)} beside the trainer",
-        f"trainer       {_per_s(found.trained_per_s())}; {_mfu(check.model, found, card)}",
-    ]
-    pause = found.pause()
-    said = (
-        "no update" if pause is None else f"{pause[0] * 1e3:.0f} ms (longest {pause[1] * 1e3:.0f})"
-    )
-    lines.append(f"update pause  {said}, {len(found.pauses_s)} versions taken")
-    gap = found.mismatch()
-    said = "no token of lag 0" if gap is None else f"KL {gap[0]:.2e}, mean {gap[1]:.2e} nats"
-    lines.append(f"mismatch      {said}" + ("" if gap is None else f" ({gap[2]:.0f} tokens)"))
-    if not check.is_random:
-        rewards = " ".join(f"{one.metrics.get('reward_mean', 0.0):.2f}" for one in found.steps)
-        lines.append(f"reward        {rewards}")
-    return lines
+def _has(package: str) -> bool:
+    return installed_release() is not None if package == "vllm" else find_spec(package) is not None
 
 
-def _per_s(rate: float | None, bare: float | None = None) -> str:
-    if rate is None:
-        return "unknown"
-    return f"{rate:,.0f} tokens/s" + (f" ({rate / bare:.2f} of bare vLLM)" if bare else "")
+def device_name() -> str:
+    """The card, as the driver names it."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (dry run)"
 
 
-def _mfu(model: Path, found: Seen, card: str) -> str:
-    rate, known = found.trained_per_s(), accelerator_named(card)
-    if rate is None or known is None:
-        return "MFU unknown" + (
-            "" if known else " (the card's peak is not in rollstream/sizes/devices.py)"
-        )
-    flops, peak = 6 * parameters(model) * rate, known.flops
-    return (
-        f"MFU {flops / peak:.3f} (6·N·tokens/s = {flops / 1e12:.1f} of {peak / 1e12:.0f} TFLOP/s)"
-    )
-
-
-def parameters(model: Path) -> int:
-    """Returns the number of elements in the checkpoint's tensors."""
-    from safetensors import safe_open
-
-    total = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:  # pyright: ignore[reportUnknownVariableType]
-            for name in tensors.keys():  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # noqa: SIM118  it is no mapping
-                total += int(torch.Size(tensors.get_slice(name).get_shape()).numel())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-    return total
+def table(folder: Path) -> str:
+    """All results of this folder, each with its date and device."""
+    blocks: list[str] = []
+    for name in PIECES:
+        result = folder / f"{name}.json"
+        if result.exists():
+            found = json.loads(result.read_text(encoding="utf-8"))
+            head = f"{name} · {found['date']} · {found['device']} · torch {torch.__version__}"
+            blocks.append("\n".join([head, *(f"  {line}" for line in found["lines"])]))
+    return "\n".join(blocks) + "\n"
 
 
 if __name__ == "__main__":

@@ -10,17 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-QWEN2_5_0_5B = {  # the shape of Qwen2.5-0.5B: 494 million parameters
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
+from rollstream.sizes.shapes import SHAPES, ModelShape
+
+
+def config_of(shape: ModelShape) -> dict[str, int | float | bool]:
+    """The fields of `config.json` of a Qwen2.5 model with these sizes."""
+    return {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+QWEN2_5_0_5B = config_of(SHAPES["qwen2.5-0.5b"])
 TINY = QWEN2_5_0_5B | {  # heads of 32, the narrowest that vLLM's CPU kernels take
     "vocab_size": 512,
     "hidden_size": 64,

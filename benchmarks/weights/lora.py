@@ -138,8 +138,8 @@ def _tokens_per_s(
             if wanted == version:
                 engine.submit(_request(f"t{index}", version))
     began, found = time.process_time(), 0
-    while emissions := engine.poll(60.0):
-        found += sum(len(emission.tokens) for emission in emissions)
+    while engine.running():
+        found += sum(len(emission.tokens) for emission in engine.poll(60.0))
     assert found == len(versions) * TOKENS
     return found / (time.process_time() - began)
 

@@ -16,7 +16,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.sizes import proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import GB, parse_gpus
-from rollstream.sizes.planner import PlanRequest, RunPlan, plan_run, usable
+from rollstream.sizes.planner import GROUPS, SAMPLES, PlanRequest, RunPlan, plan_run, usable
 from rollstream.sizes.shapes import find_shape
 
 CONTEXT = 4096
@@ -37,6 +37,8 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--gpus", metavar="NxCARD", required=True, help=help)
     help = f"tokens of the longest sequence, prompt included (default {CONTEXT})"
     command.add_argument("--context", metavar="N", type=int, default=CONTEXT, help=help)
+    help = f"groups of a step, of {SAMPLES} trajectories each (default {GROUPS})"
+    command.add_argument("--groups", metavar="N", type=int, default=GROUPS, help=help)
     help = "train a LoRA adapter of this rank in place of all parameters"
     command.add_argument("--lora", metavar="RANK", type=int, default=0, help=help)
     help = "Gbit/s of the object store (default 10)"
@@ -76,6 +78,8 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
             f"--context must lie in [2, {shape.positions}], the positions of {shape.name}, "
             f"got {arguments.context}"
         )
+    if arguments.groups < 1:
+        raise ConfigurationError(f"--groups must be ≥ 1, got {arguments.groups}")
     if arguments.lora < 0:
         raise ConfigurationError(f"--lora must be ≥ 0, got {arguments.lora}")
     return PlanRequest(
@@ -86,6 +90,7 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
         store_gbps=arguments.store_gbps,
         network_gbps=arguments.network_gbps,
         lora_rank=arguments.lora,
+        groups=arguments.groups,
     )
 
 
@@ -167,7 +172,7 @@ def _link_table(plan: RunPlan) -> Table:
 
 
 def _account(plan: RunPlan) -> str:
-    found, layout = proposal.figures(plan), plan.layout
+    found, layout, request = proposal.figures(plan), plan.layout, plan.request
     assert layout is not None
     lines = [
         f"micro-batch: {layout.form.micro_batch_tokens} tokens (largest that fits: "
@@ -179,8 +184,12 @@ def _account(plan: RunPlan) -> str:
     if layout.tokens_per_s:
         lines.append(
             f"tokens/s: training {layout.train_tokens_per_s:,.0f}, generating "
-            f"{layout.rollout_tokens_per_s:,.0f}; log {found['log_bytes_per_day'] / GB:.1f} GB and "
-            f"archive {found['archive_bytes_per_day'] / GB:.1f} GB a day"
+            f"{layout.rollout_tokens_per_s:,.0f}; a step of {request.trajectories} trajectories "
+            f"takes {request.step_tokens / layout.tokens_per_s:,.1f} s"
+        )
+        lines.append(
+            f"log {found['log_bytes_per_day'] / GB:.1f} GB and archive "
+            f"{found['archive_bytes_per_day'] / GB:.1f} GB a day"
         )
     lines.append("the proposed configuration: --toml -")
     return "\n".join(lines)

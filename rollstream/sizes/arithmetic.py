@@ -1,9 +1,8 @@
-"""Every formula of a plan, with each constant and its source beside it: memory of a trainer's rank
-and of a rollout, bytes of a version, seconds on a link, tokens per second, volume of the log.
+"""The memory of a trainer's rank and of a rollout, each constant with its source beside it.
 
 A formula counts the tensors that the code of this project allocates, so it names the file that
 allocates them. `benchmarks/sizes/plan_error.py` compares the sums with measured peaks. All sizes
-are in bytes, all durations in seconds.
+are in bytes.
 """
 
 from collections.abc import Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.simulator.constants import CONSTANTS
-from rollstream.sizes.devices import Accelerator
 from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
@@ -37,7 +34,9 @@ CONTEXT_BYTES = 0.6e9
 FRAGMENTED = 0.05
 """Share of a card that torch's caching allocator cannot use; assumed, 0.02 to 0.10."""
 COPIES = 2
-"""Copies of the published tensors in host memory: the base and the one being published."""
+"""Copies of the published tensors in host memory: the base and the one being published; two more
+wait where the store is slower than the steps (`consumers/trainer/publisher.py`).
+"""
 CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory while it is written."""
 LENT_BYTES_MIN = 1e9  # as in `consumers/trainer/learn/workers.py`
@@ -57,22 +56,6 @@ throughput on large cards; assumed, 2048 on small ones.
 """
 VLLM_FIXED_BYTES = 1.5e9
 """CUDA graphs, sampler and workspaces of a vLLM engine on one card; assumed, 1 to 3 GB."""
-DELTA_SHARE = 1 / 165
-"""Bytes of a delta over those of the full version, measured at lr 1e-6 with 30 M parameters
-(docs/reference/sizes-and-cost.md); PULSE reports 1 / 130 at 7B. At lr 1e-4 and above it approaches
-1.
-"""
-LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
-PARTIALS_SHARE = 0.5
-ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
-"""A trajectory in log, partials and archive (docs/reference/sizes-and-cost.md)."""
-# Shares of a card's peaks, and host-to-device speed: sources in `simulator/constants.py`.
-MFU = CONSTANTS["train_mfu"].value
-FLOPS_PER_PARAMETER = 6.0  # forward 2, backward 4; recomputed layers add 2 more
-DECODE_BANDWIDTH = CONSTANTS["bandwidth_share"].value
-DECODE_FLOPS = CONSTANTS["decode_flops_share"].value
-STEP_OVERHEAD_S = CONSTANTS["step_overhead_s"].value
-PULL_BANDWIDTH = CONSTANTS["pull_bandwidth"].value
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +119,48 @@ def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
     """A rank's memory on its device, without context and fragmentation."""
-    trained = trained_parameters(shape, form)
-    lines = [MemoryLine("masters, gradients, moments", STATE_BYTES * trained / form.ranks)]
+    lines = [MemoryLine("masters, gradients, moments", STATE_BYTES * own_parameters(shape, form))]
     if form.lora_rank is not None:
-        lines.append(MemoryLine("frozen base", form.item * shape.parameters / form.ranks))
+        lines.append(MemoryLine("frozen base", form.item * shape.parameters))
+    passes = _pass_lines(shape, form)
     if form.ranks > 1:
-        lines += _gathered_lines(shape, form)
+        lines += _gathered_lines(shape, form, total(passes))
     elif form.compute == "bfloat16" and form.lora_rank is None:
-        lines.append(MemoryLine("bfloat16 weights", BFLOAT16 * trained))
-    return (*lines, *_pass_lines(shape, form))
+        lines.append(MemoryLine("bfloat16 weights", BFLOAT16 * shape.parameters))
+    return (*lines, *passes)
 
 
-def _gathered_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
+def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
+    """Trained parameters of the rank that holds most: FSDP2 gives a rank whole rows, ceil(rows /
+    ranks) of each tensor (`rows_per_rank` in `sharded/rank_plan.py`). One process trains an
+    adapter.
+    """
+    if form.lora_rank is not None or form.ranks == 1:
+        return trained_parameters(shape, form)
+    return sum(count * -(-rows // form.ranks) * size for count, rows, size in shape.tensors)
+
+
+def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
     """What FSDP2 holds beside a rank's slices (`shard_model` in `sharded/tensors.py`): layers are
     gathered in the type of the arithmetic and reduced in float32; embedding, final norm and head
     are one group, in float32, which stays gathered from the forward to the backward pass.
+
+    The peak is either within the layers' backward pass, when of the group the head alone has a
+    gradient, or at its end: activations (`passes`) and layers are gone, and the group's gradients
+    are copied in order to reduce them.
     """
-    layer, root = shape.layer_parameters, shape.root_parameters
+    layer, root, head = shape.layer_parameters, shape.root_parameters, shape.embedding_parameters
     lines = [
         MemoryLine("gathered layers", PREFETCHED_GROUPS * form.item * layer),
-        MemoryLine("gathered embedding and head", FLOAT32 * root),
+        MemoryLine("gradients of one layer, to reduce", (form.item + FLOAT32) * layer),
+        MemoryLine("gradient of the head", FLOAT32 * head),
     ]
-    if form.lora_rank is None:
-        lines.append(MemoryLine("gradients of one layer, to reduce", (form.item + FLOAT32) * layer))
-        lines.append(MemoryLine("gradients of embedding and head", FLOAT32 * root))
-    return lines
+    beyond = max(0.0, 2 * FLOAT32 * root - total(lines) - passes)
+    return [
+        MemoryLine("gathered embedding and head", FLOAT32 * root),
+        *lines,
+        MemoryLine("reducing embedding and head, beyond them", beyond),
+    ]
 
 
 def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
@@ -234,12 +234,17 @@ def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
     """A rank's host memory beside its libraries. On the CPU it comes on top of the device's, and a
-    large state is written from the trainer's own memory.
+    large state is written from the trainer's own memory. Published tensors are whole, each at the
+    rank that owns it: no rank has more than the mean and one tensor, and one of them has the
+    largest (`owners` in `sharded/rank_plan.py`).
     """
-    own = trained_parameters(shape, form) / form.ranks
-    is_lent = on_cpu and CHECKPOINT_BYTES * own > LENT_BYTES_MIN
+    own, trained = own_parameters(shape, form), trained_parameters(shape, form)
+    published = float(trained)
+    if form.ranks > 1:
+        published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
+    is_lent = on_cpu and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
     return (
-        MemoryLine("copies being published", COPIES * published_item * own),
+        MemoryLine("copies being published", COPIES * published_item * published),
         MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
         MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),
     )
@@ -315,86 +320,3 @@ def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
     """
     split = min(tensor_parallel, shape.kv_heads)
     return max(0, int(free * split / (BFLOAT16 * shape.kv_numbers)))
-
-
-# ---- versions, links, speeds, volumes ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class VersionBytes:
-    """Bytes of one version in each of its forms."""
-
-    full: float
-    delta: float
-    adapter: float
-
-
-def version_bytes(shape: ModelShape, lora_rank: int) -> VersionBytes:
-    """A bfloat16 version: full, as a delta, and as a LoRA adapter of this rank."""
-    full = BFLOAT16 * float(shape.parameters)
-    return VersionBytes(full, full * DELTA_SHARE, BFLOAT16 * shape.adapter_parameters(lora_rank))
-
-
-def train_tokens_per_s(
-    shape: ModelShape, card: Accelerator, form: TrainerForm, link: float
-) -> float:
-    """Trained tokens per second of all ranks; 0 where the card's speed is unknown. A round of one
-    micro-batch per rank takes as long as its arithmetic or as its collectives over `link` bytes/s
-    per card, whichever is longer: parameters are gathered twice, gradients reduced in float32.
-    """
-    if not card.flops:
-        return 0.0
-    flops = (FLOPS_PER_PARAMETER + 2 * form.recompute) * shape.active_parameters
-    compute_s = form.micro_batch_tokens * flops / (card.flops * MFU)
-    moved = 2 * form.item * shape.parameters + FLOAT32 * trained_parameters(shape, form)
-    gather_s = 0.0 if form.ranks == 1 else moved * (1 - 1 / form.ranks) / link
-    return form.ranks * form.micro_batch_tokens / max(compute_s, gather_s)
-
-
-def decode_tokens_per_s(
-    shape: ModelShape, card: Accelerator, tensor_parallel: int, rows: int, context: int, item: float
-) -> float:
-    """Generated tokens per second of one engine with `rows` rows that have half of the context on
-    average: a step reads the weights and the cache, and computes each row.
-    """
-    if not card.bandwidth or not rows:
-        return 0.0
-    bandwidth = tensor_parallel * card.bandwidth * DECODE_BANDWIDTH
-    read = item * _read_parameters(shape, rows) + rows * context / 2 * BFLOAT16 * shape.kv_numbers
-    compute_s = 2 * shape.active_parameters * rows / (tensor_parallel * card.flops * DECODE_FLOPS)
-    return rows / (STEP_OVERHEAD_S + max(read / bandwidth, compute_s))
-
-
-def _read_parameters(shape: ModelShape, rows: int) -> float:
-    """Parameters that a step reads: with many rows all experts are used."""
-    if shape.experts is None:
-        return shape.parameters
-    share = min(1.0, rows * shape.experts.used / shape.experts.count)
-    active = shape.active_parameters
-    return active + share * (shape.parameters - active)
-
-
-def transfer_s(size: float, gbps: float) -> float:
-    """Seconds on a link of this many Gbit/s."""
-    return size * 8 / (gbps * 1e9)
-
-
-def load_s(size: float, cards: int) -> float:
-    """Seconds from host memory to `cards` cards."""
-    return size / (cards * PULL_BANDWIDTH)
-
-
-@dataclass(frozen=True, slots=True)
-class LogVolume:
-    """Bytes per second into the log, and into the archive."""
-
-    log: float
-    archive: float
-
-
-def log_volume(tokens_per_s: float, trajectory_tokens: float) -> LogVolume:
-    """The volume of trajectories of this mean length, with partials."""
-    per_s = tokens_per_s / trajectory_tokens
-    record = LOG_TOKEN_BYTES * trajectory_tokens * (1 + PARTIALS_SHARE) + LOG_RECORD_BYTES
-    archived = ARCHIVE_TOKEN_BYTES * trajectory_tokens + ARCHIVE_RECORD_BYTES
-    return LogVolume(per_s * record, per_s * archived)

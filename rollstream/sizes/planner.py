@@ -3,16 +3,19 @@ generate, the largest micro-batch, the KV cache, and, where it does not fit, the
 that does.
 
 Cheapest means: first what costs no card (an adapter in place of all parameters, 8-bit weights in
-the rollouts), then more cards of the same kind. Among the layouts that fit, the one whose slower
-side has the highest rate wins; without known speeds, the one with equal halves.
+the rollouts), then more cards of the same kind. Memory bounds a layout from below; among those that
+fit, the one whose slower side has the highest rate wins, because a step lasts as long as that side
+needs for its tokens. Without known speeds it is the one with equal halves.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
-from rollstream.sizes import arithmetic as sums
+from rollstream.sizes import arithmetic as sums, rates
 from rollstream.sizes.arithmetic import MemoryLine, TrainerForm, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE, Accelerator
+from rollstream.sizes.rates import TrainerLink
 from rollstream.sizes.shapes import ModelShape
 
 ENGINE_SHARE = 0.9
@@ -23,7 +26,16 @@ SEQUENCES_WANTED = 64
 """Longest sequences up to which a shared card's cache comes before anything else."""
 SLOTS_MAX = 256
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Larger micro-batches gain nothing: the products of a pass are large enough long before."""
+"""Larger micro-batches gain nothing, the products of a pass are large enough long before, unless
+collectives take longer than them.
+"""
+MEAN_SHARE = 4
+"""A mean trajectory has a quarter of the context: lengths have a long tail (p99 about 10 medians,
+Laminar §2).
+"""
+GROUPS, SAMPLES = 128, 8
+"""Groups of a step where none are asked for, and trajectories of each: 1024 as PipelineRL has."""
+LAG_MAX = 4  # steps that are generated ahead: the default of `dispatch.max_lag`
 FP8 = 1.0  # bytes of a weight
 ADAPTER_RANK = 16  # where none is asked for
 CARDS_MAX = 16_384
@@ -43,10 +55,25 @@ class PlanRequest:
     network_gbps: float
     lora_rank: int = 0
     fp8: bool = False
+    groups: int = GROUPS
+
+    @property
+    def trajectories(self) -> int:
+        """Trajectories of a step."""
+        return self.groups * SAMPLES
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step, which both sides compute; rollouts prefill those of prompts."""
+        return self.trajectories * self.context / MEAN_SHARE
 
     @property
     def machines(self) -> int:
         return -(-self.cards // CARDS_PER_MACHINE)
+
+    def link(self, ranks: int) -> TrainerLink:
+        """The link between `ranks` training cards."""
+        return rates.trainer_link(self.card, ranks, self.network_gbps)
 
     @property
     def weight_item(self) -> float:
@@ -146,9 +173,10 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
     ]
     half = request.cards / 2
 
-    def rank(layout: CardLayout) -> tuple[float, float, bool]:
+    def rank(layout: CardLayout) -> tuple[float, float, float, bool]:
         balance = -abs(layout.trainer_cards - half)
-        return layout.tokens_per_s, balance, not layout.form.recompute
+        generated = layout.rollout_tokens_per_s
+        return layout.tokens_per_s, generated, balance, not layout.form.recompute
 
     return max(found, key=rank, default=None)
 
@@ -177,7 +205,7 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
     if form is None or engine is None:
         return None
     layout = CardLayout(
-        form=replace(form, micro_batch_tokens=_proposed_tokens(request, form)),
+        form=_proposed_form(request, form),
         trainer_cards=trainer_cards,
         engines=(request.cards - trainer_cards) // engine.tensor_parallel,
         tensor_parallel=engine.tensor_parallel,
@@ -190,15 +218,22 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
     return _rated(request, layout)
 
 
-def _proposed_tokens(request: PlanRequest, form: TrainerForm) -> int:
-    """The proposed micro-batch: the largest one, as far as a larger one gains something."""
-    return max(request.context, min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX))
+def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
+    """The form with the smallest micro-batch that needs no more rounds than the largest one, as far
+    as a larger one gains something; it holds one longest sequence.
+    """
+    most = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
+    if request.card.flops:
+        at_most = replace(form, micro_batch_tokens=most)
+        compute_s, collectives_s = rates.round_s(request.shape, at_most, request.link(form.ranks))
+        most = form.micro_batch_tokens if collectives_s > compute_s else most
+    rounds = ceil(request.step_tokens / (form.ranks * most))
+    each = ceil(request.step_tokens / (form.ranks * rounds * request.context)) * request.context
+    return replace(form, micro_batch_tokens=max(request.context, min(each, most)))
 
 
 def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None:
-    """The form with the largest micro-batch that fits a card; None without room for one longest
-    sequence.
-    """
+    """The form with the largest micro-batch that fits a card, None if no sequence does."""
     tokens = sums.micro_batch_max(request.shape, form, usable(request.card), request.context)
     return replace(form, micro_batch_tokens=tokens) if tokens else None
 
@@ -314,9 +349,12 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
     """The layout with its rates. On a shared card each side has half of its time."""
     share = 0.5 if layout.is_shared else 1.0
     form, card = layout.form, request.card
-    train = sums.train_tokens_per_s(request.shape, card, form, _link(request, layout))
+    train = rates.train_tokens_per_s(
+        request.shape, form, request.link(form.ranks), request.step_tokens
+    )
     rows = min(layout.slots, max(1, 2 * layout.kv_tokens // request.context))
-    decode = sums.decode_tokens_per_s(
+    rows = min(rows, (1 + LAG_MAX) * request.trajectories / layout.engines)
+    decode = rates.decode_tokens_per_s(
         request.shape, card, layout.tensor_parallel, rows, request.context, request.weight_item
     )
     return replace(
@@ -324,15 +362,6 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
         train_tokens_per_s=share * train,
         rollout_tokens_per_s=share * layout.engines * decode,
     )
-
-
-def _link(request: PlanRequest, layout: CardLayout) -> float:
-    """Bytes per second of one training card to the others: within a machine its own link, beyond
-    it an equal part of the machine's network.
-    """
-    if layout.trainer_cards <= CARDS_PER_MACHINE:
-        return request.card.link
-    return request.network_gbps * 1e9 / 8 / CARDS_PER_MACHINE
 
 
 def _slots(request: PlanRequest, tokens: int) -> int:

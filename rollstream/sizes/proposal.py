@@ -8,17 +8,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rollstream.sizes import arithmetic as sums
+from rollstream.sizes import arithmetic as sums, rates
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE, GB
-from rollstream.sizes.planner import ADAPTER_RANK, CardLayout, PlanRequest, RunPlan, usable
+from rollstream.sizes.planner import (
+    ADAPTER_RANK,
+    MEAN_SHARE,
+    SAMPLES,
+    CardLayout,
+    PlanRequest,
+    RunPlan,
+    usable,
+)
 
 PROMPT_SHARE, PROMPT_MAX = 4, 2048
 """A quarter of the context, at most this many tokens, is left to the prompt."""
-MEAN_SHARE = 4
-"""A mean trajectory has a quarter of the context: lengths have a long tail (p99 about 10 medians,
-Laminar §2).
-"""
 
 TABLE_COMMENTS = {
     "model": "a folder, or a Hub name in this machine's cache",
@@ -63,6 +67,8 @@ def settings_of(plan: RunPlan) -> dict[str, dict[str, Any]]:
             "device": "cuda",
             "processes": ranks,
             "workers": 1,
+            "groups_per_step": request.groups,
+            "samples_per_group": SAMPLES,
             "compute": layout.form.compute,
             "gradient_checkpointing": layout.form.recompute,
             "micro_batch_tokens": layout.form.micro_batch_tokens,
@@ -140,9 +146,9 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
     request, layout = plan.request, plan.layout
     assert layout is not None
     shape = request.shape
-    versions = sums.version_bytes(shape, request.lora_rank or ADAPTER_RANK)
+    versions = rates.version_bytes(shape, request.lora_rank or ADAPTER_RANK)
     mean = request.context / MEAN_SHARE
-    volume = sums.log_volume(layout.tokens_per_s, mean)
+    volume = rates.log_volume(layout.tokens_per_s, mean)
     return {
         "trainer_gpus": layout.trainer_cards,
         "rollouts": layout.engines,
@@ -159,6 +165,7 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
             "full": versions.full, "delta": versions.delta, "adapter": versions.adapter,
         },
         "seconds": transfer_seconds(plan),
+        "step_tokens": request.step_tokens,
         "train_tokens_per_s": layout.train_tokens_per_s,
         "rollout_tokens_per_s": layout.rollout_tokens_per_s,
         "log_bytes_per_day": 86_400 * volume.log,
@@ -201,16 +208,16 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
-    versions = sums.version_bytes(request.shape, request.lora_rank or ADAPTER_RANK)
+    versions = rates.version_bytes(request.shape, request.lora_rank or ADAPTER_RANK)
     found: dict[str, dict[str, float]] = {}
     for kind, size in (
         ("full", versions.full), ("delta", versions.delta), ("adapter", versions.adapter)
     ):  # fmt: skip
         found[kind] = {
-            "publish": sums.transfer_s(size, request.store_gbps),
-            "fetch": sums.transfer_s(size, min(request.store_gbps, request.network_gbps)),
-            "relay": sums.transfer_s(size, request.network_gbps),
-            "load": sums.load_s(size, layout.tensor_parallel),
+            "publish": rates.transfer_s(size, request.store_gbps),
+            "fetch": rates.transfer_s(size, min(request.store_gbps, request.network_gbps)),
+            "relay": rates.transfer_s(size, request.network_gbps),
+            "load": rates.load_s(size, layout.tensor_parallel),
         }
     return found
 

@@ -74,6 +74,24 @@ class ModelShape:
         return attention + ((d, f), (d, f), (f, d)) * count
 
     @property
+    def tensors(self) -> tuple[tuple[int, int, int], ...]:
+        """All trained tensors as (count, rows, numbers of a row); transformers keeps the matrices
+        of a layer's experts in two tensors with a row for each expert. Norms and biases, which are
+        small, are one row each.
+        """
+        attention, others = self.linear_layers[:4], self.linear_layers[4:]
+        matrices = [(rows, columns) for columns, rows in attention]
+        if self.experts is None:
+            matrices += [(rows, columns) for columns, rows in others]
+        else:
+            count, size = self.experts.count, self.hidden * self.experts.intermediate
+            matrices += [(count, 2 * size), (count, size), (count, self.hidden)]
+        whole = self.layer_parameters - sum(rows * size for rows, size in matrices)
+        found = [(self.layers, rows, size) for rows, size in (*matrices, (1, whole))]
+        roots = (1 if self.tied else 2, self.vocabulary, self.hidden)
+        return (*found, roots, (1, 1, self.hidden))
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of one layer: matrices, norms, biases, router."""
         small = 2 * self.hidden

@@ -2,6 +2,7 @@
 tests.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check.__main__ import Check, report
+from benchmarks.gpu_check.__main__ import PIECES, main
 from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
+from benchmarks.gpu_check.whole_run import Check, report
 from rollstream.config.config import load
 from testbed.repository import ROOT
 from tests.support.planted_states import SAMPLES, done, finished
@@ -53,3 +55,39 @@ def test_its_lines_say_what_is_unknown(tmp_path: Path):
     nothing = "\n".join(report(check, Seen((), answers, None, None, ()), None))
     assert "no update" in nothing
     assert "no token of lag 0" in nothing
+
+
+OWN = [name for name, piece in PIECES.items() if not piece.package]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_piece_that_needs_no_other_package_runs_tiny(name: str, capsys):
+    assert main(["--cpu-dry-run", "--only", name]) == 0
+    text = "\n".join(json.loads(capsys.readouterr().out))
+    wanted = {"repeat": "equal bits", "updates": "adapter: "}.get(name, "planned")
+    assert wanted in text
+    assert ("adapter of rank" in text) == (name == "train-1.5b-lora")
+
+
+def test_a_check_continues_with_the_pieces_that_are_missing(tmp_path: Path, capsys, monkeypatch):
+    """A finished piece is not repeated, one whose package is missing is passed over by name."""
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.installed_release", lambda: None)
+    kept = {"date": "2026-01-01", "device": "a card", "lines": ["step 1 ms"]}
+    for name in OWN[1:]:
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+    assert main(["--cpu-dry-run", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "run: passed over, vllm is not installed" in text
+    assert f"{OWN[1]} · 2026-01-01 · a card" in text
+    assert f"{OWN[0]} …" in text
+    assert json.loads((tmp_path / f"{OWN[0]}.json").read_text())["device"] == "no GPU (dry run)"
+    assert (tmp_path / "table.md").read_text() in text
+
+
+def test_a_piece_that_fails_is_named_and_measured_again(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.PIECE_S", 0.01)
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.installed_release", lambda: None)
+    assert main(["--cpu-dry-run", "--out", str(tmp_path)]) == 1
+    assert "train-0.5b failed" in capsys.readouterr().err
+    assert "took longer" in (tmp_path / "train-0.5b.log").read_text()
+    assert not list(tmp_path.glob("*.json"))

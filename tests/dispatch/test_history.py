@@ -181,3 +181,43 @@ def test_one_that_comes_back_from_who_was_to_load_its_version_starts_again():
     for trajectory in ("0.0", "0.1"):
         state.apply_partial(partial(trajectory, 2, 0, last=True), Address(0, 9))
     assert {(o.kind, o.attempt) for o in give(state, history())} == {("start", 3)}
+
+
+# ---- adapters: a rollout loads a stored version beside those that it holds
+# ----------------------------------------------------------------
+
+
+def give_adapters(state: DispatchState, stored: set[Version]) -> list[Assignment]:
+    """Assigns as the service does in a run that trains an adapter."""
+    ordering = AssignmentPlanner(
+        PACE, True, 0.25, WaveLayouts(False, 4), is_loadable=lambda version: version in stored
+    )
+    records = [o.record for o in ordering.plan(state, LengthHistory(), (), 0.0)]
+    for record in records:
+        state.apply_assignment(record, Address(0, 2))
+    return records
+
+
+def test_a_rollout_that_holds_another_adapter_resumes_under_a_stored_one():
+    state = stranded(("b", V4))
+    records = give_adapters(state, {V3, V4})
+    assert {(r.trajectory, r.kind, r.rollout, r.version) for r in records} == {
+        ("0.0", "resume", "b", V3), ("0.1", "resume", "b", V3),
+    }  # fmt: skip
+    assert all(record.from_history for record in records)
+
+
+def test_without_the_stored_adapter_trajectories_restart_on_the_newest():
+    records = give_adapters(stranded(("b", V4)), {V4})
+    assert {(r.trajectory, r.kind) for r in records} == {("0.0", "start"), ("0.1", "start")}
+
+
+def test_an_adapter_is_loaded_from_history_once_in_a_row_for_a_trajectory():
+    """The rollout that loaded it dies too: another load could fail in the same way, so the
+    trajectory restarts.
+    """
+    state = stranded(("b", V4))
+    give_adapters(state, {V3, V4})
+    del state.rollouts["b"]
+    state.apply_status(status("c", version=V4), 0.0)
+    assert {record.kind for record in give_adapters(state, {V3, V4})} == {"start"}

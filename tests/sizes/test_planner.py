@@ -8,7 +8,7 @@ import pytest
 
 from rollstream.config.config import validate_layers
 from rollstream.config.sources import SettingLayers
-from rollstream.sizes import arithmetic as sums, proposal
+from rollstream.sizes import arithmetic as sums, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
 from rollstream.sizes.planner import PlanRequest, RunPlan, plan_run, usable
@@ -126,11 +126,12 @@ def test_state_divides_by_ranks_and_a_version_has_two_bytes_a_parameter() -> Non
         for form in (TrainerForm(micro_batch_tokens=1), TrainerForm(micro_batch_tokens=1, ranks=8))
     )
     state = "masters, gradients, moments"
-    assert one[state] == 8 * eight[state] == 16 * shape.parameters
-    versions = sums.version_bytes(shape, 16)
+    assert one[state] == 16 * shape.parameters
+    assert one[state] <= 8 * eight[state] < 1.001 * one[state], "norms and biases are whole rows"
+    versions = rates.version_bytes(shape, 16)
     assert versions.full == 2 * shape.parameters
     assert versions.adapter == 2 * shape.adapter_parameters(16)
-    assert sums.transfer_s(versions.full, 8) == pytest.approx(versions.full / 1e9)
+    assert rates.transfer_s(versions.full, 8) == pytest.approx(versions.full / 1e9)
 
 
 def test_a_card_is_found_by_its_longest_name() -> None:
@@ -148,3 +149,109 @@ def test_a_card_is_found_by_its_longest_name() -> None:
         assert found.flops == flops
     assert accelerator_named("NVIDIA H100 PCIe") is ACCELERATORS["H100 PCIe"]
     assert accelerator_named("Tesla K80") is None
+
+
+def test_a_rank_holds_whole_rows_of_every_tensor() -> None:
+    """405B on 512 ranks: 32 of 16384 rows of queries, output and down, 2 of 1024 of keys and
+    values, 104 of 53248 of gate and up, 251 of 128256 of embedding and head.
+    """
+    form = TrainerForm(micro_batch_tokens=4096, ranks=512)
+    matrices = (32 + 32 + 2 + 2 + 104 + 104) * 16_384 + 32 * 53_248
+    norms = 2 * 16_384
+    roots = 2 * 251 * 16_384 + 16_384
+    expected = 126 * (matrices + norms) + roots
+    assert sums.own_parameters(SHAPES["llama-3.1-405b"], form) == expected == 796_835_840
+
+
+def test_ranks_beyond_the_experts_hold_no_less_of_them() -> None:
+    """The 8 experts of a layer are one tensor of 8 rows: 16 ranks divide them no further."""
+    shape = SHAPES["mixtral-8x7b"]
+    own = [
+        sums.own_parameters(shape, TrainerForm(micro_batch_tokens=1, ranks=n)) for n in (1, 8, 16)
+    ]
+    experts = 32 * 3 * 4096 * 14_336  # one of each layer
+    assert own[0] == shape.parameters
+    assert own[1] > own[2] > experts
+    assert own[2] < experts + (shape.parameters - 8 * experts) / 8
+
+
+def test_the_rank_that_owns_the_embedding_publishes_all_of_it() -> None:
+    shape = SHAPES["llama-3.1-405b"]
+    form = TrainerForm(micro_batch_tokens=4096, ranks=512)
+    lines = {one.what: one.bytes for one in sums.trainer_host_lines(shape, form, sums.BFLOAT16)}
+    assert lines["copies being published"] == 2 * 2 * 128_256 * 16_384
+    assert lines["checkpoint being written"] == 12 * 796_835_840
+
+
+def test_the_group_of_embedding_and_head_is_reduced_when_the_layers_are_gone() -> None:
+    """Its gradients and their copy, 8 bytes each, replace the layers, the head's gradient and the
+    activations; only what is beyond these counts.
+    """
+    shape = SHAPES["llama-3.1-405b"]
+    small, large = (
+        {line.what: line.bytes for line in sums.trainer_lines(shape, form)}
+        for form in (
+            TrainerForm(micro_batch_tokens=16, ranks=512, recompute=True),
+            TrainerForm(micro_batch_tokens=4096, ranks=512),
+        )
+    )
+    layer, embedding = shape.layer_parameters, 128_256 * 16_384
+    for lines in (small, large):
+        assert lines["gathered layers"] == 2 * 2 * layer
+        assert lines["gradients of one layer, to reduce"] == (2 + 4) * layer
+        assert lines["gathered embedding and head"] == 4 * (2 * embedding + 16_384)
+        assert lines["gradient of the head"] == 4 * embedding
+    beyond = "reducing embedding and head, beyond them"
+    assert large[beyond] == 0 == small[beyond]  # 33.6 GB against 31.9 + 8.4
+
+
+def test_a_round_takes_as_long_as_its_arithmetic_or_its_collectives() -> None:
+    """7B, 4096 tokens for each of 4 H100: 6 · N · 4096 flops at 0.35 of 989e12; 8 bytes of every
+    parameter, of which three quarters come from other ranks.
+    """
+    shape, h100 = SHAPES["qwen2.5-7b"], ACCELERATORS["H100"]
+    form = TrainerForm(micro_batch_tokens=4096, ranks=4)
+    compute_s, collectives_s = rates.round_s(shape, form, rates.trainer_link(h100, 4, 100))
+    assert compute_s == pytest.approx(6 * 7_615_616_512 * 4096 / (0.35 * 989e12))
+    assert collectives_s == pytest.approx(8 * 7_615_616_512 * 0.75 / 450e9)
+    # Ten micro-batches are three rounds, and a step has two seconds of other work.
+    found = rates.train_tokens_per_s(shape, form, rates.trainer_link(h100, 4, 100), 10 * 4096)
+    assert found == pytest.approx(40_960 / (2 + 3 * compute_s))
+
+
+def test_a_step_is_as_long_on_both_sides_as_whole_machines_allow() -> None:
+    """70B in steps of many rounds."""
+    asked = replace(request("llama-3.1-70b", "256xH200"), network_gbps=3200, groups=16_384)
+    layout = plan_run(asked).layout
+    assert layout is not None
+    sides = layout.train_tokens_per_s, layout.rollout_tokens_per_s
+    assert min(sides) > 0.9 * max(sides)
+    own = layout.trainer_cards + layout.tensor_parallel * layout.engines
+    assert own == 256
+
+
+def test_cards_that_a_step_cannot_use_do_not_train() -> None:
+    """A step of 1024 · 1024 tokens has 256 micro-batches of one longest sequence: more ranks have
+    nothing to do, and their cards generate.
+    """
+    asked = replace(request("llama-3.1-405b", "1024xH200"), network_gbps=3200)
+    layout = plan_run(asked).layout
+    assert layout is not None
+    assert (layout.trainer_cards, layout.engines, layout.tensor_parallel) == (256, 96, 8)
+    assert layout.form.micro_batch_tokens == 4096
+
+
+def test_beyond_a_machine_a_collective_has_the_machines_network() -> None:
+    h100 = ACCELERATORS["H100"]
+    assert rates.trainer_link(h100, 8, 400).collective == 450e9
+    assert rates.trainer_link(h100, 16, 400).collective == 50e9
+    assert rates.trainer_link(h100, 16, 8000).collective == 450e9
+
+
+def test_an_engine_reads_weights_and_cache_and_sums_each_layer_over_its_cards() -> None:
+    """7B, one row of 4096 / 2 tokens on average: 2 bytes a parameter and 57 344 a cached token."""
+    shape, h100 = SHAPES["qwen2.5-7b"], ACCELERATORS["H100"]
+    read_s = (2 * 7_615_616_512 + 2048 * 57_344) / (0.75 * 3.35e12)
+    one, two = (rates.decode_tokens_per_s(shape, h100, n, 1, 4096, 2.0) for n in (1, 2))
+    assert one == pytest.approx(1 / (0.004 + read_s))
+    assert two == pytest.approx(1 / (0.004 + 2 * 28 * 15e-6 + read_s / 2))

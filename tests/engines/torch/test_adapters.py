@@ -38,6 +38,16 @@ def opened(family="qwen3", slots=4):
     return engine, models, {v: merged(model, plain) for v, model in models.items()}
 
 
+def loaded(versions):
+    """What an engine serves once these are loaded, and all adapted models."""
+    engine, models, _ = opened()
+    served = engine._batch.decoder.adapters
+    assert served is not None
+    for version in versions:
+        served.load(adapter_update(version, models[version]))
+    return served, models
+
+
 def check(gained, start, wanted):
     logprobs = chosen_logprobs(wanted, start, gained.tokens)
     torch.testing.assert_close(torch.tensor(gained.logprobs), logprobs, atol=1e-4, rtol=0)
@@ -89,6 +99,49 @@ def test_several_versions_side_by_side_are_those_of_their_merged_models():
         mine = gained[request.trajectory]
         assert mine.spans == [(request.version, 24)]
         check(mine, request.tokens, whole[request.version])
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_stacked"),
+    [("01230123", True), ("3210012", True), ("0000000000001", True), ("000000000000123", False)],
+)
+def test_every_row_gets_the_products_of_its_own_version(rows, is_stacked):
+    """As one batched product where little is padded, else version by version."""
+    served, _ = loaded(VERSIONS)
+    versions = [VERSIONS[int(digit)] for digit in rows]
+    routes = served.routes(versions, 2)
+    assert routes is not None
+    assert (routes.stack is not None) == is_stacked
+    for product in range(4):
+        factors = [served.loaded[v].layers[0][product] for v in versions for _ in range(2)]
+        factors = [one for one in factors if one is not None]
+        x = torch.randn(2 * len(rows), factors[0].low.shape[0])
+        out = torch.randn(2 * len(rows), factors[0].high.shape[1])
+        wanted = [o + r @ f.low @ f.high for o, r, f in zip(out, x, factors, strict=True)]
+        routes.add(out, x, 0, product)
+        torch.testing.assert_close(out, torch.stack(wanted))
+
+
+def test_stacked_factors_are_those_of_the_adapters_that_are_served_now():
+    served, models = loaded(VERSIONS[:2])
+
+    def stack(versions):
+        routes = served.routes(versions)
+        return None if routes is None else routes.stack
+
+    first = stack(VERSIONS[:2])
+    assert first is not None
+    assert stack([*VERSIONS[:2], *VERSIONS[:2]]) is first
+    served.load(adapter_update(VERSIONS[1], models[VERSIONS[2]]))
+    second, mine = stack(VERSIONS[:2]), served.loaded[VERSIONS[1]].layers[0][0]
+    assert second is not None
+    assert second is not first
+    stacked = second.layers[0][0]
+    assert stacked is not None
+    assert mine is not None
+    assert torch.equal(stacked.high[1], mine.high)
+    served.keep([VERSIONS[1]])
+    assert stack(VERSIONS[1:2]) is None
 
 
 def test_an_adapter_leaves_with_the_last_sequence_that_names_it():

@@ -1,0 +1,148 @@
+"""Bytes of a version, seconds on a link, tokens per second and the volume of the log, each constant
+with its source beside it.
+
+Rates are rooflines, good for the choice of a layout and for an order of magnitude. All sizes are in
+bytes, all durations in seconds.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from rollstream.simulator.constants import CONSTANTS
+from rollstream.sizes.arithmetic import BFLOAT16, FLOAT32, TrainerForm
+from rollstream.sizes.devices import CARDS_PER_MACHINE, Accelerator
+from rollstream.sizes.shapes import ModelShape
+
+DELTA_SHARE = 1 / 165
+"""Bytes of a delta over those of the full version, measured at lr 1e-6 with 30 M parameters
+(docs/reference/sizes-and-cost.md); PULSE reports 1 / 130 at 7B. At lr 1e-4 and above it approaches
+1.
+"""
+LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
+PARTIALS_SHARE = 0.5
+ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
+"""A trajectory in log, partials and archive (docs/reference/sizes-and-cost.md)."""
+# Shares of a card's peaks, fixed times, host-to-device speed: sources in `simulator/constants.py`.
+MFU = CONSTANTS["train_mfu"].value
+FLOPS_PER_PARAMETER = 6.0  # forward 2, backward 4; recomputed layers add 2 more
+DECODE_BANDWIDTH = CONSTANTS["bandwidth_share"].value
+DECODE_FLOPS = CONSTANTS["decode_flops_share"].value
+STEP_OVERHEAD_S = CONSTANTS["step_overhead_s"].value
+ALLREDUCE_S = CONSTANTS["allreduce_s"].value
+TRAIN_FIXED_S = CONSTANTS["train_fixed_s"].value
+PULL_BANDWIDTH = CONSTANTS["pull_bandwidth"].value
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBytes:
+    """Bytes of one version in each of its forms."""
+
+    full: float
+    delta: float
+    adapter: float
+
+
+def version_bytes(shape: ModelShape, lora_rank: int) -> VersionBytes:
+    """A bfloat16 version: full, as a delta, and as a LoRA adapter of this rank."""
+    full = BFLOAT16 * float(shape.parameters)
+    return VersionBytes(full, full * DELTA_SHARE, BFLOAT16 * shape.adapter_parameters(lora_rank))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLink:
+    """A trainer's card, and the bytes per second that a collective moves through each of them."""
+
+    card: Accelerator
+    collective: float
+
+
+def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerLink:
+    """Within a machine a collective moves what a card's own link does. Beyond it, a ring of cards
+    crosses each machine's network once, and rings share its adapters, so a collective moves what
+    the whole machine's network does ("bus bandwidth" of nccl-tests).
+    """
+    if ranks <= CARDS_PER_MACHINE:
+        return TrainerLink(card, card.link)
+    return TrainerLink(card, min(card.link, network_gbps * 1e9 / 8))
+
+
+def round_s(shape: ModelShape, form: TrainerForm, at: TrainerLink) -> tuple[float, float]:
+    """Seconds of the arithmetic and of the collectives of one round, a micro-batch for each rank;
+    they overlap. Layers are gathered twice in the type of the arithmetic, embedding and head once
+    in float32, and all gradients are reduced in float32 (`shard_model`).
+    """
+    flops = (FLOPS_PER_PARAMETER + 2 * form.recompute) * shape.active_parameters
+    compute_s = form.micro_batch_tokens * flops / (at.card.flops * MFU)
+    if form.ranks == 1:
+        return compute_s, 0.0
+    layers, root = shape.layers * shape.layer_parameters, shape.root_parameters
+    moved = (2 * form.item + FLOAT32) * layers + 2 * FLOAT32 * root
+    return compute_s, moved * (1 - 1 / form.ranks) / at.collective
+
+
+def train_tokens_per_s(
+    shape: ModelShape, form: TrainerForm, at: TrainerLink, step_tokens: float
+) -> float:
+    """Trained tokens per second of all ranks in steps of this many tokens; 0 where the card's speed
+    is unknown. The last round of a step may leave ranks without work.
+    """
+    if not at.card.flops:
+        return 0.0
+    rounds = ceil(ceil(step_tokens / form.micro_batch_tokens) / form.ranks)
+    return step_tokens / (TRAIN_FIXED_S + rounds * max(round_s(shape, form, at)))
+
+
+def decode_tokens_per_s(
+    shape: ModelShape,
+    card: Accelerator,
+    tensor_parallel: int,
+    rows: float,
+    context: int,
+    item: float,
+) -> float:
+    """Generated tokens per second of one engine with `rows` rows on average, each with half of the
+    context: a step reads the weights and the cache, computes each row, and sums each layer's two
+    results over the cards of the engine.
+    """
+    if not card.bandwidth or not rows:
+        return 0.0
+    bandwidth = tensor_parallel * card.bandwidth * DECODE_BANDWIDTH
+    read = item * _read_parameters(shape, rows) + rows * context / 2 * BFLOAT16 * shape.kv_numbers
+    compute_s = 2 * shape.active_parameters * rows / (tensor_parallel * card.flops * DECODE_FLOPS)
+    summed_s = 2 * shape.layers * ALLREDUCE_S if tensor_parallel > 1 else 0.0
+    return rows / (STEP_OVERHEAD_S + summed_s + max(read / bandwidth, compute_s))
+
+
+def _read_parameters(shape: ModelShape, rows: float) -> float:
+    """Parameters that a step reads: with many rows all experts are used."""
+    if shape.experts is None:
+        return shape.parameters
+    share = min(1.0, rows * shape.experts.used / shape.experts.count)
+    active = shape.active_parameters
+    return active + share * (shape.parameters - active)
+
+
+def transfer_s(size: float, gbps: float) -> float:
+    """Seconds on a link of this many Gbit/s."""
+    return size * 8 / (gbps * 1e9)
+
+
+def load_s(size: float, cards: int) -> float:
+    """Seconds from host memory to `cards` cards."""
+    return size / (cards * PULL_BANDWIDTH)
+
+
+@dataclass(frozen=True, slots=True)
+class LogVolume:
+    """Bytes per second into the log, and into the archive."""
+
+    log: float
+    archive: float
+
+
+def log_volume(tokens_per_s: float, trajectory_tokens: float) -> LogVolume:
+    """The volume of trajectories of this mean length, with partials."""
+    per_s = tokens_per_s / trajectory_tokens
+    record = LOG_TOKEN_BYTES * trajectory_tokens * (1 + PARTIALS_SHARE) + LOG_RECORD_BYTES
+    archived = ARCHIVE_TOKEN_BYTES * trajectory_tokens + ARCHIVE_RECORD_BYTES
+    return LogVolume(per_s * record, per_s * archived)
