@@ -3,7 +3,6 @@ versions side by side under `keep_version`.
 """
 
 import json
-import signal
 import threading
 from pathlib import Path
 
@@ -18,16 +17,13 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.streams.records import Applied, Assignment, RolloutStatus, StepDone, Trajectory
-from testbed.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    role_restarted,
-    started,
-    steps_done,
+from rollstream.streams.records import (
+    Applied,
+    RolloutStatus,
+    StepDone,
+    Trajectory,
 )
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_process import read
 from tests.support.kept_run import STEPS, made
 from tests.support.tiny_run import ROLLOUT, tiny_run
 
@@ -132,40 +128,5 @@ def test_keep_version_serves_versions_side_by_side_and_never_drains(tmp_path: Pa
     assert all(len(one.spans) <= 1 for one in trajectories)
     served = {one.spans[0].version for one in trajectories if one.spans}
     assert len(served) > 2
-    held = [set(status.held) for status in statuses]
-    assert any(len(versions) > 1 for versions in held)
-    assert not set.intersection(*held), "each adapter left once its last trajectory had ended"
-
-
-def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_was_killed(
-    tmp_path: Path, model: Path
-) -> None:
-    """`kill -9` of the only rollout, after each step until a trajectory of an older version was
-    open: its successor loads that adapter beside the newest.
-    """
-    folder = tmp_path / "run"
-    settings = [
-        "model.lora.rank=2", "model.lora.alpha=4", "rollouts.on_update=keep_version",
-        "rollouts.count=1", "rollouts.partial_tokens=4",
-    ]  # fmt: skip
-    with started(folder, model, settings) as process:
-        for steps in range(2, 9):
-            wait_for(lambda: steps_done(folder) >= steps, process)  # noqa: B023
-            victim = role(process, "rollout-0")
-            victim.send_signal(signal.SIGKILL)
-            wait_for(lambda: role_restarted(process, "rollout-0", victim.pid), process)  # noqa: B023
-        assert process.wait(WAIT_S) == 0
-    assert_the_log_adds_up(folder)
-    loaded = {
-        (order.trajectory, order.attempt): order.version
-        for order in read(folder, "assignments", Assignment)
-        if order.kind == "resume" and order.from_history
-    }
-    finished = {
-        (one.trajectory, one.attempt): [span.version for span in one.spans]
-        for one in read(folder, "trajectories", Trajectory)
-    }
-    resumed = {key: version for key, version in loaded.items() if key in finished}
-    assert resumed
-    assert all(finished[key] == [version] for key, version in resumed.items())
-    assert main(["audit", str(folder), "--json"]) == 0
+    last = {status.rollout: status for status in statuses}
+    assert all(len(one.held) <= 2 for one in last.values()), "an adapter stayed with no trajectory"
