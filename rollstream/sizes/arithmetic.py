@@ -15,6 +15,7 @@ from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 FLOAT32, BFLOAT16 = 4, 2
 
+STATE = "masters, gradients, moments"
 STATE_BYTES = 16
 """Per trained parameter: float32 master, sum of gradients and AdamW's two moments
 (`consumers/trainer/learn/masters.py`, `learner.py`).
@@ -83,6 +84,8 @@ class TrainerForm:
     recompute: bool = False
     workers: int = 1
     lora_rank: int | None = None
+    offload: bool = False
+    """Masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
 
     @property
     def item(self) -> int:
@@ -92,7 +95,7 @@ class TrainerForm:
     @property
     def is_packed(self) -> bool:
         """Whether `learn/llama.py` computes the passes, in one process (`policy_scorer`)."""
-        return self.compute == "float32" and not self.recompute and self.ranks == 1
+        return self.compute == "float32" and self.ranks == 1
 
 
 def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> TrainerForm:
@@ -104,6 +107,7 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
         recompute=settings.gradient_checkpointing,
         workers=settings.workers if ranks == 1 else 1,
         lora_rank=lora_rank or None,
+        offload=settings.cpu_offload,
     )
 
 
@@ -119,14 +123,16 @@ def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
     """A rank's memory on its device, without context and fragmentation."""
-    lines = [MemoryLine("masters, gradients, moments", STATE_BYTES * own_parameters(shape, form))]
+    lines: list[MemoryLine] = []
+    if not form.offload:
+        lines.append(MemoryLine(STATE, STATE_BYTES * own_parameters(shape, form)))
     if form.lora_rank is not None:
         lines.append(MemoryLine("frozen base", form.item * shape.parameters))
     passes = _pass_lines(shape, form)
     if form.ranks > 1:
         lines += _gathered_lines(shape, form, total(passes))
-    elif form.compute == "bfloat16" and form.lora_rank is None:
-        lines.append(MemoryLine("bfloat16 weights", BFLOAT16 * shape.parameters))
+    elif (form.compute == "bfloat16" or form.offload) and form.lora_rank is None:
+        lines.append(MemoryLine(f"{form.compute} weights", form.item * shape.parameters))
     return (*lines, *passes)
 
 
@@ -187,6 +193,9 @@ def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
     tokens, d = form.micro_batch_tokens, shape.hidden
     if form.is_packed and shape.experts is None:
         rotations = FLOAT32 * tokens * (shape.query_size + shape.kv_size)
+        if form.recompute:
+            inputs = shape.layers * FLOAT32 * tokens * d
+            return inputs + _packed_layer_bytes(shape, tokens) + rotations
         return shape.layers * _packed_layer_bytes(shape, tokens) + rotations
     layer = tokens * general_layer_numbers(shape, form.item)
     if not form.recompute:
@@ -243,7 +252,9 @@ def trainer_host_lines(
     if form.ranks > 1:
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = on_cpu and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
+    state = STATE_BYTES * own if form.offload else 0.0
     return (
+        MemoryLine(STATE, state),
         MemoryLine("copies being published", COPIES * published_item * published),
         MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
         MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),

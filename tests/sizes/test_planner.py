@@ -163,6 +163,20 @@ def test_a_rank_holds_whole_rows_of_every_tensor() -> None:
     assert sums.own_parameters(SHAPES["llama-3.1-405b"], form) == expected == 796_835_840
 
 
+def test_offloaded_state_is_in_host_memory() -> None:
+    shape = SHAPES["qwen2.5-7b"]
+    form = TrainerForm(micro_batch_tokens=4096, recompute=True)
+    offloaded = replace(form, offload=True)
+    device, host = (
+        total(lines(offloaded)) - total(lines(form))
+        for lines in (
+            lambda one: sums.trainer_lines(shape, one),
+            lambda one: sums.trainer_host_lines(shape, one, sums.BFLOAT16),
+        )
+    )
+    assert -device == host == 16 * shape.parameters
+
+
 def test_ranks_beyond_the_experts_hold_no_less_of_them() -> None:
     """The 8 experts of a layer are one tensor of 8 rows: 16 ranks divide them no further."""
     shape = SHAPES["mixtral-8x7b"]
