@@ -1,13 +1,13 @@
-"""Whether a trajectory can be trained, and whether a partial can be part of a trajectory's chain:
-pure rules that every reader shares (invariants 3 and 12).
+"""Decides whether a trajectory can be trained, and whether a partial can be part of a trajectory's
+chain, by pure rules that every reader shares (invariants 3 and 12).
 
 `trajectories` and `annotations` have many writers, so a record there is only a claim until
 `refusal` has checked it; rollout, trainer, replay and audit call it. An accepted trajectory fits
 the model and the learner's arrays and gives finite float32 losses and gradients. A refused one is a
 dead member of its group and is counted by its `RefusalKind`.
 
-`malformed_partial` is the same for dispatch, which orders resumes from a chain, and for the rollout
-that resumes.
+`malformed_partial` is the same rule for partials, for dispatch, which assigns resumes from a chain,
+and for the rollout that resumes.
 """
 
 from bisect import bisect_right

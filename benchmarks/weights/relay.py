@@ -78,8 +78,8 @@ def _at_most(case: str, value: float, reference: str, base: float, goal: float, 
 
 
 @dataclass
-class _Late:
-    """A store that answers every write late."""
+class _SlowStore:
+    """A store whose every write takes `latency_s` longer."""
 
     store: ObjectStore
     latency_s: float
@@ -103,7 +103,7 @@ def _net(store_url: str = "", rate: float = LINK) -> Generator[tuple[RelayNet, l
 def _pushed(files: dict[str, bytes], latency_s: float) -> tuple[list[float], float]:
     """Seconds from the snapshot until each relay has the version; CPU seconds of all relays."""
     with _net() as (net, relays):
-        late: ObjectStore = _Late(net.store, latency_s)  # type: ignore[assignment]
+        late: ObjectStore = _SlowStore(net.store, latency_s)  # type: ignore[assignment]
         store = PushingStore(late, RelayDirectory(net.bus, 30.0), 1 << 30, BandwidthLimiter(LINK))
         cpu = _cpu_s(relays)
         started = time.monotonic()

@@ -98,9 +98,9 @@ class OriginAudit:
                 self._newest[who] = max(self._newest.get(who, version), version)
                 self._served.add(version)
             case Prompt() as prompt if seen.topic == "prompts":
-                self._ask(prompt, seen.address)
-            case Assignment() as order if seen.topic == "assignments":
-                self._order(order, seen)
+                self._add_prompt(prompt, seen.address)
+            case Assignment() as assignment if seen.topic == "assignments":
+                self._check_assignment(assignment, seen)
             case Partial() as partial if seen.topic == "partials":
                 self.chains.keep(partial, seen.address)
             case Trajectory() as record if seen.topic == "trajectories":
@@ -160,7 +160,7 @@ class OriginAudit:
         """
         for group, samples, at in self._early:
             if group in self.admitted:
-                self._compare_asked(group, self.admitted[group], samples, at)
+                self._compare_with_admission(group, self.admitted[group], samples, at)
         for what, at, named in self._elsewhere:
             # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
@@ -186,17 +186,19 @@ class OriginAudit:
             else:
                 self.tally.counts["versions taken and not compared"] += 1
 
-    def _ask(self, prompt: Prompt, at: Address) -> None:
+    def _add_prompt(self, prompt: Prompt, at: Address) -> None:
         admission = self.admitted.get(prompt.group)
         if admission is not None:
-            self._compare_asked(prompt.group, admission, prompt.samples, at)
+            self._compare_with_admission(prompt.group, admission, prompt.samples, at)
         else:
             self._early.append((prompt.group, prompt.samples, at))
         count, found = len(prompt.tokens), _token_hash(prompt.tokens)
         asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
 
-    def _compare_asked(self, group: int, admission: Admission, samples: int, at: Address) -> None:
+    def _compare_with_admission(
+        self, group: int, admission: Admission, samples: int, at: Address
+    ) -> None:
         if (admission.prompt, len(admission.names)) == (at, samples):
             return
         what = f"group {group} was admitted with {len(admission.names)} samples of "
@@ -204,15 +206,20 @@ class OriginAudit:
         what = f"{what}; this prompt asks for {samples}"
         self._elsewhere.append((what, at, admission.prompt))
 
-    def _order(self, order: Assignment, seen: AuditMessage) -> None:
-        if order.kind == "release":
+    def _check_assignment(self, assignment: Assignment, seen: AuditMessage) -> None:
+        if assignment.kind == "release":
             return
-        key = (order.trajectory, order.attempt, order.rollout, order.rollout_term)
-        self._ordered.add(_order_hash(key))
-        self.chains.want(order)
-        asked = self._asked.get(order.group)
-        if asked is not None and _token_hash(order.tokens) != asked.hash:
-            what = f"{order.trajectory} was assigned with other tokens than its prompt has"
+        key = (
+            assignment.trajectory,
+            assignment.attempt,
+            assignment.rollout,
+            assignment.rollout_term,
+        )
+        self._ordered.add(_assignment_hash(key))
+        self.chains.want(assignment)
+        asked = self._asked.get(assignment.group)
+        if asked is not None and _token_hash(assignment.tokens) != asked.hash:
+            what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
             self.tally.add_violation(what, seen.topic, seen.address)
 
     def _check(self, record: Trajectory, seen: AuditMessage) -> None:
@@ -220,7 +227,7 @@ class OriginAudit:
             self._wrong_version(record, seen.address),
             self._wrong_prompt(record),
             self._wrong_place(record),
-            self._wrong_order(record),
+            self._wrong_assignment(record),
             self.chains.wrong(record),
         )
         for what in filter(None, wrong):
@@ -272,14 +279,14 @@ class OriginAudit:
         index, wave = place
         return wave == admission.wave and admission.names.index(name) == index
 
-    def _wrong_order(self, record: Trajectory) -> str:
+    def _wrong_assignment(self, record: Trajectory) -> str:
         """Assignments are truncated partition by partition, so only the whole topic proves that one
         is missing.
         """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
         if not self._ordered or self.coverage.get("assignments") != "whole":
             return ""
-        if _order_hash(key) in self._ordered:
+        if _assignment_hash(key) in self._ordered:
             return ""
         who = _rollout_name((record.rollout, record.rollout_term))
         return f"is attempt {record.attempt} by {who}, which was never assigned"
@@ -289,8 +296,8 @@ def _rollout_name(who: RolloutTerm) -> str:
     return f"{who[0]} of term {who[1]}"
 
 
-def _order_hash(order: tuple[str, int, str, int]) -> int:
-    return xxh3_64_intdigest("\0".join(map(str, order)).encode())
+def _assignment_hash(assignment: tuple[str, int, str, int]) -> int:
+    return xxh3_64_intdigest("\0".join(map(str, assignment)).encode())
 
 
 def _token_hash(tokens: Tokens) -> int:

@@ -44,10 +44,11 @@ class ResumeChains:
         default_factory=dict[tuple[str, Address], PartialLink]
     )
 
-    def want(self, order: Assignment) -> None:
-        if order.kind == "resume" and order.partial is not None:
-            self._resumed[order.trajectory, order.attempt] = order.partial
-            self._names.add(order.trajectory)
+    def want(self, assignment: Assignment) -> None:
+        """Keep the partials that this assignment resumes from, if it is a resume."""
+        if assignment.kind == "resume" and assignment.partial is not None:
+            self._resumed[assignment.trajectory, assignment.attempt] = assignment.partial
+            self._names.add(assignment.trajectory)
 
     def keep(self, partial: Partial, at: Address) -> None:
         """Index the partial if its trajectory is resumed by any assignment."""

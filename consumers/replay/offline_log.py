@@ -102,7 +102,7 @@ class LabelledSource:
 
     label: str
     source: TrajectorySource
-    keep: Callable[[SourceTrajectory], bool] = lambda draft: True
+    keep: Callable[[SourceTrajectory], bool] = lambda trajectory: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +145,27 @@ def _put_trajectories(
     """
     found: dict[str, int] = {}
     groups: dict[str, int] = {}
-    for draft in one.source.trajectories():
-        record = draft.record
+    for trajectory in one.source.trajectories():
+        record = trajectory.record
         if record.trajectory in found:
             counts["duplicate"] += 1
             continue
         found[record.trajectory] = -1
-        if not one.keep(draft):
+        if not one.keep(trajectory):
             counts["filtered_out"] += 1
             continue
-        group = groups.get(draft.group, counts["groups"])
-        filled = record if draft.has_logprobs else rules.fill(record)
+        group = groups.get(trajectory.group, counts["groups"])
+        filled = record if trajectory.has_logprobs else rules.fill(record)
         renamed = _renamed(filled, one.label, group)
         if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
             counts[f"refused_{wrong.kind}"] += 1
             continue
-        if draft.group not in groups:
-            groups[draft.group] = group
+        if trajectory.group not in groups:
+            groups[trajectory.group] = group
             counts["groups"] += 1
         found[record.trajectory] = group
         counts["trajectories"] += 1
-        if not draft.has_logprobs:
+        if not trajectory.has_logprobs:
             counts["logprobs_computed"] += 1
         _put(writer, group, renamed)
     return found
@@ -244,11 +244,11 @@ class JsonLines:
         seen: set[str] = set()
         for number, text in self._lines():
             try:
-                draft = self._draft(decoder.decode(text), number)
-                if draft.record.trajectory in seen:
-                    raise ValueError(f"a second trajectory {draft.record.trajectory!r}")
-                seen.add(draft.record.trajectory)
-                yield draft
+                trajectory = self._parsed(decoder.decode(text), number)
+                if trajectory.record.trajectory in seen:
+                    raise ValueError(f"a second trajectory {trajectory.record.trajectory!r}")
+                seen.add(trajectory.record.trajectory)
+                yield trajectory
             except (msgspec.MsgspecError, DecodeError, ValueError) as error:
                 raise ConfigurationError(
                     f"{self.path} line {number}: {error}; correct the line or remove it "
@@ -267,7 +267,7 @@ class JsonLines:
                 if text.strip():
                     yield number, text
 
-    def _draft(self, line: OfflineLine, number: int) -> SourceTrajectory:
+    def _parsed(self, line: OfflineLine, number: int) -> SourceTrajectory:
         tokens, sources = self._tokens(line)
         generated = sources.count(GENERATED)
         known = line.logprobs is not None

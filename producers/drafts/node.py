@@ -148,7 +148,7 @@ class NodeHistory:
             self._written = self._left_by_another() or make_segment(self.folder, self._layout)
             self._written.memory.words[WRITER_WORD] = os.getpid()
         except StoreError as error:
-            log.warning("%s; earlier answers are remembered by this process alone", error)
+            log.warning("%s; earlier answers are kept by this process alone", error)
             self._unlock()
             self._alone = self._history(None)
             return self._alone

@@ -1,5 +1,5 @@
-"""The draft lengths that maximise the tokens per second of the whole batch, whether drafting pays,
-and the acceptance probabilities that both depend on.
+"""Computes the draft lengths that maximise the tokens per second of the whole batch, whether
+drafting pays, and the acceptance probabilities that both depend on.
 
 A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
 Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
@@ -24,9 +24,8 @@ from rollstream.producers.drafts.index import Draft
 MEASUREMENT_DECAY = 0.98  # weight of a measurement after the next one: about the last 50 count
 OUTLIER_FACTOR = 4.0  # a pass that took this many times its expected time was interrupted
 RATE_MAX = 0.999  # higher acceptance rates are cut to this
-PADDING_COST = (
-    0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
-)
+# Share of a token's time: attention over a place that a shorter draft leaves empty.
+PADDING_COST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +200,8 @@ PRIOR, PRIOR_TRIALS = 0.9, 4.0
 REFRESH_TRIALS = 64  # trials after which values computed from the curve are computed again
 REFRESH_DECAY = 0.98  # weight of every point then, so that a point of low acceptance is tried again
 
-KNOWN_AFTER_MISTAKE = (
-    2  # tokens known to agree after a mistake, at most: the alignment is uncertain
-)
+# Tokens known to agree after a mistake, at most: the alignment is uncertain.
+KNOWN_AFTER_MISTAKE = 2
 
 _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOKENS_MAX + 1))
 

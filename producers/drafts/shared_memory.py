@@ -28,9 +28,8 @@ from rollstream.errors import StoreError
 from rollstream.storage.stores.file import is_own_file
 
 NGRAM_LENGTHS = (3, 4, 5, 6, 7)
-DRAFTED_PER_MATCHED = (
-    5  # tokens drafted per matched one, at most: drafts with a short match fail sooner
-)
+# Tokens drafted per matched one, at most: drafts with a short match fail sooner.
+DRAFTED_PER_MATCHED = 5
 SEQUENCE_END = 2**32 - 1  # mark after each sequence; not a token
 
 PROBES = 8

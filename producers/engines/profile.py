@@ -184,13 +184,13 @@ def _fit_alternating(
     """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
     weights = token = row = overhead = 0.0
     for _ in range(ALTERNATIONS_MAX):
-        mine = reading.astype(np.float64)
-        columns = (mine, mine * kv, (1 - mine) * rows, np.ones(len(rows)))
+        by_reads = reading.astype(np.float64)
+        columns = (by_reads, by_reads * kv, (1 - by_reads) * rows, np.ones(len(rows)))
         weights, token, row, overhead = _solve(columns, seconds)
-        looked = weights + kv * token >= rows * row
-        if (looked == reading).all():
+        assigned = weights + kv * token >= rows * row
+        if (assigned == reading).all():
             break
-        reading = looked
+        reading = assigned
     return Roofline(weights, token, row, overhead, prefill)
 
 

@@ -1,6 +1,6 @@
-"""How long a decode step lasts, from its batch and the KV cache that it reads (roofline: Williams,
-Waterman, Patterson, 2009). Pure functions in seconds. The paced engine uses them in real time, the
-simulator in virtual time, and `rollstream profile` fits them to a real engine.
+"""Computes how long a decode step lasts, from its batch and the KV cache that it reads (roofline:
+Williams, Waterman, Patterson, 2009). Pure functions in seconds. The paced engine uses them in
+real time, the simulator in virtual time, and `rollstream profile` fits them to a real engine.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ def test_there_are_more_than_sixty_kinds() -> None:
 
 
 def test_what_no_log_shows_is_named_in_the_docs(healthy: Path, tmp_path: Path) -> None:
-    said = DOCS.read_text()
+    text = DOCS.read_text()
     for name, why, tallies in unseen(healthy, tmp_path):
         assert [tally.offenders for tally in tallies.values() if tally.offenders] == [], name
-        assert name.replace("_", " ") in said, f"{name}: {why}"
+        assert name.replace("_", " ") in text, f"{name}: {why}"

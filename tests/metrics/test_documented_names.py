@@ -40,7 +40,7 @@ def test_the_table_holds_every_family_and_nothing_else():
     assert documented() == wanted
 
 
-def test_no_name_is_given_twice_and_counters_say_so():
+def test_names_are_unique_and_those_of_counters_end_in_total():
     assert len(FAMILIES) == sum(map(len, BY_ROLE.values()))
     for family in FAMILIES.values():
         assert family.name.endswith("_total") == (family.kind == "counter"), family.name

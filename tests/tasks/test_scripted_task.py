@@ -14,7 +14,7 @@ from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 REFERENCE = json.dumps({"script": [7, 5, 9]})
 
 
-def said(*texts: str) -> list[list[int]]:
+def encoded(*texts: str) -> list[list[int]]:
     encode = Scripted().tokenizer().encode
     return [encode(text) for text in texts]
 
@@ -25,11 +25,11 @@ def test_it_is_an_environment():
 
 def test_the_environment_names_one_digit_per_turn_until_the_script_is_over():
     task = Scripted()
-    first = task.reply(REFERENCE, "", said("7;"))
-    assert first == Reply(tuple(said("5=")[0]), "2")
-    second = task.reply(REFERENCE, first.state, said("7;", "5=", "2;"))
-    assert second == Reply(tuple(said("9=")[0]), "3")
-    assert task.reply(REFERENCE, second.state, said("7;", "5=", "2;", "9=", "1;")).tokens == ()
+    first = task.reply(REFERENCE, "", encoded("7;"))
+    assert first == Reply(tuple(encoded("5=")[0]), "2")
+    second = task.reply(REFERENCE, first.state, encoded("7;", "5=", "2;"))
+    assert second == Reply(tuple(encoded("9=")[0]), "3")
+    assert task.reply(REFERENCE, second.state, encoded("7;", "5=", "2;", "9=", "1;")).tokens == ()
 
 
 def test_the_end_token_ends_the_dialogue():
@@ -38,9 +38,11 @@ def test_the_end_token_ends_the_dialogue():
 
 def test_the_reward_is_the_share_of_right_totals():
     task = Scripted()
-    assert task.judge(REFERENCE, said("7;", "5=", "2;", "9=", "1;")).reward == 1.0
-    assert task.judge(REFERENCE, said("7;", "5=", "3;", "9=", "1;")).reward == pytest.approx(2 / 3)
-    assert task.judge(REFERENCE, said("7;")).reward == pytest.approx(1 / 3)
+    assert task.judge(REFERENCE, encoded("7;", "5=", "2;", "9=", "1;")).reward == 1.0
+    assert task.judge(REFERENCE, encoded("7;", "5=", "3;", "9=", "1;")).reward == pytest.approx(
+        2 / 3
+    )
+    assert task.judge(REFERENCE, encoded("7;")).reward == pytest.approx(1 / 3)
 
 
 def test_turns_are_cut_where_the_source_changes():

@@ -35,7 +35,7 @@ SMALL = {"vocab_size": 18, "num_attention_heads": 4, "num_key_value_heads": 2}
 SHORT = SftSchedule(documents=200, steps=6)
 
 
-def test_the_folder_is_an_ordinary_checkpoint_with_an_account(tmp_path: Path):
+def test_the_folder_is_an_ordinary_checkpoint_with_a_summary(tmp_path: Path):
     seen: list[tuple[int, int]] = []
     folder = tmp_path / "warm"
     warm_up(Remainder(), TINY, 0, folder, 1, lambda *at: seen.append(at[:2]), SHORT)
@@ -44,18 +44,18 @@ def test_the_folder_is_an_ordinary_checkpoint_with_an_account(tmp_path: Path):
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == tokenizer.eos_token_id == 2
     assert model.config.vocab_size == len(tokenizer) == 18
-    account = json.loads((folder / "warmup.json").read_text())
-    assert account["documents"] == 200
-    assert account["steps"] == 6
-    assert sum(account["shares"].values()) == pytest.approx(1)
-    assert math.isfinite(account["loss"])
+    summary = json.loads((folder / "warmup.json").read_text())
+    assert summary["documents"] == 200
+    assert summary["steps"] == 6
+    assert sum(summary["shares"].values()) == pytest.approx(1)
+    assert math.isfinite(summary["loss"])
     assert seen == [(done, 6) for done in range(1, 7)]
 
 
 def test_it_learns(tmp_path: Path):
-    course = SftSchedule(documents=200, steps=60, ramp_steps=5)
+    schedule = SftSchedule(documents=200, steps=60, ramp_steps=5)
     losses: list[float] = []
-    warm_up(Remainder(), TINY, 0, tmp_path / "w", 1, lambda *at: losses.append(at[2]), course)
+    warm_up(Remainder(), TINY, 0, tmp_path / "w", 1, lambda *at: losses.append(at[2]), schedule)
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:3])
 
 
@@ -82,12 +82,12 @@ from rollstream.producers.tasks.remainder import Remainder
 from rollstream.warmup.warmup import SftSchedule
 from rollstream.warmup.warmup import warm_up
 from rollstream.storage.settings import ModelSettings
-model, course = ModelSettings.model_validate_json(sys.argv[2]), SftSchedule(200, 100_000)
-warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), course)
+model, schedule = ModelSettings.model_validate_json(sys.argv[2]), SftSchedule(200, 100_000)
+warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), schedule)
 """
 
 
-def test_a_killed_warm_up_leaves_nothing_half_and_starts_again(tmp_path: Path):
+def test_a_killed_warm_up_leaves_nothing_half_and_restarts(tmp_path: Path):
     folder = tmp_path / "warm"
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(folder), TINY.model_dump_json()],
@@ -140,9 +140,9 @@ def test_the_loss_is_that_of_the_responses_alone():
         logits = model(input_ids=tokens).logits[0, len(one.prompt) - 1 : -1]
         total += cross_entropy(logits, torch.tensor(one.response), reduction="sum").item()
         count += len(one.response)
-    course = SftSchedule(steps=1, batch_tokens=100_000)
-    taught = train_sft(model, documents, course, 0, 1, lambda *at: None)
-    assert taught == [pytest.approx(total / count, rel=1e-5)]
+    schedule = SftSchedule(steps=1, batch_tokens=100_000)
+    losses = train_sft(model, documents, schedule, 0, 1, lambda *at: None)
+    assert losses == [pytest.approx(total / count, rel=1e-5)]
 
 
 def test_one_thread_and_two_give_the_same_bits(tmp_path: Path):
@@ -153,8 +153,8 @@ def test_one_thread_and_two_give_the_same_bits(tmp_path: Path):
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor():
-    course = SftSchedule(steps=800)
-    rates = [learning_rate_share(step, course) for step in range(course.steps)]
+    schedule = SftSchedule(steps=800)
+    rates = [learning_rate_share(step, schedule) for step in range(schedule.steps)]
     assert rates[0] == pytest.approx(1 / 30, rel=0.01)
     assert max(rates) == rates[29] == pytest.approx(1, abs=0.04)
-    assert rates[-1] == pytest.approx(course.lr_final)
+    assert rates[-1] == pytest.approx(schedule.lr_final)

@@ -43,20 +43,20 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
     rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return TCPStore(host, port, None, rank == 0, timeout, wait_for_workers=False)
-    kept = TCPStore(host, port, None, False, timeout)
+    agent_store = TCPStore(host, port, None, False, timeout)
     if rank == 0:
         own = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
-        kept.set(PORT_KEY, str(own.port))
+        agent_store.set(PORT_KEY, str(own.port))
         return own
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
-        now = int(kept.get(PORT_KEY))
+        own_port = int(agent_store.get(PORT_KEY))
         try:
-            socket.create_connection((host, now), CONNECT_S).close()
+            socket.create_connection((host, own_port), CONNECT_S).close()
         except OSError:  # the port is of a previous start
             time.sleep(PAUSE_S)
             continue
-        return TCPStore(host, now, None, False, timeout)
+        return TCPStore(host, own_port, None, False, timeout)
     raise RuntimeError(f"rank 0 did not open its store at {host} within {timeout_s:g} s")
 
 

@@ -5,8 +5,8 @@ pass. They are padded on the left, so every newest token is in the last column.
 
 A prompt is prefilled once for its group, and the KV is copied to each row. Cache entries are keyed
 by the tokens and the adapter's version, and dropped when the weights change, so no KV is reused
-across versions. The prompts
-of waiting sequences are prefilled ahead, many per pass, before slots are free for them.
+across versions. The prompts of waiting sequences are prefilled ahead, many per pass, before slots
+are free for them.
 """
 
 from collections import OrderedDict

@@ -18,7 +18,7 @@ TEMPERATURES = (0.01, 2.0)
 class CoreRequest:
     """A request for at most `room` tokens after `tokens`. Requests of equal `salt` share blocks of
     the prefix cache. `prompt` and `group` identify the sequence in a history, `place` and `stay` in
-    a tally.
+    the draft counters.
     """
 
     key: str
