@@ -201,18 +201,13 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
 
 
 def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
-    """Yields a mark per pull; of many pulls one path with at most a mark per two pixels."""
+    """Yields a mark per pull; none if there are so many that they would hide the bars, whose shades
+    then show the versions.
+    """
     shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
-    places = [_x(axis.at(pull.time_s), axis) for pull in shown]
-    if len(shown) > MARKS_MAX:
-        columns = sorted({2 * round(x / 2) for x in places})
-        d = "".join(f"M{x} {top - 3:g}v{BAR + 6:g}" for x in columns)
-        title = f"{row.name} took {len(shown)} versions"
-        yield f'<path class="pull" d="{d}"><title>{escape(title)}</title></path>'
-        return
-    for pull, x in zip(shown, places, strict=True):
+    for pull in shown if len(shown) <= MARKS_MAX else ():
         yield (
-            f'<path class="pull" d="M{x:.1f} {top - 3:g}v{BAR + 6:g}">'
+            f'<path class="pull" d="M{_x(axis.at(pull.time_s), axis):.1f} {top - 3:g}v{BAR + 6:g}">'
             f"<title>{escape(row.name)} took version {pull.version}</title></path>"
         )
 

@@ -12,7 +12,7 @@ from rollstream.report.comparison import tasks_of
 from rollstream.report.history import DraftHistory, RunHistory
 from rollstream.report.page import Chart, Series
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary
-from rollstream.report.timeline import ROWS_MAX, draw_timeline
+from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
 TASKS_MAX = 8  # colours of the page
@@ -244,7 +244,7 @@ def _timeline(history: RunHistory) -> str:
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
     note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
-    if any(len(rollout.serving) > 1 for rollout in history.rollouts.values()):
+    if any(1 < len(one.serving) <= MARKS_MAX for one in history.rollouts.values()):
         note += "; a green mark is a weight update"
     note += "; an arrow is a move of requests" if history.moves else ""
     note += f"; {more} more rollouts are not drawn" if more > 0 else ""

@@ -1,10 +1,12 @@
 """Records of every archived class, drawn by Hypothesis from their own fields, and small logs."""
 
 import io
+import re
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ from rollstream.storage.archive.originals import OriginalBytes
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import Envelope, encode
-from rollstream.streams.records import Admitted, Fence, Opened, Record, Trajectory
+from rollstream.streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
 from rollstream.streams.values import Address, Span, Version
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -126,3 +128,23 @@ def append_of_term(bus: Bus, term: int, first: int, count: int) -> None:
         value = encode(record, Envelope("dispatch", term, sequence))
         entries.append(AppendEntry(b"k", value, 0))
     bus.append("admissions", entries)
+
+
+def private_bytes() -> int:
+    (line,) = re.findall(r"Private_Dirty: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return 1024 * int(line)
+
+
+def retained_bytes() -> int:
+    """What pyarrow keeps for its next tables; afterwards it keeps nothing."""
+    before = private_bytes()
+    cast(Any, pa).default_memory_pool().release_unused()
+    return before - private_bytes()
+
+
+RETAINED_MAX = 8 << 20
+
+
+def large(number: int) -> Annotation:
+    """64 KB that compress to less than one."""
+    return Annotation(f"{number}.0", number, "value", np.zeros(1 << 14, np.float32), "s")

@@ -4,16 +4,12 @@ Every call to bus and store is a boundary. Archivers, compactors and readers run
 boundary of one of them another one runs, or it is killed there.
 """
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -38,11 +34,17 @@ from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
-from rollstream.streams.records import Annotation
 from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus
 from testbed.servers import versity
-from tests.archive.archive_samples import append, restored, trajectory
+from tests.archive.archive_samples import (
+    RETAINED_MAX,
+    append,
+    large,
+    restored,
+    retained_bytes,
+    trajectory,
+)
 from tests.archive.archive_world import NEVER, TOPIC, Boundaries, Killed, World, die
 
 DAY_MS = 1_763_683_200_000
@@ -313,21 +315,6 @@ def test_the_compactor_merges_a_day_and_deletes_after_the_grace(
     assert [f.last for f in archived_files(store)] == [9, None]
 
 
-def private_bytes() -> int:
-    (line,) = re.findall(r"Private_Dirty: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
-    return 1024 * int(line)
-
-
-def retained_bytes() -> int:
-    """What pyarrow keeps for its next tables; afterwards it keeps nothing."""
-    before = private_bytes()
-    cast(Any, pa).default_memory_pool().release_unused()
-    return before - private_bytes()
-
-
-RETAINED_MAX = 8 << 20
-
-
 @dataclass
 class Rounds(threading.Event):
     """Stops a service after so many rounds; measures between them."""
@@ -342,11 +329,6 @@ class Rounds(threading.Event):
         self.retained.append(retained_bytes())
         self.left -= 1
         return self.left == 0
-
-
-def large(number: int) -> Annotation:
-    """64 KB that compress to less than one."""
-    return Annotation(f"{number}.0", number, "value", np.zeros(1 << 14, np.float32), "s")
 
 
 def test_the_archive_role_keeps_no_memory_of_large_files(tmp_path: Path) -> None:

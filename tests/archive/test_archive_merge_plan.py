@@ -1,7 +1,11 @@
 """Which files are merged with which, and which files of a listing hold the rows."""
 
 from itertools import combinations
+from math import log2
+from random import Random
+from statistics import fmean
 
+import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.storage.archive.file_names import (
@@ -95,3 +99,25 @@ def test_a_long_run_has_few_files() -> None:
     assert max(counts[2000:]) - max(counts[1000:2000]) <= 6
     assert not plan_merges(files, 4000, 16)
     assert sum(file.bytes for file in files) == 30_000
+
+
+@pytest.mark.parametrize("rows", [3, 70, 140, 1000])
+def test_the_files_of_a_day_stay_level_and_a_row_is_copied_a_few_times(rows: int) -> None:
+    """5 000 files of one day, some of them full in the end: no more files in the last quarter than
+    in the second, beyond those that are full; a row is copied once per doubling at most.
+    """
+    files: list[ArchiveFile] = []
+    counts: list[int] = []
+    draw, first, copied = Random(1), 0, 0
+    for _ in range(5000):
+        size = max(1, round(draw.gauss(rows, rows / 4)))
+        files.append(plain(first, 100 * size))
+        first += size
+        merges = plan_merges(files, 128 << 20, 16)
+        copied += sum(file.bytes for merge in merges for file in merge.files)
+        files = current_files(after(files, merges))
+        counts.append(len(files))
+    full = 100 * first // (128 << 20)
+    assert max(counts) <= 16
+    assert fmean(counts[3750:]) - full <= 1.1 * fmean(counts[1250:2500])
+    assert copied <= 100 * first * log2(5000 / 16)

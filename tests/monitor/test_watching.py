@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from rollstream.consumers.archive.topic import TopicArchive
+from rollstream.consumers.settings import ArchiveSettings
 from rollstream.monitor.feed import (
     TAIL_BYTES,
     JsonLinesTail,
@@ -11,16 +13,19 @@ from rollstream.monitor.feed import (
     tail_positions,
 )
 from rollstream.monitor.groups import NumberSet
+from rollstream.monitor.observer import RunObserver
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
+from rollstream.streams.fence import ARCHIVE_GROUP, truncate
 from rollstream.streams.records import GroupClosed, Position, WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter, publish
-from testbed.memory import MemoryBus
+from testbed.memory import MemoryBus, MemoryStore
+from tests.archive.archive_samples import RETAINED_MAX, append, large, retained_bytes
 from tests.support import planted_states as planted
 from tests.support.synthetic_run import GROUPS
 
@@ -171,3 +176,22 @@ def test_a_number_set_is_a_set(numbers):
     assert len(found) == len(expected)
     gaps = zip(found.held.ends, found.held.starts[1:], strict=False)
     assert all(end < start for end, start in gaps)
+
+
+def test_a_view_that_is_behind_truncation_keeps_no_memory_of_the_archive(tmp_path):
+    bus, store, topic = MemoryBus(lambda: planted.NOW_S), MemoryStore(), "annotations"
+    bus.create(catalogue(1))
+    view = LogView(bus, store, "tiny")
+    observer = RunObserver(planted.plan(), tmp_path, lambda: view, lambda: planted.NOW_S)
+    observer.observe()
+    archive = TopicArchive(bus, store, "tiny", topic, ArchiveSettings(topics=(topic,)))
+    archive.start()
+    append(bus, topic, [large(number) for number in range(600)])
+    archive.finish()
+    truncate(bus, topic, bus.committed(ARCHIVE_GROUP, topic))
+    retained_bytes()
+    while observer.state.groups.annotations < 600:
+        before = observer.state.groups.annotations
+        observer.observe(catch_up_s=60.0)
+        assert retained_bytes() < RETAINED_MAX
+        assert observer.state.groups.annotations > before
