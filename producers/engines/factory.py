@@ -43,9 +43,8 @@ def open_engine(
         kind: torch.dtype = getattr(torch, options.dtype)
         return TorchEngine(model_config, tensors, version, options, dtype=kind)
     if name == "vllm":
-        from rollstream.producers.engines.vllm.engine import (
-            VllmEngine,  # only where it is configured
-        )
+        # Imported here: vLLM is installed only where it is configured.
+        from rollstream.producers.engines.vllm.engine import VllmEngine
 
         return VllmEngine(model_config, tensors, version, options, settings=vllm)
     raise ConfigurationError(

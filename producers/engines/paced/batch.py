@@ -1,5 +1,5 @@
-"""Which sequences of the paced engine run and which wait, under a limit of slots and of KV
-capacity, as in vLLM's scheduler.
+"""Decides which sequences of the paced engine run and which wait, under a limit of slots and of KV
+capacity, as vLLM's scheduler does.
 
 * First come, first served: the first sequence of the queue enters when a slot is free and its
   tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free for
