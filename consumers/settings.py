@@ -78,6 +78,10 @@ class TrainerSettings(Settings):
     """Type of forward and backward passes; masters, their update and the head stay float32."""
     gradient_checkpointing: Annotated[bool, INCIDENTAL] = False
     """Recompute each layer's activations in the backward pass instead of keeping them."""
+    compile: Annotated[bool, INCIDENTAL] = False
+    """Compile the decoder layers (torch.compile). It needs a C++ compiler, on a GPU Triton, and a
+    restart may round a repeated step otherwise.
+    """
     varlen_attention: Annotated[bool, INCIDENTAL] = False
     """Join the sequences of a micro-batch in one row without padding, and attend within each by its
     length instead of by a mask over the row (docs/explanation/learning.md).

@@ -97,7 +97,15 @@ def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) 
     """The form with the least padding that `model` computes right, after `check_trainable`. With
     `joins` it is `joined`, or `ConfigurationError`.
     """
-    check_trainable(model, tolerance)
+    try:
+        check_trainable(model, tolerance)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(COMPILER_MODULES):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"trainer.compile: torch cannot compile a layer here; set it to false ({first})"
+        ) from error
     if joins:
         join_sequences(model, tolerance)
         return "joined"
@@ -112,6 +120,8 @@ def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> Ro
         return model(trial=tolerance, joins=joins)
 
 
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+"""Their error classes are not imported here: the compiler costs a second and memory."""
 JOINED = "rollstream_joined"
 """Name of `attend_joined` among transformers' attention functions."""
 
@@ -125,7 +135,6 @@ def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None
     joined: Tensor | None = None
     with _trial(model):
         alone = [_hidden(body, part) for part in tokens.split((FIRST, SECOND), 1)]
-        AttentionInterface.register(JOINED, attend_joined)
         if model._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
             model.set_attn_implementation(JOINED)
             bounds = _bounds((FIRST, SECOND))
@@ -143,7 +152,6 @@ def _bounds(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)])
 
 
-@torch.compiler.disable
 def attend_joined(
     module: nn.Module,
     query: Tensor,
@@ -182,6 +190,9 @@ def attend_joined(
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
+AttentionInterface.register(JOINED, attend_joined)
+
+
 def _tokens(model: PreTrainedModel) -> Tensor:
     embeddings: Any = model.get_input_embeddings()
     return (torch.arange(FIRST + SECOND) % embeddings.weight.shape[0])[None].to(model.device)
@@ -218,16 +229,22 @@ PolicyScorer = Callable[[TokenRows], TokenScores]
 
 
 def policy_scorer(
-    model: PreTrainedModel, general: bool = False, recomputes: bool = False, joins: bool = False
+    model: PreTrainedModel,
+    general: bool = False,
+    recomputes: bool = False,
+    joins: bool = False,
+    compiles: bool = False,
 ) -> PolicyScorer:
     """The fastest path for this model. `general` excludes the fast one, which computes in float32
-    and joins sequences by itself. With `recomputes` a layer keeps only its input
-    (`recompute_layers`), with `joins` all sequences share one row (`join_sequences`). `model` is
-    float32 now; its parameters may change type later. Raises `ConfigurationError` if the model
-    cannot be trained so.
+    and joins sequences by itself; so does `compiles` (`compile_layers`). With `recomputes` a layer
+    keeps only its input (`recompute_layers`), with `joins` all sequences share one row
+    (`join_sequences`). `model` is float32 now; its parameters may change type later. Raises
+    `ConfigurationError` if the model cannot be trained so.
     """
-    if has_packed_form(model) and not general:
+    if has_packed_form(model) and not general and not compiles:
         return PackedDecoder(model, recomputes).score
+    if compiles:
+        compile_layers(model)
     if recomputes:
         recompute_layers(model)
     form = row_form(model, joins)
@@ -285,18 +302,35 @@ def recompute_layers(model: nn.Module) -> None:
     Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
     once, outside of the recomputation. To be called before such hooks are set.
     """
+    for layer in _layers(model, "trainer.gradient_checkpointing"):
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Make torch compile the forward of every decoder layer of `model`, for sequences of any length
+    at once; `recompute_layers` may follow. The first pass compiles, and raises an error of
+    `COMPILER_MODULES` where this machine has no compiler.
+
+    Results differ from those of the uncompiled layers by rounding, and a code that was compiled for
+    other lengths may round otherwise too.
+    """
+    for layer in _layers(model, "trainer.compile"):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+    # Its loop depends on the number of sequences: compiled, it would be compiled for each number.
+    AttentionInterface.register(JOINED, torch.compiler.disable(attend_joined))
+
+
+def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigurationError(
-            f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that "
-            "transformers can recompute; set it to false"
+            f"{setting}: {type(model).__name__} has no layers that transformers marks as such; set "
+            "it to false"
         )
-    for layer in layers:
-        layer.forward = MethodType(_recomputed, layer)
+    return layers
 
 
-def _recomputed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    own = partial(type(layer).forward, layer)
+def _recomputed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return own(*args, **kwargs)
     return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

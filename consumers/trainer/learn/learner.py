@@ -74,7 +74,11 @@ class TorchLearner:
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
         self._policy = policy_scorer(
-            model, is_rounded, settings.gradient_checkpointing, settings.varlen_attention
+            model,
+            is_rounded,
+            settings.gradient_checkpointing,
+            settings.varlen_attention,
+            settings.compile,
         )
         self._masters = Masters(model, compute, self._device, settings.cpu_offload)
         self._optimiser = Optimiser(self._masters.flat, settings)

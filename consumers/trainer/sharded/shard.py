@@ -22,6 +22,7 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import (
     RowForm,
+    compile_layers,
     forward_scores,
     recompute_layers,
     try_sharded,
@@ -145,6 +146,8 @@ class Shard:
         self._ownership = TensorOwnership(model, ranks)
         if self.lends_state:
             return_freed_memory()
+        if settings.compile:
+            compile_layers(model)
         if settings.gradient_checkpointing:
             recompute_layers(model)
         for parameter in model.parameters():
