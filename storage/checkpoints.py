@@ -96,8 +96,10 @@ def write_checkpoint(
     tensors: Tensors,
     state: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
+    hashes: Mapping[str, str] | None = None,
 ) -> CheckpointId:
-    """Create the complete checkpoint; idempotent for the same content.
+    """Create the complete checkpoint; idempotent for the same content. Tensors whose hashes are
+    given are not hashed again.
 
     (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
     if a trainer of a higher term has taken the weights' pointer before (3).
@@ -106,7 +108,7 @@ def write_checkpoint(
 
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
-    files = write_shards(store, wanted.folder, "state", tensors, shard_bytes)  # 1
+    files = write_shards(store, wanted.folder, "state", tensors, shard_bytes, hashes or {})  # 1
     entry = FileEntry(
         STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text)
     )  # 2

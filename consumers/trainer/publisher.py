@@ -249,7 +249,8 @@ class StepPublisher:
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
         self._published = snapshot.tensors
-        done = replace(self._hashed(snapshot, version), version=version, time_s=self._clock())
+        done, hashes = self._hashed(snapshot, version)
+        done = replace(done, version=version, time_s=self._clock())
         if not _is_recorded(snapshot.known, done):
             self._ledger.append([done])  # 4
             seconds = self._timer() - started
@@ -259,7 +260,8 @@ class StepPublisher:
             self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
-            write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
+            term = self._versions.term
+            write_checkpoint(self._store, done.step, term, tensors, state, hashes=hashes)  # 5
             self.state_buffers.release(tensors)
             if snapshot.is_lent:
                 self._lent.clear()
@@ -270,16 +272,22 @@ class StepPublisher:
             self.clean_up()
         self._versions.retain()
 
-    def _hashed(self, snapshot: StepSnapshot, version: Version) -> StepDone:
-        """The step's record with its hashes. Of a large state, which the step does not hash, the
-        published tensors and the copy for the checkpoint are hashed here, beside the next steps.
+    def _hashed(
+        self, snapshot: StepSnapshot, version: Version
+    ) -> tuple[StepDone, Mapping[str, str] | None]:
+        """The step's record with its hashes, and those of the checkpoint's tensors if they were
+        computed. Of a large state, which the step does not hash, the copy for the checkpoint is
+        hashed here, beside the next steps, and once: its manifest needs the same hashes.
         """
         done = snapshot.done
         if done.state_hash:
-            return done
+            return done, None
         weights = self._versions.weights_hash(version, snapshot.tensors)
-        state = copied_state_hash(snapshot.checkpoint[0]) if snapshot.checkpoint else ""
-        return replace(done, weights_hash=weights, state_hash=state)
+        if snapshot.checkpoint is None:
+            return replace(done, weights_hash=weights), None
+        hashes, tied = tensor_hashes(snapshot.checkpoint[0])
+        state = combined_hash(hashes, tied)
+        return replace(done, weights_hash=weights, state_hash=state), hashes
 
     def clean_up(self) -> None:
         """Delete old checkpoints and truncate the topics behind them. The term is checked again

@@ -202,7 +202,10 @@ def publish_version(
         differences = _encode(new.tensors, parent, parent_tensors)
     if parent is not None and differences is not None and not anchor_due:
         return complete_version(store, _delta(store, new, differences, parent))  # 3
-    manifest = _anchor(store, new, parent)
+    hashes: dict[str, str] = {}
+    if isinstance(differences, EncodedDifferences):
+        hashes = {name: one.hash for name, one in differences.weights.tensors.items()}
+    manifest = _anchor(store, new, parent, hashes)
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
         manifest = replace(manifest, delta=_write(store, new, differences, parent))  # 1
@@ -249,8 +252,10 @@ def _delta(
     )
 
 
-def _anchor(store: ObjectStore, new: NewVersion, parent: Manifest | None) -> Manifest:
-    weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes)  # 1
+def _anchor(
+    store: ObjectStore, new: NewVersion, parent: Manifest | None, hashes: Mapping[str, str]
+) -> Manifest:
+    weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes, hashes)  # 1
     small = {**new.model_files, SHARD_INDEX: shard_index(weights)}
     files = tuple(  # 2
         FileEntry(name, len(data), create_idempotent(store, f"{new.folder}/{name}", data))

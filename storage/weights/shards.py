@@ -32,6 +32,7 @@ from rollstream.storage.weights.tensors import (
 
 METADATA = {"format": "pt"}
 """transformers refuses files without it; more than one key has no fixed order."""
+NO_HASHES: Mapping[str, str] = {}
 GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
 RANGE_BYTES_MAX = 64 << 20
 """Largest request for several tensors: smaller ones are processed while the next one arrives."""
@@ -99,9 +100,11 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 
 
 def pack_tensors(
-    tensors: Mapping[str, torch.Tensor], file: str
+    tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """One safetensors file and the place of each tensor in it; equal tensors give equal bytes."""
+    """One safetensors file and the place of each tensor in it; equal tensors give equal bytes. A
+    tensor whose hash is given is not read for it again.
+    """
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     parts = [
@@ -115,7 +118,7 @@ def pack_tensors(
             *places[part.name],
             part.dtype,
             part.shape,
-            tensor_hash(part.dtype, part.shape, part.data),
+            hashes.get(part.name) or tensor_hash(part.dtype, part.shape, part.data),
         )
         for part in parts
     }
@@ -132,27 +135,33 @@ def write_shards(
     stem: str,
     tensors: Tensors,
     shard_bytes: int,
+    hashes: Mapping[str, str] = NO_HASHES,
 ) -> TensorFiles:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone. Tensors
+    of one process whose hashes are given are not hashed again.
+    """
     if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
     kept, tied = untie(tensors)
     files: list[FileEntry] = []
     entries: dict[str, TensorEntry] = {}
-    for file, data, placed in packed_shards(kept, stem, shard_bytes):
+    for file, data, placed in packed_shards(kept, stem, shard_bytes, hashes):
         files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
         entries.update(placed)
     return TensorFiles(tuple(files), entries, tied)
 
 
 def packed_shards(
-    tensors: Mapping[str, torch.Tensor], stem: str, shard_bytes: int
+    tensors: Mapping[str, torch.Tensor],
+    stem: str,
+    shard_bytes: int,
+    hashes: Mapping[str, str] = NO_HASHES,
 ) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
     """Each file in turn: its name, its bytes, and the place of each tensor in it."""
     shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
-        yield file, *pack_tensors({name: tensors[name] for name in names}, file)
+        yield file, *pack_tensors({name: tensors[name] for name in names}, file, hashes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rollstream.consumers.trainer.publisher import (
     CheckpointRetention,
     StepPublisher,
     StepSnapshot,
+    copied_state_hash,
 )
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import StoreError
@@ -24,6 +25,7 @@ from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.retention import stored_versions
+from rollstream.storage.weights.tensors import tensor_hash, untie
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Position, StepDone
 from rollstream.streams.topics import catalogue
@@ -103,6 +105,30 @@ def hand_over(
     publisher.submit(StepSnapshot(done, tensors, kept, None, {}, {}, is_lent))
     assert publisher.weight_buffers.in_use <= QUEUE_MAX + 2
     assert publisher.state_buffers.in_use <= QUEUE_MAX + 1
+
+
+def test_each_tensor_of_a_version_and_of_a_checkpoint_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def counted(dtype: str, shape: tuple[int, ...], data: Data) -> str:
+        hashed.append(len(data))
+        return tensor_hash(dtype, shape, data)
+
+    for module in ("tensors", "shards", "publish"):
+        monkeypatch.setattr(f"rollstream.storage.weights.{module}.tensor_hash", counted)
+    publisher, store, bus = opened(tmp_path)
+    for step in range(STEPS):
+        hand_over(publisher, step, checkpoint=True)
+    publisher.close()
+    numbers = sum(tensor.numel() for tensor in untie(weights(0))[0].values())
+    assert sum(hashed) <= STEPS * numbers * (4 + 2)  # float32 in checkpoints, bfloat16 in versions
+    last = read_checkpoint(store, CheckpointId(1, STEPS - 1))  # verifies every hash
+    monkeypatch.undo()
+    done = Ledger(bus, 2).open(Position()).done[STEPS - 1]
+    bus.close()
+    assert done.state_hash == copied_state_hash(last.tensors)
 
 
 def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> None:

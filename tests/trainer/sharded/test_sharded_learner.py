@@ -208,6 +208,12 @@ def test_offloaded_slices_and_recomputed_layers_give_the_same_bits(two, tmp_path
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.long
+def test_compiled_layers_and_joined_sequences_learn_nearly_the_same(two, tmp_path):
+    run_ranks(tmp_path, 2, ["train:0-3", "keep:4"], compile=True, varlen_attention=True)
+    assert largest_difference(kept(tmp_path, 4), kept(two[0], 4)) < 1e-4
+
+
 @pytest.mark.slow
 def test_layers_in_bfloat16_learn_nearly_the_same_on_fp32_masters(tmp_path, alone):
     exact, _, _ = alone
