@@ -7,12 +7,14 @@ A version is applied in three steps; the served weights change only in the third
    compares each payload and each complete tensor with its hash. Damaged bytes are fetched by
    another way. A store that fails and a version that is withdrawn are errors of this step.
 2. Beside decoding, the engine reads all `parts` once: each is decoded from the engine's own values,
-   and each tensor is compared with its hash. A tensor that the engine does not give back bit for
-   bit is a `WrongBase`; it is fetched without a base then (step 1).
-3. Decoding stops, the engine writes and then decodes again. From the first write to the last one it
-   holds no version; an error in between leaves it without one, and it generates nothing.
+   and each tensor is compared with its hash. What has to be written goes to a second file. A tensor
+   that the engine does not give back bit for bit is a `WrongBase`; it is fetched without a base
+   then (step 1).
+3. Decoding stops, the engine copies from the files and then decodes again. From the first write to
+   the last one it holds no version; an error in between leaves it without one, and it generates
+   nothing.
 
-The file is in the folder of temporary files and ends with the process, also after `kill -9`. Its
+The files are in the folder of temporary files and end with the process, also after `kill -9`. Their
 pages are the kernel's cache. Memory of the process is bounded by two pieces of a range and by a few
 segments of a tensor, whatever the size of the version.
 """
@@ -41,7 +43,7 @@ from rollstream.storage.weights.shards import FetchRange
 from rollstream.storage.weights.tensors import tensor_hash, tensor_hasher, tensor_of
 from rollstream.streams.values import Version
 
-PIECE_BYTES = 16 << 20  # of one request: two of them are in memory, the rest is in the file
+PIECE_BYTES = 8 << 20  # of one request: two of them are in memory, the rest is in the file
 
 ReadElements = Callable[[int, int], Bits]
 """Elements `[begin, end)` of a tensor in row-major order, in memory that the caller may change."""
@@ -62,12 +64,14 @@ class WrongBase(CorruptObject):
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """Elements of a tensor from position `begin` on, as bits. `changed` are the positions within
-    the part that differ from the base, ascending; None: all may.
+    the part that differ from the base, ascending; None: all may. With `is_mapped` the values are in
+    a file.
     """
 
     begin: int
     values: Bits
     changed: Indices | None
+    is_mapped: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +134,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         try:
             for at in segments(prod(way.entry.shape)):
                 if stored is not None:
-                    values = stored[at].copy()
+                    values = stored[at].copy() if decoders else stored[at]
                 elif is_whole or base is None:
                     values = np.empty(at.stop - at.start, element.bits)
                 else:
@@ -139,7 +143,8 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
                 for decoder in decoders:
                     changed = _joined(changed, decoder.apply(values))
                 hasher.update(values.view(np.uint8).data)
-                yield TensorPart(at.start, values, changed)
+                is_mapped = stored is not None and not decoders
+                yield TensorPart(at.start, values, changed, is_mapped)
             for decoder in decoders:
                 decoder.finish()
         except CorruptObject as error:
@@ -231,7 +236,7 @@ class _Spooled:
                 _write_at(file.fileno(), data, at)
                 at += piece.range.end - piece.range.start
                 self.bytes += len(data)
-            spool = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+            spool = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
         failed: dict[str, CorruptObject] = {}
         at = 0
         for request in requests:

@@ -13,11 +13,17 @@ import pytest
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, StoreError
-from rollstream.producers.engines.torch import streamed_weights
+from rollstream.producers.engines.torch import streamed_weights, view_elements
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.producers.engines.torch.streamed_weights import StreamedWeights, StreamedWrites
+from rollstream.producers.engines.torch.streamed_weights import (
+    PartWrite,
+    StreamedWeights,
+    StreamedWrites,
+)
+from rollstream.producers.engines.torch.weights import TensorWrite
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights import streamed
+from rollstream.storage.weights.delta import sparse
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stream_version
 from rollstream.streams.values import Version
@@ -49,31 +55,34 @@ def held_manifest(run: Followed, version: Version) -> Manifest:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("room", [0, streamed_weights.WRITES_BYTES])
+@pytest.mark.parametrize("share", [1, 1 << 20])
 def test_a_chain_of_versions_serves_the_bits_of_each(
-    run: Followed, monkeypatch: pytest.MonkeyPatch, room: int, dtype: torch.dtype
+    run: Followed, monkeypatch: pytest.MonkeyPatch, share: int, dtype: torch.dtype
 ) -> None:
-    """Deltas and anchors, norms that change, and versions that were passed over; writes made ready
-    beside decoding, and decoded again because there is no room for them.
+    """Deltas and anchors, norms that change, and versions that were passed over, written element by
+    element and part by part.
     """
-    monkeypatch.setattr(streamed_weights, "WRITES_BYTES", room)
+    monkeypatch.setattr(streamed_weights, "PATCH_SHARE", share)
+    monkeypatch.setattr(sparse, "SEGMENT", 100)  # of tensors with 32 to 1536 elements
+    monkeypatch.setattr(view_elements, "BLOCK_ELEMENTS", 7)
     run.publish()
     engine = run.engine(dtype)
     kinds: set[str] = set()
-    collected: set[bool] = set()
+    written: set[type] = set()
     for skipped in (0, 0, 1, 0, 3, 0, 0, 9, 0):
         for _ in range(skipped + 1):
             version = run.publish()
             kinds.add(held_manifest(run, version).kind)
         prepared = apply_newest(run, engine)
-        collected.add(prepared.writes is not None)
+        written |= {type(write) for write in prepared.writes}
         assert engine.version == version  # pyright: ignore[reportPossiblyUnboundVariable]
         assert run.differing(engine) == []
         tensors = StreamedTensors(held_manifest(run, engine.version), None, 0, {}, {})
         compared = engine.read_back(tensors, tensors)
         assert (compared.count, compared.differing) == (len(run.tensors) - 1, ())
     assert "delta" in kinds
-    assert (True in collected) == (room > 0)
+    assert (TensorWrite in written) == (share == 1)
+    assert (PartWrite in written) or share == 1
 
 
 def test_only_norms_are_kept_beside_layers_of_32_bits(run: Followed) -> None:
@@ -199,27 +208,26 @@ def test_a_store_that_fails_in_the_middle_changes_nothing_that_is_served(
 def test_an_error_between_two_writes_leaves_no_version_to_generate_with(
     run: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed_weights, "WRITES_BYTES", 0)
     run.publish()
     engine = run.engine()
     run.publish()
     fetched = run.fetched(engine.version)
     written: list[int] = []
-    write = streamed_weights._write
+    write = TensorWrite.write
 
-    def failing(*arguments: object) -> None:
+    def failing(self: TensorWrite) -> None:
         if len(written) == 5:
             raise OSError("the disk is gone")
         written.append(1)
-        write(*arguments)  # pyright: ignore[reportArgumentType]
+        write(self)
 
-    monkeypatch.setattr(streamed_weights, "_write", failing)
+    monkeypatch.setattr(TensorWrite, "write", failing)
     with pytest.raises(OSError, match="disk"):
         engine.update(fetched.update, "in_flight")
     assert weights_of(engine).served.held is None
     assert run.differing(engine), "it has some tensors of each version"
     assert not engine._serving, "so it generates nothing"
-    monkeypatch.setattr(streamed_weights, "_write", write)
+    monkeypatch.setattr(TensorWrite, "write", write)
     with pytest.raises(EngineRefused, match="no version"):
         engine.update(fetched.update, "in_flight")
     complete = stream_version(run.store, Version(1, 1))
@@ -230,21 +238,20 @@ def test_an_error_between_two_writes_leaves_no_version_to_generate_with(
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from rollstream.producers.engines.torch import streamed_weights
+from rollstream.producers.engines.torch.weights import TensorWrite
 from tests.rollout.following import Followed
-streamed_weights.WRITES_BYTES = 0  # so that tensors are written part by part
 run = Followed(Path(sys.argv[1]), streamed_above=0)
 run.publish()
 engine = run.engine()
 run.publish()
 fetched = run.fetched(engine.version)
-written, write = [], streamed_weights._write
-def killing(*arguments):
+written, write = [], TensorWrite.write
+def killing(self):
     if len(written) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     written.append(1)
-    write(*arguments)
-streamed_weights._write = killing
+    write(self)
+TensorWrite.write = killing
 engine.update(type(fetched.update)(fetched.update.version, fetched.update.tensors), "in_flight")
 """
 

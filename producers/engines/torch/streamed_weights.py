@@ -10,9 +10,13 @@ of 16 bits the matrices whose norm or scale is multiplied in.
 Elements are read, decoded, served and compared a segment at a time.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import mmap
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
+from typing import IO
 
 import numpy as np
 import torch
@@ -21,8 +25,14 @@ from torch import Tensor
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.producers.engines.queue import EngineWeights
+from rollstream.producers.engines.torch.view_elements import (
+    is_exact,
+    is_finite,
+    read_elements,
+    serves_elements,
+    write_elements,
+)
 from rollstream.producers.engines.torch.weights import (
-    FILL_COLUMNS,
     Indices,
     ServedWeights,
     TensorWrite,
@@ -35,20 +45,40 @@ from rollstream.storage.weights.manifest import Manifest, TensorEntry
 from rollstream.storage.weights.streamed import ReadElements, StreamedTensors, TensorPart, WrongBase
 from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hasher
 
-WRITES_BYTES = 64 << 20
-"""Most bytes of writes that are made ready beside decoding. A larger update is decoded once more
-while decoding pauses.
+ALIGNMENT = 64  # of arrays in a file
+PATCH_SHARE = 6
+"""A part with more than 1 in this many elements changed is written whole: its elements take less
+room than positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedWrites:
-    """An update whose every tensor was verified against its hash. `writes` are all of its writes;
-    None: they are too large, and decoded again. `norms` are the new tensors without served memory.
+class PartWrite:
+    """Elements of a tensor from position `begin` on: `values` are the checkpoint's. Each view has
+    the factors of its columns; `kept` is the tensor beside them.
     """
 
-    writes: tuple[TensorWrite, ...] | None
+    views: Sequence[tuple[WeightView, Tensor | None]]
+    kept: Tensor | None
+    begin: int
+    values: Tensor
+
+    def write(self) -> None:
+        for view, factor in self.views:
+            write_elements(view, self.begin, self.values, factor)
+        if self.kept is not None:
+            self.kept.view(-1)[self.begin : self.begin + len(self.values)] = self.values
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedWrites:
+    """An update whose every tensor was verified against its hash: its writes, whose values are in
+    files, the new tensors without served memory, and the others that are kept.
+    """
+
+    writes: tuple[TensorWrite | PartWrite, ...]
     norms: Mapping[str, Tensor]
+    kept: Mapping[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -81,17 +111,15 @@ class StreamedWeights:
                 f"weights: version {update.version} was decoded for an engine that serves "
                 f"{tensors.base}, this one serves {held or 'no version'}"
             )
-        kept, self.manifest, self.served.held = self.kept, None, None
-        if prepared.writes is None:
-            kept = _Pass(self, tensors).write(prepared.norms)
-        for write in prepared.writes or ():
+        self.manifest = self.served.held = None
+        for write in prepared.writes:
             write.write()
-        self.kept = {**kept, **prepared.norms}
+        self.kept = {**prepared.kept, **prepared.norms}
         self.manifest, self.served.held = tensors.manifest, update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served tensors with the hashes of the served version: what is read from them
-        has the manifest's hash, and serving that again gives the same bits.
+        """Compare the served tensors with the hashes of the served version: the elements read from
+        them have the manifest's hash, and serving these again gives the same bits.
         """
         assert isinstance(tensors, StreamedTensors), "a streamed engine is given streamed versions"
         own = {name: self.stored(name, tensors) for name in self.served.shapes}
@@ -115,10 +143,11 @@ class StreamedWeights:
         view = None if kept is not None else self.exact_view(name, dtype, self.kept)
 
         def read(begin: int, end: int) -> Bits:
-            if view is None:
-                part = torch.empty(0) if kept is None else kept.view(-1)[begin:end].clone()
+            if view is not None:
+                part = read_elements(view, begin, end, DTYPES[dtype], view.factor(self.kept))
             else:
-                part = _read(view, begin, end, DTYPES[dtype], view.factor(self.kept))
+                assert kept is not None, "what cannot be read back is kept"
+                part = kept.view(-1)[begin:end].clone()
             return np.frombuffer(tensor_bytes(part), element.bits)
 
         return read
@@ -126,7 +155,7 @@ class StreamedWeights:
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
         """A view from which the tensor can be read bit for bit; None if it must be kept."""
         for view in self.served.views.get(name, ()):
-            if _is_exact(view, DTYPES[dtype], norms):
+            if is_exact(view, DTYPES[dtype], norms):
                 return view
         return None
 
@@ -138,7 +167,7 @@ class StreamedWeights:
             hasher.update(values.view(np.uint8).data)
             part = _tensor(values, entry.dtype)
             for view, factor in views:
-                if not _is_same(view, at.start, part, factor):
+                if not serves_elements(view, at.start, part, factor):
                     return False
         return hasher.hexdigest() == entry.hash
 
@@ -151,6 +180,40 @@ def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> Engine
     weights = StreamedWeights(served)
     weights.load(WeightUpdate(tensors.manifest.version, tensors))
     return weights
+
+
+class _WriteFile:
+    """The writes of an update; their arrays are in a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
+
+    def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
+        """`write` is called with these arrays as they are in the file."""
+        places: list[tuple[torch.dtype, int, int]] = []
+        for array in arrays:
+            begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
+            self._file.write(tensor_bytes(array))
+            places.append((array.dtype, len(array), begin))
+
+        def mapped(file: mmap.mmap) -> TensorWrite | PartWrite:
+            return write(
+                *(torch.frombuffer(file, dtype=d, count=n, offset=at) for d, n, at in places)
+            )
+
+        self._writes.append(mapped)
+
+    def add_mapped(self, write: PartWrite) -> None:
+        """A write whose values are in a file already."""
+        self._writes.append(lambda _: write)
+
+    def writes(self) -> tuple[TensorWrite | PartWrite, ...]:
+        """The writes in the order in which they were added; the file may be closed then."""
+        self._file.write(bytes(1))  # an empty file cannot be mapped
+        self._file.flush()
+        mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return tuple(write(mapped) for write in self._writes)
 
 
 class _Pass:
@@ -166,10 +229,9 @@ class _Pass:
                     f"weights: tensor {name!r} has shape {entry.shape}, the model needs "
                     f"{served.shapes[name]}"
                 )
-        self._room = WRITES_BYTES
 
     def collect(self) -> StreamedWrites:
-        """Verify all tensors and collect their writes while there is room; writes nothing."""
+        """Verify all tensors and collect their writes; nothing that is served changes."""
         wrong: set[str] = set()
         norms: dict[str, Tensor] = {}
         for name in self._own.keys() - self._weights.served.views.keys():
@@ -177,47 +239,55 @@ class _Pass:
                 norms[name] = self._norm(name)
             except WrongBase as error:
                 wrong |= error.names
-        writes: list[TensorWrite] = []
-        for name in () if wrong else self._weights.served.views:
-            columns = self._changed_columns(name, norms)
-            if not self._is_touched(name, columns):
-                continue
-            if self._is_rewritten(name, norms, columns):
-                self._room = -1
-            try:
-                for part in self._parts(name):
-                    writes += self._writes(name, part, columns, norms)
-            except WrongBase as error:
-                wrong |= error.names
-            if self._room < 0:
-                writes.clear()
         if wrong:
             raise WrongBase(wrong, self._tensors.manifest.version)
-        return StreamedWrites(tuple(writes) if self._room >= 0 else None, norms)
-
-    def write(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Write all tensors in place; returns those to keep beside the norms. An error leaves a
-        mixture of two versions.
-        """
         kept: dict[str, Tensor] = {}
-        for name, views in self._weights.served.views.items():
-            _, entry = self._own[name]
-            own = self._weights.kept.get(name)
-            is_kept = self._weights.exact_view(name, entry.dtype, norms) is None
-            if is_kept:
-                fresh = torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) if own is None else own
-                kept[name] = fresh
-            is_moved = is_kept != (own is not None)
-            if not is_moved and not self._is_touched(name, self._changed_columns(name, norms)):
-                continue
-            factors = [view.factor(norms) for view in views]
-            for part in self._parts(name):
-                values = _tensor(part.values, entry.dtype)
-                for view, factor in zip(views, factors, strict=True):
-                    _write(view, part.begin, values, factor)
-                if name in kept:
-                    kept[name].view(-1)[part.begin : part.begin + len(values)] = values
-        return kept
+        with tempfile.TemporaryFile(prefix="rollstream-writes-") as opened:
+            file = _WriteFile(opened)
+            for name in self._weights.served.views:
+                if (own := self._kept_from_now(name, norms)) is not None:
+                    kept[name] = own
+                try:
+                    self._collect_tensor(file, name, norms, own)
+                except WrongBase as error:
+                    wrong |= error.names
+            if wrong:
+                raise WrongBase(wrong, self._tensors.manifest.version)
+            return StreamedWrites(file.writes(), norms, kept)
+
+    def _kept_from_now(self, name: str, norms: Mapping[str, Tensor]) -> Tensor | None:
+        """Memory for a tensor that cannot be read back from the new weights."""
+        _, entry = self._own[name]
+        if self._weights.exact_view(name, entry.dtype, norms) is not None:
+            return None
+        own = self._weights.kept.get(name)
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) if own is None else own
+
+    def _collect_tensor(
+        self, file: _WriteFile, name: str, norms: Mapping[str, Tensor], kept: Tensor | None
+    ) -> None:
+        columns, (stored, entry) = self._changed_columns(name, norms), self._own[name]
+        if not (self._tensors.differs(stored) or len(columns)):
+            return
+        views = [(view, view.factor(norms)) for view in self._weights.served.views[name]]
+        is_new = kept is not None and name not in self._weights.kept
+        for part in self._parts(name):
+            values, changed = _tensor(part.values, entry.dtype), part.changed
+            if changed is not None and len(columns):
+                changed = np.union1d(changed, _in_columns(part, columns, entry.shape[-1]))
+            if is_new or changed is None or len(changed) * PATCH_SHARE > len(values):
+                if part.is_mapped:
+                    file.add_mapped(PartWrite(views, kept, part.begin, values))
+                else:
+                    file.add(partial(PartWrite, views, kept, part.begin), values)
+            elif len(changed):
+                _add_patches(
+                    file,
+                    views,
+                    kept,
+                    changed + part.begin,
+                    values[_device_indices(changed, values)],
+                )
 
     def _parts(self, name: str) -> Iterator[TensorPart]:
         """The parts of a tensor; raises `EngineRefused` for values that are not finite."""
@@ -225,7 +295,7 @@ class _Pass:
         base = None if self._tensors.base is None else self._weights.reader(name, entry.dtype)
         for part in self._tensors.parts(stored, base):
             values = _tensor(part.values, entry.dtype)
-            if values.is_floating_point() and not bool(values.isfinite().all()):
+            if not is_finite(values):
                 raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
             yield part
 
@@ -246,47 +316,27 @@ class _Pass:
         ]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
-    def _is_touched(self, name: str, columns: Indices) -> bool:
-        return self._tensors.differs(self._own[name][0]) or len(columns) > 0
 
-    def _is_rewritten(self, name: str, norms: Mapping[str, Tensor], columns: Indices) -> bool:
-        """Whether all of a tensor is written: many columns change, or it is kept from now on, or no
-        longer.
-        """
-        _, entry = self._own[name]
-        is_kept = self._weights.exact_view(name, entry.dtype, norms) is None
-        is_wide = len(columns) > 0 and len(columns) * FILL_COLUMNS >= entry.shape[-1]
-        return is_wide or is_kept != (name in self._weights.kept)
+def _add_patches(
+    file: _WriteFile,
+    views: Sequence[tuple[WeightView, Tensor | None]],
+    kept: Tensor | None,
+    indices: Indices,
+    values: Tensor,
+) -> None:
+    """Add the writes of the checkpoint's elements at these positions."""
+    for view, factor in views:
+        if factor is not None:
+            factor = factor[_device_indices(indices % len(factor), factor)]
+        positions = torch.from_numpy(view.positions(indices))  # pyright: ignore[reportUnknownMemberType]
+        served = view.served(values, factor).cpu()
+        file.add(partial(_patch, view.flat), served, positions)
+    if kept is not None:
+        file.add(partial(_patch, kept.view(-1)), values, torch.from_numpy(indices))  # pyright: ignore[reportUnknownMemberType]
 
-    def _writes(
-        self, name: str, part: TensorPart, columns: Indices, norms: Mapping[str, Tensor]
-    ) -> list[TensorWrite]:
-        """The writes of one part, while there is room."""
-        views, kept = self._weights.served.views[name], self._weights.kept.get(name)
-        targets = [view.view for view in views] + ([] if kept is None else [kept])
-        element_bytes = sum(8 + target.element_size() for target in targets)
-        count = len(part.values) if part.changed is None else len(part.changed)
-        if count * element_bytes > self._room:
-            self._room = -1
-            return []
-        changed = np.arange(count) if part.changed is None else part.changed
-        if len(columns):
-            changed = np.union1d(changed, _in_columns(part, columns, self._own[name][1].shape[-1]))
-        self._room -= len(changed) * element_bytes
-        if self._room < 0 or not len(changed):
-            return []
-        values = _tensor(part.values[changed], self._own[name][1].dtype)
-        indices = changed + part.begin
-        found: list[TensorWrite] = []
-        for view in views:
-            factor = view.factor(norms)
-            if factor is not None:
-                factor = factor[_device_indices(indices % len(factor), factor)]
-            positions = _device_indices(view.positions(indices), view.view)
-            found.append(TensorWrite(view.flat, view.served(values, factor), positions))
-        if kept is not None:
-            found.append(TensorWrite(kept.view(-1), values, _device_indices(indices, kept)))
-        return found
+
+def _patch(target: Tensor, values: Tensor, positions: Tensor) -> TensorWrite:
+    return TensorWrite(target, values, positions)
 
 
 def _streamed(update: WeightUpdate) -> StreamedTensors:
@@ -309,76 +359,3 @@ def _in_columns(part: TensorPart, columns: Indices, width: int) -> Indices:
     rows = np.arange(part.begin // width, -(-end // width), dtype=np.int64)
     found = (rows[:, None] * width + columns).reshape(-1) - part.begin
     return found[(found >= 0) & (found < len(part.values))]
-
-
-def _is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
-    """Whether elements of `dtype` can be read from the view bit for bit."""
-    short = dtype in (torch.bfloat16, torch.float16)
-    if view.scale is None and view.norm is None:
-        return view.view.dtype == dtype or (short and view.view.dtype == torch.float32)
-    factor = view.factor(norms)
-    usable = factor is None or bool((factor.isfinite() & (factor != 0)).all())
-    return short and view.view.dtype == torch.float32 and usable
-
-
-def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
-    """Views of elements `[begin, end)` in row-major order: whole rows, or one dimension."""
-    if view.ndim <= 1:
-        yield view.reshape(-1)[begin:end]
-        return
-    size = view[0].numel()
-    first, last = begin // size, end // size
-    if begin % size:
-        yield from _blocks(view[first], begin % size, min(end - first * size, size))
-        first += 1
-    if first < last:
-        yield view[first:last]
-    if end % size and first <= last:
-        yield from _blocks(view[last], 0, end % size)
-
-
-def _placed(
-    view: WeightView, begin: int, count: int, factor: Tensor | None
-) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """The blocks of `count` elements from `begin` on: which of them each has, the block, and the
-    factors of its columns.
-    """
-    at = 0
-    for block in _blocks(view.view, begin, begin + count):
-        columns = factor
-        if factor is not None and block.ndim == 1:
-            column = (begin + at) % len(factor)
-            columns = factor[column : column + len(block)]
-        yield slice(at, at + block.numel()), block, columns
-        at += block.numel()
-
-
-def _read(
-    view: WeightView, begin: int, end: int, dtype: torch.dtype, factor: Tensor | None
-) -> Tensor:
-    """The checkpoint's elements `[begin, end)`, contiguous."""
-    found = torch.empty(end - begin, dtype=dtype, device=view.view.device)
-    for own, block, columns in _placed(view, begin, end - begin, factor):
-        exact = block
-        if columns is not None:
-            exact = exact / columns
-        if view.scale is not None:
-            exact = exact / view.scale
-        found[own].view(block.shape).copy_(exact)
-    return found
-
-
-def _write(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> None:
-    for own, block, columns in _placed(view, begin, len(values), factor):
-        block.copy_(view.served(values[own].view(block.shape), columns))
-
-
-def _is_same(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
-    """Whether the view serves these elements, bit for bit."""
-    return all(
-        torch.equal(
-            bits_of_elements(block),
-            bits_of_elements(view.served(values[own].view(block.shape), columns)),
-        )
-        for own, block, columns in _placed(view, begin, len(values), factor)
-    )

@@ -167,7 +167,8 @@ class TensorWrite:
         if self.positions is None:
             self.target.copy_(self.values)
         else:
-            self.target.index_copy_(0, self.positions, self.values)
+            device = self.target.device
+            self.target.index_copy_(0, self.positions.to(device), self.values.to(device))
 
 
 @dataclass(frozen=True, slots=True)

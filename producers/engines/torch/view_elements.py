@@ -1,0 +1,95 @@
+"""Elements of a checkpoint tensor in the served memory, by their positions in the checkpoint: read
+back, written and compared, a range at a time.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from rollstream.producers.engines.torch.weights import WeightView, bits_of_elements
+
+BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
+
+
+def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
+    """Whether elements of `dtype` can be read from the view bit for bit."""
+    short = dtype in (torch.bfloat16, torch.float16)
+    if view.scale is None and view.norm is None:
+        return view.view.dtype == dtype or (short and view.view.dtype == torch.float32)
+    factor = view.factor(norms)
+    usable = factor is None or bool((factor.isfinite() & (factor != 0)).all())
+    return short and view.view.dtype == torch.float32 and usable
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all of these elements are finite numbers."""
+    if not values.is_floating_point():
+        return True
+    begins = range(0, len(values), BLOCK_ELEMENTS)
+    return all(bool(values[at : at + BLOCK_ELEMENTS].isfinite().all()) for at in begins)
+
+
+def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
+    """Views of elements `[begin, end)` in row-major order: whole rows, or one dimension."""
+    if view.ndim <= 1:
+        yield view.reshape(-1)[begin:end]
+        return
+    size = view[0].numel()
+    first, last = begin // size, end // size
+    if begin % size:
+        yield from _blocks(view[first], begin % size, min(end - first * size, size))
+        first += 1
+    if first < last:
+        yield view[first:last]
+    if end % size and first <= last:
+        yield from _blocks(view[last], 0, end % size)
+
+
+def _placed(
+    view: WeightView, begin: int, count: int, factor: Tensor | None
+) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """The blocks of `count` elements from `begin` on: which of them each has, the block, and the
+    factors of its columns. A block is small, because its arithmetic is in fp32.
+    """
+    at = 0
+    while at < count:
+        end = min(count, at + BLOCK_ELEMENTS)
+        for block in _blocks(view.view, begin + at, begin + end):
+            columns = factor
+            if factor is not None and block.ndim == 1:
+                column = (begin + at) % len(factor)
+                columns = factor[column : column + len(block)]
+            yield slice(at, at + block.numel()), block, columns
+            at += block.numel()
+
+
+def read_elements(
+    view: WeightView, begin: int, end: int, dtype: torch.dtype, factor: Tensor | None
+) -> Tensor:
+    """The checkpoint's elements `[begin, end)`, contiguous."""
+    found = torch.empty(end - begin, dtype=dtype, device=view.view.device)
+    for own, block, columns in _placed(view, begin, end - begin, factor):
+        exact = block
+        if columns is not None:
+            exact = exact / columns
+        if view.scale is not None:
+            exact = exact / view.scale
+        found[own].view(block.shape).copy_(exact)
+    return found
+
+
+def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> None:
+    for own, block, columns in _placed(view, begin, len(values), factor):
+        block.copy_(view.served(values[own].view(block.shape), columns))
+
+
+def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
+    """Whether the view serves these elements, bit for bit."""
+    return all(
+        torch.equal(
+            bits_of_elements(block),
+            bits_of_elements(view.served(values[own].view(block.shape), columns)),
+        )
+        for own, block, columns in _placed(view, begin, len(values), factor)
+    )
