@@ -60,6 +60,16 @@ READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
+TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
+    ExactlyOnceAudit: ("ledger", "trajectories"),
+    AnnotationAudit: ("annotations",),
+    SpanAudit: ("trajectories",),
+    LagAudit: ("ledger", "trajectories"),
+    OriginAudit: ("applied", "prompts", "assignments", "partials", "trajectories"),
+    DecisionAudit: ("ledger", "annotations", "trajectories"),
+    FenceAudit: (),
+}
+"""The topics that a fold is applied to, where these are not all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")
 """Topics whose records are left to the next audit while their group is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
@@ -68,8 +78,8 @@ ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """The folds over all records: `ledger` and `reads` are applied before the others; `rows` also
-    takes archived rows.
+    """The folds over all records: `ledger` and `reads` are applied to the ledger before the others;
+    `rows` also takes archived rows. `by_topic` are those of `all` by `TOPICS_OF`.
     """
 
     ledger: LedgerIndex
@@ -80,11 +90,13 @@ class AuditFolds:
     origins: OriginAudit
     rows: Sequence[RowFold]
     all: Sequence[RecordFold]
+    by_topic: Mapping[str, Sequence[RecordFold]]
 
     def apply(self, seen: AuditMessage) -> None:
-        self.ledger.apply(seen)
-        self.reads.apply(seen)
-        for fold in self.all:
+        if seen.topic == "ledger":
+            self.ledger.apply(seen)
+            self.reads.apply(seen)
+        for fold in self.by_topic[seen.topic]:
             fold.apply(seen)
 
     def with_state(self) -> list[object]:
@@ -190,7 +202,11 @@ class Audit:
             DecisionAudit(groups, ledger, reads, self.policy, once.tally),
         )
         every = (groups, *rows, AnnotationAudit(ledger, once.tally), versions, fences)
-        return AuditFolds(ledger, reads, groups, versions, fences, origins, rows, every)
+        by_topic = {
+            topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
+            for topic in READ_ORDER
+        }
+        return AuditFolds(ledger, reads, groups, versions, fences, origins, rows, every, by_topic)
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:

@@ -34,7 +34,7 @@ from rollstream.streams.bus import Message
 from rollstream.streams.codec import MAGIC
 from rollstream.streams.records import SCHEMAS, Record
 
-SLICE_BYTES = 1 << 20  # joined at a time, so that the second hash finds the bytes in cache
+SLICE_BYTES = 2 << 20  # joined at a time, so that the second hash finds the bytes in cache
 _PREFIX = np.dtype([("magic", "S4"), ("header", "<u4"), ("checksum", "<u8")])  # as in `codec.py`
 _CHECKSUM = np.arange(8, 16)  # its bytes
 _NOTHING = pa.scalar(b"", pa.large_binary())
@@ -129,10 +129,11 @@ def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDA
     ends = np.frombuffer(offsets, np.int64, len(records) + 1)
     data, bounds = np.frombuffer(buffer, np.uint8), ends.tolist()
     found = list(map(data.data.__getitem__, map(slice, bounds[:-1], bounds[1:])))
-    sums = [xxh3_64_intdigest(value[_PREFIX.itemsize :]) for value in found]
+    starts = (ends[:-1] + _PREFIX.itemsize).tolist()
+    bodies = map(data.data.__getitem__, map(slice, starts, bounds[1:]))
+    sums = np.fromiter(map(xxh3_64_intdigest, bodies), "<u8", len(found))
     is_there = np.diff(ends) > 0
-    at = ends[:-1][is_there, None] + _CHECKSUM
-    data[at] = np.array(sums, "<u8")[is_there, None].view(np.uint8)
+    data[ends[:-1][is_there, None] + _CHECKSUM] = sums[is_there, None].view(np.uint8)
     return found, np.array(list(map(eq, map(xxh3_64_hexdigest, found), hashes)), np.bool_)
 
 
