@@ -8,6 +8,14 @@ the bytes that they had in the log, from headers and arrays alone; its note give
 decoding and checking them as the trainer does. Pyarrow alone reads all columns of the files of the
 same topics by path into tables, without hashing or checking. Both sides use one thread and are
 measured in CPU seconds, because reading waits for nothing here; sides take turns.
+
+`audit_read` misses its goal at 512 tokens. Per trajectory pyarrow alone takes 8 µs; the audit 18:
+reading 7, of which 5 are the three lists of a value per token; bytes joined 1, their hashes and
+views 1; columns compared with headers 2.5; rules over rows 2.5; ledger and admissions 4, which name
+each trajectory twice. Measured and kept: batches sized by memory (7 less) and rules applied only to
+records of their topics. Measured and not kept: reading only the columns that are checked (0.9 less,
+and damage in the others would go unseen), headers joined by Arrow (0.2 more), no garbage collection
+(0.4 less).
 """
 
 import dataclasses
