@@ -14,7 +14,8 @@ is copying from the page cache, so 0.5 allows 3.4 µs. The bus and the codec tak
 together they would end at about 0.4: a poll's headers parsed as one list (0.4 less), values as
 views of their row (0.1 less), array views cut from one view of a row (0.4 less), larger rows and
 SQLite's incremental reads of blobs (nothing), the header checked without a call of its own (0.2
-less). Arrays made by `ndarray` take 0.1 more, as fields of one structured view 0.2 more.
+less). Arrays made by `ndarray` take 0.1 more, as fields of one structured view 0.2 more, rows of 15
+KB, which need no overflow pages, 1 more.
 """
 
 import json
