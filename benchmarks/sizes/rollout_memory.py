@@ -7,6 +7,7 @@ value is the largest sample of anonymous and shared memory while it fetches, pre
 compares, less the same just before. The spool is a file; pages of files do not count.
 """
 
+import ctypes
 import json
 import os
 import subprocess
@@ -99,6 +100,9 @@ def apply(folder: Path, dtype: str) -> None:
     assert not engine.read_back(tensors, tensors).differing
     del fetched, tensors
     follower.prepare = engine.prepare
+    # What the allocator keeps of opening would hide what an update needs.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
     own, found = private_bytes(), dict[str, float]()
     found["open"] = memory.peaks["open"] - own
     for what, version in (("delta", Version(1, 1)), ("full", Version(0, 1))):
