@@ -242,8 +242,8 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """A rank's host memory beside its libraries. On the CPU it comes on top of the device's, and a
-    large state is written from the trainer's own memory. Published tensors are whole, each at the
+    """A rank's host memory beside its libraries. On the CPU it comes on top of the device's. A
+    large state in host memory is written from there. Published tensors are whole, each at the
     rank that owns it: no rank has more than the mean and one tensor, and one of them has the
     largest (`owners` in `sharded/rank_plan.py`).
     """
@@ -251,7 +251,7 @@ def trainer_host_lines(
     published = float(trained)
     if form.ranks > 1:
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
-    is_lent = on_cpu and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
+    is_lent = (on_cpu or form.offload) and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
     state = STATE_BYTES * own if form.offload else 0.0
     return (
         MemoryLine(STATE, state),

@@ -99,6 +99,8 @@ def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[
     roles = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in parts.items())
     if "trainer" in parts and len(parts) == 1:
         advice = "raise trainer.processes and devices.trainer"
+        if not c.trainer.cpu_offload:
+            advice = "set trainer.cpu_offload = true, or " + advice
         if not c.trainer.gradient_checkpointing:
             advice = "set trainer.gradient_checkpointing = true, or " + advice
     elif "trainer" in parts:

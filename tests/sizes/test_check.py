@@ -41,7 +41,16 @@ def test_a_trainer_that_cannot_fit_is_refused_with_what_to_change(model: Path) -
     assert "GPU 0 (NVIDIA RTX 4090) has 24.0 GB" in text
     assert "trainer" in text
     assert "gradient_checkpointing" in text
+    assert "trainer.cpu_offload = true" in text
     assert len(text.splitlines()) == 1
+
+
+def test_the_same_trainer_fits_with_its_state_in_host_memory(model: Path) -> None:
+    trainer = {"device": "cuda", "compute": "bfloat16", "gradient_checkpointing": True}
+    with pytest.raises(ConfigurationError, match=r"set trainer\.cpu_offload = true"):
+        check_memory(configuration(trainer=trainer), model, {"trainer": [CARD]})
+    offloaded = configuration(trainer={**trainer, "cpu_offload": True})
+    check_memory(offloaded, model, {"trainer": [CARD]})
 
 
 def test_the_same_trainer_fits_a_larger_card(model: Path) -> None:

@@ -174,7 +174,9 @@ def test_offloaded_state_is_in_host_memory() -> None:
             lambda one: sums.trainer_host_lines(shape, one, sums.BFLOAT16),
         )
     )
-    assert -device == host == 16 * shape.parameters
+    assert -device == 16 * shape.parameters
+    # The state is lent to its checkpoint, where it would be copied from the device.
+    assert host == (16 - 12) * shape.parameters
 
 
 def test_ranks_beyond_the_experts_hold_no_less_of_them() -> None:

@@ -159,21 +159,20 @@ def attend_joined(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention [B, N, heads, D] of `query` [B, heads, N, D] within each of the sequences
-    that `cu_seq_lens_q` bounds (None: one), an attention function of transformers. No mask over N ×
-    N is made: the work is that of the sequences alone.
+    that `cu_seq_lens_q` bounds (None: one) and its `sliding_window`, an attention function of
+    transformers. No mask over N × N is made: the work is that of the sequences alone.
 
     `torch.nn.attention.varlen` does the same in one kernel for 16-bit tensors on CUDA; it is not
     used, since it has not been run here.
     """
     if attention_mask is not None or others.get("softcap") is not None:
         raise TypeError("attention with a mask or capped scores")
-    count = query.shape[2]
-    lengths = [count] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    bounds: Tensor | None = others.get("cu_seq_lens_q")
+    sliding_window: int | None = others.get("sliding_window")
+    lengths = [query.shape[2]] if bounds is None else bounds.diff().tolist()
     parts: list[Tensor] = []
     for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
         mask = None
