@@ -32,12 +32,11 @@ TOLERANCE = 1e-4  # of 1 + s
 
 @dataclass(slots=True)
 class ScheduleCounts:
-    """Checked rows and prefix hits; `stale` rows read values of another version, `unloaded` counts
+    """Checked rows; `stale` rows read values of another version, `unloaded` counts
     steps of a sequence whose adapter was gone.
     """
 
     rows: int = 0
-    hits: int = 0
     stale: int = 0
     unloaded: int = 0
 

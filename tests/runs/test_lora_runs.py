@@ -3,9 +3,11 @@ versions side by side under `keep_version`.
 """
 
 import json
+import signal
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rollstream.cli.main import main
@@ -19,11 +21,20 @@ from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.retention import stored_versions
 from rollstream.streams.records import (
     Applied,
+    Assignment,
+    Partial,
     RolloutStatus,
     StepDone,
     Trajectory,
 )
-from testbed.run_process import read
+from testbed.run_process import (
+    assert_the_log_adds_up,
+    read,
+    role,
+    started,
+    steps_done,
+)
+from testbed.waiting import WAIT_S, wait_for
 from tests.support.kept_run import STEPS, made
 from tests.support.tiny_run import ROLLOUT, tiny_run
 
@@ -130,3 +141,53 @@ def test_keep_version_serves_versions_side_by_side_and_never_drains(tmp_path: Pa
     assert len(served) > 2
     last = {status.rollout: status for status in statuses}
     assert all(len(one.held) <= 2 for one in last.values()), "an adapter stayed with no trajectory"
+
+
+@pytest.mark.slow
+def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_was_killed(
+    tmp_path: Path, model: Path
+) -> None:
+    """A rollout is stopped while it has open trajectories, the other one feeds the trainer until
+    the next version, then the first gets `kill -9`: its trajectories are resumed under the version
+    that they began with, which the rollout that resumes them loads from the store.
+    """
+    folder = tmp_path / "run"
+    settings = [
+        "model.lora.rank=2", "model.lora.alpha=4", "rollouts.on_update=keep_version",
+        "rollouts.partial_tokens=4", "sampling.tokens_max=110", "dispatch.max_lag=12",
+        "dispatch.heartbeat_timeout_s=300", "dispatch.keep_s=600",
+    ]  # fmt: skip
+    with started(folder, model, settings) as process:
+        wait_for(lambda: steps_done(folder) >= 1, process)
+        victim = role(process, "rollout-0")
+        wait_for(lambda: _is_stopped_within_trajectories(folder, victim), process)
+        until = steps_done(folder) + 1
+        wait_for(lambda: steps_done(folder) >= until, process)
+        victim.send_signal(signal.SIGKILL)
+        assert process.wait(WAIT_S) == 0
+    assert_the_log_adds_up(folder)
+    loaded = {
+        (order.trajectory, order.attempt): order.version
+        for order in read(folder, "assignments", Assignment)
+        if order.kind == "resume" and order.from_history
+    }
+    finished = {
+        (one.trajectory, one.attempt): [span.version for span in one.spans]
+        for one in read(folder, "trajectories", Trajectory)
+    }
+    resumed = {key: version for key, version in loaded.items() if key in finished}
+    assert resumed
+    assert all(finished[key] == [version] for key, version in resumed.items())
+    assert main(["audit", str(folder), "--json"]) == 0
+
+
+def _is_stopped_within_trajectories(folder: Path, rollout: psutil.Process) -> bool:
+    """Stop the process; it continues if it has published no partial of an open trajectory."""
+    rollout.send_signal(signal.SIGSTOP)
+    begun = {
+        one.trajectory for one in read(folder, "partials", Partial) if one.rollout == "rollout-0"
+    }
+    if begun - {one.trajectory for one in read(folder, "trajectories", Trajectory)}:
+        return True
+    rollout.send_signal(signal.SIGCONT)
+    return False
