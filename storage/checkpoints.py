@@ -97,9 +97,12 @@ def write_checkpoint(
     state: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
     hashes: Mapping[str, str] | None = None,
+    *,
+    completes: bool = True,
 ) -> CheckpointId:
     """Create the complete checkpoint; idempotent for the same content. Tensors whose hashes are
-    given are not hashed again.
+    given are not hashed again. A process that only holds a part of distributed tensors does not
+    complete it: it writes (1) alone.
 
     (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
     if a trainer of a higher term has taken the weights' pointer before (3).
@@ -109,6 +112,8 @@ def write_checkpoint(
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     files = write_shards(store, wanted.folder, "state", tensors, shard_bytes, hashes or {})  # 1
+    if not completes:
+        return wanted
     entry = FileEntry(
         STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text)
     )  # 2
@@ -159,25 +164,23 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
     """The newest checkpoint that can be read, of those up to `step_max`; `skipped` gives the reason
     for each newer one.
     """
-    return restore_newest(store, lambda wanted: read_checkpoint(store, wanted), step_max)
+    stored = (one.id for one in reversed(stored_checkpoints(store)))
+    wanted = (one for one in stored if step_max is None or one.step <= step_max)
+    return restore_first(wanted, lambda one: read_checkpoint(store, one))
 
 
-def restore_newest(
-    store: ObjectStore,
-    restore: Callable[[CheckpointId], Checkpoint],
-    step_max: int | None = None,
+def restore_first(
+    candidates: Iterable[CheckpointId], restore: Callable[[CheckpointId], Checkpoint]
 ) -> RestoredCheckpoint:
-    """As `newest_checkpoint`. `restore` reads a checkpoint, or loads it tensor by tensor into its
-    user, who holds no usable state after an error.
+    """The first of these checkpoints that can be restored. `restore` reads a checkpoint, or loads
+    it tensor by tensor into its user, who holds no usable state after an error.
     """
     skipped: list[tuple[CheckpointId, str]] = []
-    for stored in reversed(stored_checkpoints(store)):
-        if step_max is not None and stored.id.step > step_max:
-            continue
+    for wanted in candidates:
         try:
-            return RestoredCheckpoint(restore(stored.id), tuple(skipped))
+            return RestoredCheckpoint(restore(wanted), tuple(skipped))
         except (ObjectMissing, CorruptObject) as error:
-            skipped.append((stored.id, str(error)))
+            skipped.append((wanted, str(error)))
     return RestoredCheckpoint(None, tuple(skipped))
 
 

@@ -15,11 +15,8 @@ import numpy as np
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
-from rollstream.consumers.trainer.sharded.commands import RankCommander
-from rollstream.consumers.trainer.sharded.follower import run_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
-from rollstream.consumers.trainer.sharded.messages import EndRanks
-from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
+from rollstream.consumers.trainer.sharded.ranks import join_ranks
 from rollstream.consumers.trainer.sharded.shard import StartingModel
 from rollstream.storage.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
 from rollstream.storage.models import load_empty_model
@@ -63,11 +60,11 @@ class PeakMemory:
 
 
 class RankJobs:
-    """Rank 0: the jobs in their order, which the other ranks follow."""
+    """The jobs in their order, which all ranks do; rank 0 leads."""
 
-    def __init__(self, folder: Path, learner: Learner) -> None:
+    def __init__(self, folder: Path, learner: Learner, leads: bool) -> None:
         self._store = open_store(f"file:{folder / 'store'}")
-        self._learner = learner
+        self._learner, self._leads = learner, leads
         self._version = 0
 
     def do(self, job: str) -> None:
@@ -84,12 +81,13 @@ class RankJobs:
 
     def _publish(self) -> None:
         tensors = self._learner.snapshot("bfloat16")
-        new = NewVersion("run", Version(self._version, 1), tensors, {}, SHARD_BYTES, 0.0)
+        version = Version(self._version, 1)
+        new = NewVersion("run", version, tensors, {}, SHARD_BYTES, 0.0, self._leads)
         publish_version(self._store, new)
         self._version += 1
 
     def _keep(self) -> None:
-        write_checkpoint(self._store, 1, 1, self._learner.state(), {})
+        write_checkpoint(self._store, 1, 1, self._learner.state(), {}, completes=self._leads)
 
     def _resume(self) -> None:
         self._learner.load_state(open_checkpoint(self._store, CheckpointId(1, 1)).tensors)
@@ -117,25 +115,14 @@ def starting(folder: Path) -> StartingModel:
     return StartingModel(*found)
 
 
-def lead(folder: Path, ranks: Ranks, memory: PeakMemory, jobs: Sequence[str]) -> None:
-    commander = RankCommander(ranks)
-    rank_jobs = RankJobs(
-        folder, open_learner(ShardedModel(starting(folder), ranks, commander), SETTINGS)
-    )
-    for job in jobs:
-        memory.begin(job)
-        rank_jobs.do(job)
-    commander.close(EndRanks())
-
-
 def main(folder: Path, number: str, jobs: Sequence[str]) -> None:
     with join_ranks("cpu", 600.0) as ranks:
         memory = PeakMemory()
-        if ranks.rank:
-            memory.begin("follow")
-            run_follower(lambda: starting(folder), open_store(f"file:{folder / 'store'}"), ranks)
-        else:
-            lead(folder, ranks, memory, jobs)
+        learner = open_learner(ShardedModel(starting(folder), ranks), SETTINGS)
+        rank_jobs = RankJobs(folder, learner, ranks.rank == 0)
+        for job in jobs:
+            memory.begin(job)
+            rank_jobs.do(job)
         found = {"joined": memory.joined, "peaks": memory.peaks}
         (folder / f"{number}-{ranks.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -13,9 +13,10 @@ trajectories.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -43,12 +44,13 @@ from rollstream.storage.checkpoints import (
     Checkpoint,
     CheckpointId,
     open_checkpoint,
-    restore_newest,
+    restore_first,
+    stored_checkpoints,
     write_checkpoint,
 )
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.retention import PinnedByReaders
 from rollstream.streams.admissible import believed_terms
 from rollstream.streams.bus import Bus
@@ -57,8 +59,9 @@ from rollstream.streams.records import Configured, Position
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
-if TYPE_CHECKING:  # see learning.py
+if TYPE_CHECKING:  # see learn/base.py
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
+    from rollstream.consumers.trainer.sharded.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,10 @@ class InitialModel:
 
     model: "PreTrainedModel | PacedModel | ShardedModel"
     model_files: Mapping[str, bytes]
+    ranks: "Ranks | None" = None
+    """The ranks that share the model; None if this process has it alone."""
+    model_hash: str = ""
+    """Equal at ranks that start from the same model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,11 @@ class TrainerPlan:
     """Truncate records that nothing needs any more."""
     archived: tuple[str, ...] = ()
     """Topics whose records are truncated only once they are archived."""
+
+    def hash_with(self, model_files: Mapping[str, bytes]) -> str:
+        """Equal at ranks that have the same settings and files."""
+        files = sorted((name, content_hash(data)) for name, data in model_files.items())
+        return content_hash(repr((self, files)).encode())
 
 
 def build_trainer(
@@ -118,8 +130,12 @@ def build_trainer(
     """
     choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
     versions = _fence_store(bus, store, plan, initial, provenance, monotonic)  # 1
+    checkpoints = [one.id for one in reversed(stored_checkpoints(store))]
+    if initial.ranks is not None:
+        settings = plan.hash_with(initial.model_files)
+        initial.ranks.announce_start(provenance.term, initial.model_hash, settings, checkpoints)
     learner = open_learner(initial.model, plan.trainer)
-    state = _load_newest(store, learner)  # 2
+    state = load_first(store, learner, checkpoints, initial.ranks)  # 2
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
@@ -132,22 +148,29 @@ def build_trainer(
     _record_configured(ledger, provenance, recorded, state.step, accepted)
     annotation_watch = AnnotationWatch(plan.rule.names)
     take_feeder = TakeFeeder(
-        log_bus, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
-        lambda: versions.highest,
-        _publishing_terms(state, recorded, versions.highest, provenance.term),
-    )  # fmt: skip
+        bus=log_bus,
+        settings=plan.trainer,
+        rule=plan.rule,
+        learner=learner,
+        terms=publishing_terms(state.terms, recorded, versions),
+        choose=choose,
+        intake=intake,
+        ledger=ledger,
+        annotation_watch=annotation_watch,
+        believed=lambda: versions.highest,
+    )
     truncation = LogTruncation(bus, store, plan.archived) if plan.truncate else None
     retention = CheckpointRetention(plan.checkpoints.keep, truncation)
     return Trainer(
-        take_feeder,
-        StepPublisher(store, versions, ledger, metrics, retention, timer=monotonic),
-        recorded,
-        state.step,
-        provenance.term,
-        plan.weights.dtype,
-        plan.checkpoints.every,
-        provenance.configuration_hash,
-        monotonic,
+        take_feeder=take_feeder,
+        publisher=StepPublisher(store, versions, ledger, metrics, retention, timer=monotonic),
+        recorded=recorded,
+        step=state.step,
+        term=provenance.term,
+        dtype=plan.weights.dtype,
+        checkpoint_every=plan.checkpoints.every,
+        configuration_hash=provenance.configuration_hash,
+        monotonic=monotonic,
     )
 
 
@@ -180,17 +203,26 @@ def _fence_store(
     return versions
 
 
-def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
-    """Load the newest complete checkpoint into the learner, tensor by tensor; None when there is
-    none yet.
+def load_first(
+    store: ObjectStore,
+    learner: Learner,
+    checkpoints: Iterable[CheckpointId],
+    ranks: "Ranks | None" = None,
+) -> TrainerState | None:
+    """Load the first of the checkpoints that is complete and undamaged into the learner, tensor by
+    tensor: the same one at all `ranks`. None when there is none.
     """
 
+    def together() -> AbstractContextManager[None]:
+        return nullcontext() if ranks is None else ranks.together()
+
     def restore(wanted: CheckpointId) -> Checkpoint:
-        found = open_checkpoint(store, wanted)
+        with together():
+            found = open_checkpoint(store, wanted)
         learner.load_state(found.tensors)
         return found
 
-    restored = restore_newest(store, restore)
+    restored = restore_first(checkpoints, restore)
     for skipped, reason in restored.skipped:
         log.warning("checkpoint %s skipped: %s", skipped, reason)
     if restored.checkpoint is None:
@@ -218,10 +250,22 @@ def _publish_version_0(
     """Publish version 0 and write the checkpoint of step 0; after a crash in between, the next
     start writes both again with the same bytes.
     """
-    versions.publish(0, learner.snapshot(plan.weights.dtype))
     state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
-    write_checkpoint(store, 0, provenance.term, learner.state(), state.encode())
+    publish_step_0(store, versions, learner, plan.weights.dtype, state.encode())
     return state
+
+
+def publish_step_0(
+    store: ObjectStore,
+    versions: VersionWriter,
+    learner: Learner,
+    dtype: str,
+    state: Mapping[str, Any],
+) -> None:
+    """Write version 0, then the checkpoint of step 0; a rank that does not lead writes its part."""
+    versions.publish(0, learner.snapshot(dtype))
+    leads = versions.leads
+    write_checkpoint(store, 0, versions.term, learner.state(), state, completes=leads)
 
 
 def _restore_groups(
@@ -247,15 +291,16 @@ def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
                     intake.end(group.group)
 
 
-def _publishing_terms(
-    state: TrainerState, recorded: LedgerTail, highest: Version | None, term: int
+def publishing_terms(
+    before: tuple[tuple[int, int], ...], recorded: LedgerTail, versions: VersionWriter
 ) -> tuple[tuple[int, int], ...]:
-    """Which term published which version: the checkpoint's table, the steps done since, the
-    believed version (its `StepDone` may be missing), and this term for every higher number.
+    """Which term published which version: the checkpoint's table (`before`), the steps done since,
+    the believed version (its `StepDone` may be missing), and this term for every higher number.
     """
+    highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
-    own = Version(highest.number + 1, term)
-    return believed_terms([*recorded.believed.values(), highest, own], state.terms)
+    own = Version(highest.number + 1, versions.term)
+    return believed_terms([*recorded.believed.values(), highest, own], before)
 
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:

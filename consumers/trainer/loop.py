@@ -3,19 +3,23 @@
 Phases of a step (docs/reference/invariants.md, A trainer's step): feed each update with takes,
 update the weights, hash the state unless it is large, take a snapshot, hand it over. The publisher
 compares the hashes of a repeated step with the ledger's. A restarted trainer runs through the same
-phases (`build.py`).
+phases (`build.py`), and so does each rank of a model that several processes share: the next phase
+depends on the ledger's takes and the settings alone, so all ranks enter the same collectives in the
+same order without a message among them (`sharded/follower.py`).
 """
 
 import math
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rollstream.consumers.trainer.checkpoint import trainer_state
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.selection import UpdateProgress, groups_of_update
-from rollstream.consumers.trainer.data.takes import TakeFeeder
+from rollstream.consumers.trainer.data.takes import TakeFeeder, TakeRepeater
 from rollstream.consumers.trainer.ledger import LedgerTail, hashes_state
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
@@ -26,22 +30,23 @@ from rollstream.streams.values import Version
 
 WAIT_S = 0.02
 
+FeederT = TypeVar("FeederT", bound=TakeRepeater)
 
-@dataclass(slots=True)
-class Trainer:
-    """One term of the trainer after `step` finished steps.
+
+@dataclass(slots=True, kw_only=True)
+class StepLoop(ABC, Generic[FeederT]):
+    """One term of a trainer, or of a rank that follows it, after `step` finished steps.
 
     `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
     """
 
-    take_feeder: TakeFeeder
+    take_feeder: FeederT
     publisher: StepPublisher
     recorded: LedgerTail
     step: int
     term: int
     dtype: str
     checkpoint_every: int
-    configuration_hash: str
     monotonic: Callable[[], float] = time.monotonic
 
     def run(self, stop: threading.Event) -> bool:
@@ -96,14 +101,14 @@ class Trainer:
         """
         waited = 0.0
         self.take_feeder.repeat_recorded(self.recorded, progress, step_metrics)
-        self.take_feeder.intake.read()
+        self.take_feeder.read()
         while not progress.is_complete() and not stop.is_set():
             # A failed publisher stops versions and with them admission: without this check the
             # loop would wait for data for ever.
             self.publisher.check()
             if not self.take_feeder.take_ready(progress, step_metrics, self.monotonic()):
                 began = self.monotonic()
-                self.take_feeder.intake.read(WAIT_S)
+                self.take_feeder.read(WAIT_S)
                 waited += self.monotonic() - began
         return waited
 
@@ -122,7 +127,7 @@ class Trainer:
         self.publisher.await_room()
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.take_feeder.settings.steps:
-            checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
+            checkpoint = (learner.state(self.publisher.state_buffers), self.checkpoint_state(step))
         snapshot = StepSnapshot(
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
@@ -133,6 +138,17 @@ class Trainer:
             is_lent=checkpoint is not None and learner.lends_state,
         )
         self.publisher.submit(snapshot)
+
+    @abstractmethod
+    def checkpoint_state(self, step: int) -> Mapping[str, Any]:
+        """The JSON part of a checkpoint at the end of `step`, which is now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainer(StepLoop[TakeFeeder]):
+    """The loop of the process that holds the trainer's term."""
+
+    configuration_hash: str
 
     def metric_values(self) -> MetricValues:
         """Metrics of this term. A step and what it trained count once its `StepDone` is in the
@@ -158,7 +174,7 @@ class Trainer:
     def readers(self) -> list[TopicReader]:
         return self.take_feeder.intake.readers()
 
-    def _state(self, step: int) -> dict[str, object]:
+    def checkpoint_state(self, step: int) -> Mapping[str, Any]:
         feeder = self.take_feeder
         # Takes of later steps are before the ledger's end: a trainer that starts from this
         # checkpoint must read them again.

@@ -145,15 +145,18 @@ class DeletionThread:
 class StepPublisher:
     """Owns the publishing and the deletion thread. An exception in one of them is raised again in
     the trainer's thread, by `submit`, `check`, `await_room` and `close`.
+
+    A rank that does not lead writes its part of the tensors in steps 1 and 5. It records and
+    deletes nothing, so it has no ledger, metrics and retention.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         versions: VersionWriter,
-        ledger: Ledger,
-        metrics: MetricsFile,
-        retention: CheckpointRetention,
+        ledger: Ledger | None,
+        metrics: MetricsFile | None,
+        retention: CheckpointRetention | None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -252,22 +255,31 @@ class StepPublisher:
         done, hashes = self._hashed(snapshot, version)
         done = replace(done, version=version, time_s=self._clock())
         if not _is_recorded(snapshot.known, done):
-            self._ledger.append([done])  # 4
-            seconds = self._timer() - started
-            self._metrics.append(step_line(done, seconds))
-            self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
+            self._record(done, snapshot, started)  # 4
         else:
             self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
-            term = self._versions.term
-            write_checkpoint(self._store, done.step, term, tensors, state, hashes=hashes)  # 5
+            term, leads = self._versions.term, self._versions.leads
+            write_checkpoint(  # 5
+                self._store, done.step, term, tensors, state, hashes=hashes, completes=leads
+            )
             self.state_buffers.release(tensors)
             if snapshot.is_lent:
                 self._lent.clear()
 
+    def _record(self, done: StepDone, snapshot: StepSnapshot, started: float) -> None:
+        if self._ledger is not None:
+            self._ledger.append([done])
+        seconds = self._timer() - started
+        if self._metrics is not None:
+            self._metrics.append(step_line(done, seconds))
+        self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
+
     def delete_unneeded(self, has_checkpoint: bool) -> None:
         """Step 6; checkpoints and records only after a new checkpoint."""
+        if self._retention is None:
+            return
         if has_checkpoint:
             self.clean_up()
         self._versions.retain()
@@ -294,12 +306,13 @@ class StepPublisher:
         before each deletion: a trainer that was suspended after its listing would otherwise delete
         what its successor reads.
         """
+        retention = self._retention
+        assert retention is not None, "a rank that does not lead deletes nothing"
         stored = stored_checkpoints(self._store)
-        unwanted = plan_checkpoints(stored, self._retention.checkpoints)
+        unwanted = plan_checkpoints(stored, retention.checkpoints)
         for one in unwanted:
             check_term(self._store, self._versions.term)
             delete_checkpoints(self._store, [one])
         check_term(self._store, self._versions.term)
-        truncation = self._retention.truncation
-        if truncation is not None:
-            truncation.run(s.id for s in stored if s.whole and s.id not in unwanted)
+        if retention.truncation is not None:
+            retention.truncation.run(s.id for s in stored if s.whole and s.id not in unwanted)

@@ -24,6 +24,7 @@ from rollstream.storage.weights.pointer import (
     Pointer,
     advance_pointer,
     believed_pointer,
+    pointer_to,
     take_pointer,
 )
 from rollstream.storage.weights.publish import (
@@ -54,6 +55,9 @@ log = logging.getLogger(__name__)
 class VersionWriter:
     """Writer of one term of the trainer. `pinned` returns the versions that a rollout or an open
     partial needs (`data/retention.py`).
+
+    Of a model that several ranks share, every rank has one, and all decide alike. The writer of a
+    rank that does not lead writes this rank's part of the tensors and nothing else.
     """
 
     store: ObjectStore
@@ -64,6 +68,7 @@ class VersionWriter:
     model_files: Mapping[str, bytes]
     pinned: Callable[[], Collection[Version]]
     clock: Callable[[], float] = time.time
+    leads: bool = True
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
     """The versions as last listed: their manifests are not read again."""
@@ -78,8 +83,9 @@ class VersionWriter:
         """Fence lower terms in topic and store, and announce the believed version under this
         term.
         """
-        self.writer.open()
-        take_pointer(self.store, self.run, self.term)
+        if self.leads:
+            self.writer.open()
+            take_pointer(self.store, self.run, self.term)
         self.pointer = believed_pointer(self.store)
         if self.pointer is not None and self.highest is not None:
             self._manifest = read_manifest(self.store, self.highest, self.pointer.manifest_hash)
@@ -106,7 +112,7 @@ class VersionWriter:
             manifest = self._publish_adapter(version, tensors)
         else:
             manifest = self._publish_weights(version, tensors)
-        self.pointer = advance_pointer(self.store, manifest)
+        self.pointer = advance_pointer(self.store, manifest) if self.leads else pointer_to(manifest)
         self._continue_from(manifest, tensors)
         self._announce(manifest)
         return version
@@ -114,7 +120,13 @@ class VersionWriter:
     def _publish_weights(self, version: Version, tensors: Tensors) -> Manifest:
         due = self._is_anchor_due(version.number, isinstance(tensors, DistributedTensors))
         new = NewVersion(
-            self.run, version, tensors, self.model_files, self.settings.shard_bytes, self.clock()
+            self.run,
+            version,
+            tensors,
+            self.model_files,
+            self.settings.shard_bytes,
+            self.clock(),
+            self.leads,
         )
         due = due or self._tensors is None
         return publish_version(self.store, new, self._manifest, self._tensors, due)
@@ -220,4 +232,5 @@ class VersionWriter:
         delete_versions(self.store, plan, self.term)
 
     def _announce(self, manifest: Manifest) -> None:
-        self.writer.append([(self.run, announcement(manifest, self.clock()))])
+        if self.leads:
+            self.writer.append([(self.run, announcement(manifest, self.clock()))])

@@ -1,6 +1,5 @@
 """The trainer as a role: builds a `Trainer` from the starting model, the settings and the role's
-context; with several processes rank 0 holds the role and the other ranks hold the other slices of
-its model.
+context; with several processes rank 0 holds the role and the other ranks follow its ledger.
 
 The environment shows that there are several (set by `rollstream train` or `torchrun`). Without it
 there is one process, and nothing of the sharded trainer is imported.
@@ -15,7 +14,6 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +41,6 @@ from rollstream.storage.models import load_empty_model, load_model
 from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
-    from rollstream.consumers.trainer.sharded.commands import RankCommander
-    from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
     from rollstream.consumers.trainer.sharded.shard import StartingModel
 
@@ -56,11 +52,11 @@ PACED_LEARNER = "paced"
 
 def run_train(place: RoleContext) -> bool:
     """Train until the last step, as the only process, as rank 0, or as a rank that follows it."""
-    with join_rank_group(place) as party:
-        if party is not None and not party.is_led:
-            return follow_rank_0(place, party.ranks)
+    with join_rank_group(place) as ranks:
+        if ranks is not None and ranks.rank:
+            return follow_rank_0(place, ranks)
         with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
-            return train(with_relay_push(place), lease.term, party)
+            return train(with_relay_push(place), lease.term, ranks)
 
 
 def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
@@ -98,27 +94,6 @@ def make_paced_folder(task: Task, folder: Path) -> None:
     os.rename(partial, folder)
 
 
-@dataclass(frozen=True, slots=True)
-class RankGroup:
-    """The ranks; only rank 0 has a `commander`."""
-
-    ranks: "Ranks"
-    commander: "RankCommander | None"
-
-    @property
-    def is_led(self) -> bool:
-        """Whether this process holds the role; the others follow it."""
-        return self.commander is not None
-
-    def share(self, configuration: Configuration, folder: Path) -> "ShardedModel":
-        """The starting model as one that all ranks train, commanded by rank 0."""
-        from rollstream.consumers.trainer.sharded.learner import ShardedModel
-
-        assert self.commander is not None
-        start = shared_starting_model(configuration, folder)
-        return ShardedModel(start, self.ranks, self.commander)
-
-
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
     """The weights of version 0, of which each rank reads its rows, or all where the checkpoint does
     not have the model's own names.
@@ -134,14 +109,13 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
 
 
 @contextmanager
-def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
-    """All ranks are connected while the block runs, and the others end with rank 0; None if this is
-    the only process.
+def join_rank_group(place: RoleContext) -> Generator["Ranks | None"]:
+    """All ranks are connected while the block runs, and end together; None if this is the only
+    process.
     """
     if not is_launched():
         yield None
         return
-    from rollstream.consumers.trainer.sharded.commands import RankCommander
     from rollstream.consumers.trainer.sharded.ranks import join_ranks
 
     settings = place.configuration.trainer
@@ -156,57 +130,62 @@ def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
             "process so far; start it without torchrun"
         )
     with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
-        commander = RankCommander(ranks) if ranks.rank == 0 else None
-        try:
-            yield RankGroup(ranks, commander)
-        except SystemExit:  # stopped while it waited for the lease
-            _close_ranks(commander)
-            raise
-        _close_ranks(commander)
+        yield ranks
 
 
 def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
-    """Returns True when rank 0 ended and this process was not stopped."""
-    from rollstream.consumers.trainer.sharded.follower import run_follower
+    """Train what rank 0 takes, as another rank of its model; True when the run is complete."""
+    from rollstream.consumers.trainer.sharded.follower import build_follower
 
     c = place.configuration
     set_torch_threads(threads_per_rank(c.trainer))
-
-    run_follower(lambda: shared_starting_model(c, place.folder), place.store, ranks)
-    return not place.stop.is_set()
-
-
-def _close_ranks(commander: "RankCommander | None") -> None:
-    from rollstream.consumers.trainer.sharded.messages import EndRanks
-
-    if commander is not None:
-        commander.close(EndRanks())
+    plan, initial = trainer_plan(place), initial_model(place, ranks)
+    loop = build_follower(place.bus, place.store, plan, initial, c.run)
+    return loop is not None and loop.follow()
 
 
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
-def train(place: RoleContext, term: int, party: RankGroup | None = None) -> bool:
-    """Train to the run's last step, with the other ranks of the `party` if there are any; True when
-    the run is complete. Raises `ConfigurationError` for another configuration than the run had,
-    unless `place.accept_config`.
+def trainer_plan(place: RoleContext) -> TrainerPlan:
+    """The settings that the run's trainer follows, at every rank."""
+    c = place.configuration
+    archived = c.archive.topics if c.archive.enabled else ()
+    rule = run_rule(c, place.folder)
+    return TrainerPlan(c.trainer, rule, c.weights, c.checkpoints, truncates_log(c), archived)
+
+
+def initial_model(place: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
+    """The model that the run starts from, as one that all ranks train if there are any."""
+    c, folder = place.configuration, place.folder
+    files = config_and_tokenizer_files(model_folder(c, folder))
+    if ranks is None:
+        return InitialModel(starting_model(c, folder), files)
+    from rollstream.consumers.trainer.sharded.learner import ShardedModel
+    from rollstream.consumers.trainer.sharded.shard import model_hash
+
+    start = shared_starting_model(c, folder)
+    return InitialModel(ShardedModel(start, ranks), files, ranks, model_hash(start))
+
+
+def train(place: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
+    """Train to the run's last step, with the other `ranks` if there are any; True when the run is
+    complete. Raises `ConfigurationError` for another configuration than the run had, unless
+    `place.accept_config`.
     """
     c = place.configuration
     store_configuration(place.store, c)
     accept = partial(accept_change, place.store, c, place.accept_config)
     set_torch_threads(threads_per_rank(c.trainer))
-    start = model_folder(c, place.folder)
-    archived = c.archive.topics if c.archive.enabled else ()
-    rule = run_rule(c, place.folder)
     lines = RunFolder(place.folder).metrics / "trainer.jsonl"
-    model = party.share(c, place.folder) if party else starting_model(c, place.folder)
+    initial = initial_model(place, ranks)
     with MetricsFile(lines) as metrics:
         trainer = build_trainer(
             place.bus,
             place.store,
-            TrainerPlan(c.trainer, rule, c.weights, c.checkpoints, truncates_log(c), archived),
-            InitialModel(model, config_and_tokenizer_files(start)),
+            trainer_plan(place),
+            initial,
             Provenance(
                 c.run,
                 term,

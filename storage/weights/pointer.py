@@ -75,6 +75,12 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
     )
 
 
+def pointer_to(manifest: Manifest) -> Pointer:
+    """The pointer at this version, owned by the term that published it."""
+    version, key = manifest.version, manifest_key(manifest.version)
+    return Pointer(manifest.run, version.term, version, key, manifest.hash, manifest.parent)
+
+
 def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     """Swap the pointer to this complete version; idempotent.
 
@@ -82,15 +88,7 @@ def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     a lower one does (`take_pointer` comes first) or the believed number is not below this one.
     Raises `ObjectMissing` or `CorruptObject` if the stored manifest is not this one.
     """
-    version = manifest.version
-    wanted = Pointer(
-        manifest.run,
-        version.term,
-        version,
-        manifest_key(version),
-        manifest.hash,
-        manifest.parent,
-    )
+    version, wanted = manifest.version, pointer_to(manifest)
     read_manifest(store, version, wanted.manifest_hash)
     present = read_pointer(store)
     if present is None:

@@ -173,6 +173,8 @@ class NewVersion:
     model_files: Mapping[str, bytes]
     shard_bytes: int
     created_s: float
+    completes: bool = True
+    """False in a process that only writes its part of distributed tensors."""
 
     @property
     def folder(self) -> str:
@@ -195,13 +197,14 @@ def publish_version(
     here.
 
     (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. Raises
-    `StoreError` if the version exists with other content.
+    `StoreError` if the version exists with other content. A process that does not complete the
+    version writes its part of (1) alone.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
         differences = _encode(new.tensors, parent, parent_tensors)
     if parent is not None and differences is not None and not anchor_due:
-        return complete_version(store, _delta(store, new, differences, parent))  # 3
+        return _complete(store, new, _delta(store, new, differences, parent))  # 3
     hashes: dict[str, str] = {}
     if isinstance(differences, EncodedDifferences):
         hashes = {name: one.hash for name, one in differences.weights.tensors.items()}
@@ -209,7 +212,11 @@ def publish_version(
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
         manifest = replace(manifest, delta=_write(store, new, differences, parent))  # 1
-    return complete_version(store, manifest)  # 3
+    return _complete(store, new, manifest)  # 3
+
+
+def _complete(store: ObjectStore, new: NewVersion, manifest: Manifest) -> Manifest:
+    return complete_version(store, manifest) if new.completes else manifest
 
 
 def _encode(
@@ -258,12 +265,19 @@ def _anchor(
     weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes, hashes)  # 1
     small = {**new.model_files, SHARD_INDEX: shard_index(weights)}
     files = tuple(  # 2
-        FileEntry(name, len(data), create_idempotent(store, f"{new.folder}/{name}", data))
+        FileEntry(name, len(data), _create(store, new, name, data))
         for name, data in sorted(small.items())
     )
     before = None if parent is None else parent.version
     version = new.version
     return Manifest(new.run, version, before, version, "anchor", new.created_s, weights, files)
+
+
+def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
+    """The hash of a file of the version, which exists afterwards if this process completes it."""
+    if not new.completes:
+        return content_hash(data)
+    return create_idempotent(store, f"{new.folder}/{name}", data)
 
 
 def shard_index(weights: TensorFiles) -> bytes:

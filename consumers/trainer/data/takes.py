@@ -2,10 +2,12 @@
 groups. Every take is durable before it is trained.
 
 Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead
-trainer's step on the same samples, and a sample can be used only once (invariant 2).
+trainer's step on the same samples, and a sample can be used only once (invariant 2). The ranks that
+follow a trainer's ledger repeat its takes in the same way (`sharded/follower.py`).
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,62 +61,44 @@ class ReadyGroup:
         return sum(len(sample.tokens) for sample in self.prepared.samples)
 
 
-@dataclass(slots=True)
-class TakeFeeder:
-    """Turns groups into takes and submits their samples to the learner, for one term."""
+@dataclass(slots=True, kw_only=True)
+class TakeRepeater(ABC):
+    """Trains takes that the ledger holds on the records that they name, for one term."""
 
     bus: Bus
     settings: TrainerSettings
     rule: TrainingRule
-    choose: GroupChoice
-    intake: GroupIntake
-    ledger: Ledger
     learner: Learner
-    annotation_watch: AnnotationWatch
-    believed: Callable[[], Version | None]
-    """Returns the highest believed version, which the publisher's thread advances."""
     terms: tuple[tuple[int, int], ...] = ()
     """Which term published which version, this term's own included (`BelievedVersions.terms`)."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
-    _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
-    _prepared_for: tuple[int, Version | None] = (-1, None)
-    """(version trained from, highest believed version) under which `_prepared` was filled. Groups
-    that are ready but not taken yet are looked up there at every poll.
-    """
+
+    @abstractmethod
+    def read(self, wait_s: float = 0.0) -> None:
+        """Read new records; returns once some came or `wait_s` has passed."""
+
+    @abstractmethod
+    def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
+        """Train what was read for this update; returns 0 if that was nothing."""
 
     def repeat_recorded(
         self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Train the takes of this update that the ledger holds.
+        """Train the takes of this update that the ledger held when the term began."""
+        for take in recorded.takes.pop((progress.step, progress.update), []):
+            self.repeat(take, progress, step_metrics)
 
-        Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
-        that dies within a take leaves its marker last, so the next trainer can count the death
-        (`poisoned_takes.py`). The closing marker, without a micro-batch, keeps a later death from
-        counting.
-        """
-        is_unfinished = progress.step not in recorded.done
-        takes = recorded.takes.pop((progress.step, progress.update), [])
-        for take in takes:
-            self._repeat_groups(take, progress, step_metrics)
-            if is_unfinished and take.members:
-                self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
-            self._repeat(take, progress)
-            if is_unfinished:
-                self.learner.settle()
-        if takes and is_unfinished:
-            self.ledger.append([TakeRetried(progress.step, progress.update, None)])
-
+    @abstractmethod
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Append to the ledger the takes on which the learner failed, before this trainer ends."""
-        tried = [self._submitted[number] for number in failed.micro_batches]
-        for step, update in sorted({one[:2] for one in tried}):
-            numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
-            error = error_text(failed.__cause__ or failed)
-            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
-            self.ledger.append([TakeFailed(step, update, numbers, error)])
+        """Record the takes on which the learner failed, before this process ends."""
+
+    def repeat(self, take: Take, progress: UpdateProgress, step_metrics: StepMetrics) -> None:
+        """Train one take again."""
+        self._repeat_groups(take, progress, step_metrics)
+        self._repeat(take, progress)
 
     def _repeat_groups(
         self, take: Take, progress: UpdateProgress, step_metrics: StepMetrics
@@ -148,6 +132,77 @@ class TakeFeeder:
             self._train(present, progress, take.micro_batch)
         else:
             progress.skip_take()
+
+    def _take_group(
+        self, ready: ReadyGroup, progress: UpdateProgress, step_metrics: StepMetrics
+    ) -> None:
+        samples = ready.prepared.samples
+        progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
+        self._samples.update({s.trajectory: s for s in samples})
+        members = {a.member.trajectory: a.member for a in ready.arrived}
+        self._members.update({s.trajectory: members[s.trajectory] for s in samples})
+        step_metrics.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
+        step_metrics.add_consumed(samples, progress.version)
+
+    def _train(self, trajectories: list[str], progress: UpdateProgress, micro_batch: int) -> None:
+        progress.use(trajectories)
+        if self._submitted and self._submitted[0][0] != progress.step:
+            self._submitted.clear()
+        self._submitted.append((progress.step, progress.update, (micro_batch,)))
+        self.learner.submit([self._samples.pop(t) for t in trajectories])
+        for trajectory in trajectories:
+            self._members.pop(trajectory)
+
+
+@dataclass(slots=True, kw_only=True)
+class TakeFeeder(TakeRepeater):
+    """Turns groups into takes and submits their samples to the learner, for one term."""
+
+    choose: GroupChoice
+    intake: GroupIntake
+    ledger: Ledger
+    annotation_watch: AnnotationWatch
+    believed: Callable[[], Version | None]
+    """Returns the highest believed version, which the publisher's thread advances."""
+    _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
+    _prepared_for: tuple[int, Version | None] = (-1, None)
+    """(version trained from, highest believed version) under which `_prepared` was filled. Groups
+    that are ready but not taken yet are looked up there at every poll.
+    """
+
+    def read(self, wait_s: float = 0.0) -> None:
+        self.intake.read(wait_s)
+
+    def repeat_recorded(
+        self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
+    ) -> None:
+        """Train the takes of this update that the ledger held when the term began.
+
+        Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
+        that dies within a take leaves its marker last, so the next trainer can count the death
+        (`poisoned_takes.py`). The closing marker, without a micro-batch, keeps a later death from
+        counting.
+        """
+        is_unfinished = progress.step not in recorded.done
+        takes = recorded.takes.pop((progress.step, progress.update), [])
+        for take in takes:
+            self._repeat_groups(take, progress, step_metrics)
+            if is_unfinished and take.members:
+                self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
+            self._repeat(take, progress)
+            if is_unfinished:
+                self.learner.settle()
+        if takes and is_unfinished:
+            self.ledger.append([TakeRetried(progress.step, progress.update, None)])
+
+    def record_failure(self, failed: ComputeFailed) -> None:
+        """Append to the ledger the takes on which the learner failed, before this trainer ends."""
+        tried = [self._submitted[number] for number in failed.micro_batches]
+        for step, update in sorted({one[:2] for one in tried}):
+            numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
+            error = error_text(failed.__cause__ or failed)
+            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
+            self.ledger.append([TakeFailed(step, update, numbers, error)])
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
         """Take the ready groups if they are worth it; returns the number of groups taken."""
@@ -219,17 +274,6 @@ class TakeFeeder:
         prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
         return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
-    def _take_group(
-        self, ready: ReadyGroup, progress: UpdateProgress, step_metrics: StepMetrics
-    ) -> None:
-        samples = ready.prepared.samples
-        progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
-        self._samples.update({s.trajectory: s for s in samples})
-        members = {a.member.trajectory: a.member for a in ready.arrived}
-        self._members.update({s.trajectory: members[s.trajectory] for s in samples})
-        step_metrics.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
-        step_metrics.add_consumed(samples, progress.version)
-
     def _write(
         self, progress: UpdateProgress, chosen: Sequence[ReadyGroup], believed: Version | None
     ) -> None:
@@ -258,15 +302,6 @@ class TakeFeeder:
         for take in takes:
             named = [member.trajectory for member in take.members]
             self._train(named, progress, take.micro_batch)
-
-    def _train(self, trajectories: list[str], progress: UpdateProgress, micro_batch: int) -> None:
-        progress.use(trajectories)
-        if self._submitted and self._submitted[0][0] != progress.step:
-            self._submitted.clear()
-        self._submitted.append((progress.step, progress.update, (micro_batch,)))
-        self.learner.submit([self._samples.pop(t) for t in trajectories])
-        for trajectory in trajectories:
-            self._members.pop(trajectory)
 
 
 def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int) -> GroupClosed:

@@ -1,8 +1,8 @@
 """A learner of several processes (ranks) that share one model by FSDP2
 (docs/how-to/several-gpus.md).
 
-Rank 0 is the trainer. Its `learner` sends `commands` (their values are in `messages`) to the other
-ranks, each of which executes them in `follower`. A `shard` is a rank's part of the model, `tensors`
+Rank 0 is the trainer. Every other rank is a `follower`: it reads the ledger and runs the same loop,
+so that all call the `learner` in the same order. A `shard` is a rank's part of the model, `tensors`
 has the collectives over it, `rank_plan` reads a process's rank and divides work and tensors, and
 `rank_writing` writes versions and checkpoints from all ranks. `ranks` joins the processes.
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from rollstream.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rollstream.consumers.trainer.sharded.commands import RankCommander as RankCommander
-    from rollstream.consumers.trainer.sharded.follower import run_follower as run_follower
+    from rollstream.consumers.trainer.sharded.follower import build_follower as build_follower
     from rollstream.consumers.trainer.sharded.learner import (
         ShardedLearner as ShardedLearner,
         ShardedModel as ShardedModel,

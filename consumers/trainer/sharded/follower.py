@@ -1,103 +1,210 @@
-"""A rank other than 0: holds its slice of the model and executes rank 0's commands in their order,
-until the one that ends the trainer.
+"""A rank other than 0: it follows the ledger, and so does what rank 0 does, without being told.
 
-It has no role and no lease. Rank 0 alone decides which takes are trained and when, and whether its
-own term is still valid.
+Every rank opens the run's log and store itself, reads the `Take`s in their order, fetches the
+trajectories that they name, prepares the same micro-batches with the same functions, and runs the
+same loop (`loop.py`), learner and publisher. Rank 0 alone holds the lease and the term: it decides
+what is taken, and appends takes, `StepDone`, manifests and announcements. A follower appends
+nothing and completes nothing.
+
+1. **Whose takes.** `TermStart` names rank 0's term. Like every reader, the ledger's passes records
+   through the fence (invariant 7), so a take that a zombie appends behind this term's `Opened` is
+   void. A higher term's `Opened` means that rank 0 has been replaced: the follower ends (`Fenced`).
+2. **Where they begin.** All ranks load the same checkpoint, and each reads the ledger from the
+   position in it. Records before this term's `Opened` are of earlier terms: steps to repeat. Rank 0
+   appends `Configured` behind its own decisions about these (superseded takes, closed groups), so
+   the steps to repeat are known once `Configured` is read, and every take behind it is new.
+3. **Failures.** A rank that fails or runs out of memory ends; its connections close, and all ranks
+   end and restart together. Rank 0 alone records a failed take.
+4. **Waiting.** While rank 0 waits for data, no rank is in a collective: a follower waits for the
+   ledger, however long, and asks the ranks' store whether rank 0 has ended. A stopped rank 0 has
+   trained every round of the takes that it appended, so the followers stop at the same place.
+5. **Truncation.** Records below a kept checkpoint's position are of steps whose checkpoint this
+   rank has helped to write: it has read their takes, and skips what was truncated meanwhile.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.sharded.commands import receive_command
-from rollstream.consumers.trainer.sharded.messages import (
-    BeginTraining,
-    EncodeDelta,
-    EndRanks,
-    FinishUpdate,
-    GatherCopy,
-    HashState,
-    IdentifyTensors,
-    LoadState,
-    RankCommand,
-    Tick,
-    TrainRound,
-    WriteDelta,
-    WriteShards,
+from rollstream.consumers.trainer.build import (
+    InitialModel,
+    TrainerPlan,
+    load_first,
+    publish_step_0,
+    publishing_terms,
 )
-from rollstream.consumers.trainer.sharded.rank_writing import RankCopies, RankWriter
-from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
-from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel, model_hash
-from rollstream.errors import ConfigurationError, CorruptObject, RollstreamError
+from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, UpdateKey
+from rollstream.consumers.trainer.data.retention import ArchiveBackedBus
+from rollstream.consumers.trainer.data.selection import UpdateProgress
+from rollstream.consumers.trainer.data.takes import TakeRepeater
+from rollstream.consumers.trainer.learn.base import open_learner
+from rollstream.consumers.trainer.ledger import LedgerTail
+from rollstream.consumers.trainer.loop import StepLoop
+from rollstream.consumers.trainer.metrics import StepMetrics
+from rollstream.consumers.trainer.publisher import StepPublisher
+from rollstream.consumers.trainer.sharded.ranks import TermStart
+from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.errors import ConfigurationError, Fenced, PositionLost
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.shards import StoredTensors
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import Received, TopicReader, from_begin
+from rollstream.streams.records import Configured, Opened, Position, Record, Take
+from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 0.2
+"""Longest wait for a record before the ranks' store is asked; a new record ends the wait."""
 
-def run_follower(load: Callable[[], StartingModel], store: ObjectStore, ranks: Ranks) -> None:
-    """Execute rank 0's commands until rank 0 has ended. `RankLost` if a rank is gone;
-    `ConfigurationError` if this machine's model differs from the one that rank 0 starts from.
+
+class FollowedLedger:
+    """The ledger of one term, read while its trainer appends to it. `takes` holds the term's takes
+    that were read and not trained yet, by step and update.
     """
-    start = load()
-    begin = _receive_begin(ranks)
-    if begin is None:
-        return
-    if model_hash(start) != begin.model_hash:
+
+    def __init__(self, bus: Bus, term: int, has_ended: Callable[[], bool]) -> None:
+        self._bus, self._term, self._has_ended = bus, term, has_ended
+        self.takes: dict[UpdateKey, list[Take]] = {}
+        self.ended = threading.Event()
+        """Set once the term's trainer has ended and every record of it is read."""
+        self._recorded = LedgerTail()
+        self._is_opened = self._is_configured = False
+
+    def open(self, position: Position) -> LedgerTail:
+        """The records behind a checkpoint up to this term's `Configured`, once that is there.
+        Raises `Fenced` if a higher term has begun.
+        """
+        self._reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
+        self._recorded = recorded = LedgerTail(since=position)
+        while not self._is_configured:
+            self.read(IDLE_S)
+        for place, takes in recorded.takes.items():
+            recorded.takes[place] = [recorded.superseded.effective(take) for take in takes]
+        return recorded
+
+    def read(self, wait_s: float) -> None:
+        """Read new records; returns once some came, after `wait_s`, or when the trainer ended."""
+        found = self._poll(wait_s)
+        for received in found:
+            self._apply(received.record)
+        if not found and wait_s and self._has_ended():
+            self.ended.set()
+
+    def _poll(self, wait_s: float) -> list[Received]:
+        try:
+            return self._reader.follow(wait_s)
+        except PositionLost:  # truncated meanwhile
+            if not self._is_configured:
+                raise
+            self._reader.positions = from_begin(self._bus, "ledger")
+            return []
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case Opened(term=term) if term > self._term:
+                raise Fenced(f"the trainer of term {self._term} was replaced by that of {term}")
+            case Opened(term=term):
+                self._is_opened = term == self._term
+            case Take() if self._is_configured:
+                self.takes.setdefault((record.step, record.update), []).append(record)
+            case _ if not self._is_configured:
+                self._recorded.apply(record)
+                self._is_configured = self._is_opened and isinstance(record, Configured)
+            case _:
+                pass
+
+
+@dataclass(slots=True, kw_only=True)
+class TakeFollower(TakeRepeater):
+    """Trains the takes of the term that is followed as they come."""
+
+    ledger: FollowedLedger
+
+    def read(self, wait_s: float = 0.0) -> None:
+        self.ledger.read(IDLE_S if wait_s else 0.0)
+
+    def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
+        """Train the takes of this update that were read; returns their number."""
+        takes = self.ledger.takes.pop((progress.step, progress.update), [])
+        for take in takes:
+            self.repeat(take, progress, step_metrics)
+        return len(takes)
+
+    def record_failure(self, failed: ComputeFailed) -> None:
+        """Log the failure: rank 0 records its own."""
+        log.error("%s; all ranks end and restart together", failed)
+
+
+@dataclass(slots=True, kw_only=True)
+class FollowerLoop(StepLoop[TakeFollower]):
+    """The loop of a rank that follows."""
+
+    monotonic: Callable[[], float] = field(default=time.monotonic)
+
+    def follow(self) -> bool:
+        """Train until the last step, or until rank 0 has stopped; True when the run is complete."""
+        return self.run(self.take_feeder.ledger.ended)
+
+    def checkpoint_state(self, step: int) -> Mapping[str, Any]:
+        """Nothing: rank 0 writes the state of a checkpoint."""
+        return {}
+
+
+def build_follower(
+    bus: Bus, store: ObjectStore, plan: TrainerPlan, initial: InitialModel, run: str
+) -> FollowerLoop | None:
+    """Returns the loop that follows rank 0 from its newest checkpoint, once rank 0 holds its term;
+    None if it ended before. The steps are those of `build_trainer`, without what rank 0 alone does.
+    """
+    ranks = initial.ranks
+    assert ranks is not None, "there is nobody to follow"
+    start = ranks.await_start()
+    if start is None:
+        return None
+    check_start(start, plan, initial, ranks.rank)
+    writer = FencedWriter(bus, "weights", "trainer", start.term)
+    versions = VersionWriter(
+        store, writer, run, start.term, plan.weights, initial.model_files, tuple, leads=False
+    )
+    versions.open()
+    learner = open_learner(initial.model, plan.trainer)
+    state = load_first(store, learner, start.checkpoints, ranks)
+    if state is None:
+        publish_step_0(store, versions, learner, plan.weights.dtype, {})
+    log_bus = ArchiveBackedBus(bus, store, run)
+    ledger = FollowedLedger(log_bus, start.term, ranks.has_ended)
+    recorded = ledger.open(Position() if state is None else state.ledger)
+    take_follower = TakeFollower(
+        bus=log_bus,
+        settings=plan.trainer,
+        rule=plan.rule,
+        learner=learner,
+        terms=publishing_terms(() if state is None else state.terms, recorded, versions),
+        ledger=ledger,
+    )
+    return FollowerLoop(
+        take_feeder=take_follower,
+        publisher=StepPublisher(store, versions, None, None, None),
+        recorded=recorded,
+        step=0 if state is None else state.step,
+        term=start.term,
+        dtype=plan.weights.dtype,
+        checkpoint_every=plan.checkpoints.every,
+    )
+
+
+def check_start(start: TermStart, plan: TrainerPlan, initial: InitialModel, rank: int) -> None:
+    """Raise `ConfigurationError` unless this process begins from rank 0's model and settings."""
+    if start.model != initial.model_hash:
         raise ConfigurationError(
-            f"rank {ranks.rank}: the model that this machine starts from is not rank 0's: give all "
+            f"rank {rank}: the model that this machine starts from is not rank 0's: give all "
             "machines the same model folder (model.path) or a shared run folder"
         )
-    settings = TrainerSettings.model_validate_json(begin.settings)
-    rank_copies = RankCopies()
-    writer = RankWriter(rank_copies, store, ranks)
-    shard = Shard(start, settings, ranks)
-    while not isinstance(command := receive_command(ranks), EndRanks):
-        try:
-            _execute(command, shard, store, rank_copies, writer)
-        except RollstreamError:
-            raise
-        except RuntimeError as error:  # collectives raise no more specific type
-            raise RankLost(
-                f"rank {ranks.rank}: another rank is gone or failed ({error})"
-            ) from error
-    writer.close()
-
-
-def _receive_begin(ranks: Ranks) -> BeginTraining | None:
-    """The first command; None if rank 0 ended before it got the lease."""
-    while isinstance(command := receive_command(ranks), Tick):
-        log.debug("rank %d waits for rank 0", ranks.rank)
-    if isinstance(command, EndRanks):
-        return None
-    assert isinstance(command, BeginTraining)
-    return command
-
-
-def _execute(
-    command: RankCommand,
-    shard: Shard,
-    store: ObjectStore,
-    rank_copies: RankCopies,
-    writer: RankWriter,
-) -> None:
-    match command:
-        case Tick():
-            pass
-        case TrainRound(version, counts, samples):
-            shard.train([one.sample() for one in samples], version, counts)
-        case FinishUpdate():
-            shard.finish()
-        case GatherCopy(copy, dtype, alive):
-            mine = shard.snapshot(dtype) if dtype else shard.state()
-            rank_copies.keep(copy, mine, alive)
-        case LoadState(folder, files):
-            with suppress(CorruptObject):  # all ranks raise it; rank 0 tries another checkpoint
-                shard.load(StoredTensors(store, folder, files))
-        case HashState():
-            shard.state_hash()
-        case WriteShards() | EncodeDelta() | WriteDelta() | IdentifyTensors():
-            writer.enqueue(command)
-        case BeginTraining() | EndRanks():
-            raise AssertionError(f"{command} comes once")
+    if start.settings != plan.hash_with(initial.model_files):
+        raise ConfigurationError(
+            f"rank {rank}: the settings or the tokenizer files of this machine are not rank "
+            "0's: give all machines the same configuration or a shared run folder"
+        )

@@ -1,12 +1,13 @@
-"""Rank 0's learner: each of its operations is executed by all ranks together.
+"""The learner of a model that several processes (ranks) share: all ranks together execute each of
+its operations.
 
-Only micro-batches that a `Take` in the ledger names are submitted, so all ranks follow the ledger.
-A round is trained when there is a micro-batch for each rank; the rest at the end of an update forms
-a last round that is filled up (`rank_plan.py`). Micro-batches without a trained token are not part
-of any round.
+Every rank submits the same micro-batches, those that the `Take`s in the ledger name, and picks its
+own: a round is trained when there is a micro-batch for each rank; the rest at the end of an update
+forms a last round that is filled up (`rank_plan.py`). Micro-batches without a trained token are not
+part of any round.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,50 +16,37 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
-from rollstream.consumers.trainer.sharded.commands import RankCommander
-from rollstream.consumers.trainer.sharded.messages import (
-    BeginTraining,
-    EndRanks,
-    FinishUpdate,
-    GatherCopy,
-    HashState,
-    LoadState,
-    TrainRound,
-    wire_sample,
-)
 from rollstream.consumers.trainer.sharded.rank_plan import rounds
-from rollstream.consumers.trainer.sharded.rank_writing import ShardedCopies, ShardedCopy
+from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
-from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel, model_hash
+from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel
 from rollstream.storage.weights.shards import StoredTensors
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """A model and the ranks that share it; `commander` is rank 0's command sender."""
+    """A model and the ranks that share it."""
 
     start: StartingModel
     ranks: Ranks
-    commander: RankCommander
 
 
 class ShardedLearner:
-    """Implements `Learner` on rank 0; to be called from one thread. Results are
-    bit-identical for the same number of ranks; another number rounds differently.
+    """Implements `Learner` on every rank; to be called from one thread, and at all ranks in the
+    same order. Results are bit-identical for the same number of ranks; another number rounds
+    differently.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
-        self._settings, self._ranks, self._commander = settings, sharded.ranks, sharded.commander
+        self._settings, self._ranks = settings, sharded.ranks
         self._waiting: list[Sequence[Sample]] = []
         self._numbers: list[int] = []
         """Numbers within the step of the micro-batches in `_waiting`."""
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
-        begin = BeginTraining(model_hash(sharded.start), settings.model_dump_json().encode())
-        with self._commander.command(lambda rank: begin):
+        with self._ranks.collective():
             self._shard = Shard(sharded.start, settings, sharded.ranks)
-        self._copies = ShardedCopies(self._commander, sharded.ranks)
 
     @property
     def updates(self) -> int:
@@ -72,7 +60,7 @@ class ShardedLearner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of rank 0's passes, including its waits for other ranks within them."""
+        """Seconds of this rank's passes, including its waits for other ranks within them."""
         return self._shard.busy_s
 
     @property
@@ -105,22 +93,23 @@ class ShardedLearner:
         busy_s = self.busy_s
         if self._waiting:
             self._round()
-        with self._commander.command(lambda rank: FinishUpdate()):
+        with self._ranks.collective():
             metrics = self._shard.finish()
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
-    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> ShardedCopy:
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors:
         """A copy of the weights to publish, distributed over the ranks; its memory is its own, not
         from `pool`.
         """
-        return self._copy(dtype, lambda: self._shard.snapshot(dtype))
+        with self._ranks.collective():
+            return RankTensors(self._shard.snapshot(dtype), self._ranks)
 
-    def state(self, pool: BufferPool | None = None) -> ShardedCopy:
+    def state(self, pool: BufferPool | None = None) -> RankTensors:
         """Everything that the next update depends on, each rank's rows of it at that rank: a copy,
         or the state itself where `lends_state`.
         """
-        return self._copy("", self._shard.state)
+        return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a state that any number of ranks, or an unsharded learner, has saved: each rank
@@ -128,8 +117,7 @@ class ShardedLearner:
         """
         assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
         self._shard.check(tensors)
-        with self._commander.command(lambda rank: LoadState(tensors.folder, tensors.files)):
-            self._shard.load(tensors)
+        self._shard.load(tensors)
 
     @property
     def lends_state(self) -> bool:
@@ -139,37 +127,24 @@ class ShardedLearner:
         """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
         ranks.
         """
-        with self._commander.command(lambda rank: HashState()):
+        with self._ranks.collective():
             return self._shard.state_hash()
 
     def close(self) -> None:
-        """End the other ranks."""
-        self._commander.close(EndRanks())
+        """Does nothing: the ranks end together (`Ranks.end`)."""
 
     def _round(self) -> None:
         (turns,) = rounds(len(self._waiting), self._ranks.size)
-        version, waiting = self.version, self._waiting
+        mine, version, waiting = turns[self._ranks.rank], self.version, self._waiting
         self._waiting = []
-
-        def command_of(rank: int) -> TrainRound:
-            turn = turns[rank]
-            samples = tuple(wire_sample(sample) for sample in waiting[turn.micro_batch])
-            return TrainRound(version, turn.counts, samples)
-
         numbers = tuple(self._numbers[: len(waiting)])
         del self._numbers[: len(waiting)]
         try:
-            with self._commander.command(command_of):
-                self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
+            with self._ranks.collective():
+                self._shard.train(waiting[mine.micro_batch], version, mine.counts)
         except RankLost as lost:  # another rank may be gone: no evidence against these samples
             if is_out_of_memory(lost.__cause__):
                 raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
             raise
         except Exception as error:
             raise ComputeFailed(numbers, error) from error
-
-    def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> ShardedCopy:
-        number, alive = self._copies.next_number()
-        with self._commander.command(lambda rank: GatherCopy(number, dtype, alive)):
-            mine = gather()
-        return self._copies.keep(number, mine, alive)

@@ -1,33 +1,45 @@
-"""Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank
-(invariant 8).
+"""Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank in a
+collective (invariant 8).
+
+No rank sends another one a command: every rank derives its next collective from the log
+(`follower.py`). Two facts that no log can hold are in the ranks' rendezvous store, a server in rank
+0: the values that the term begins from (`TermStart`), and, at the end, that rank 0 has ended. A
+rank that waits for the log asks that server, so it also notices that rank 0 is gone.
 
 There are three process groups, so that no two threads share one: the model's collectives (main
-threads only), rank 0's commands to the others (under one lock), and the replies of their writing
-threads.
+threads), those of the publishing threads, and one on which lost ranks are found.
 """
 
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rollstream.consumers.trainer.sharded.rank_plan import rank_of
-from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing, RollstreamError
+from rollstream.storage.checkpoints import CheckpointId
 
 log = logging.getLogger(__name__)
 
-PORT_KEY = "rollstream/port"
+PORT_KEY, START_KEY, END_KEY = "rollstream/port", "rollstream/start", "rollstream/end"
 CONNECT_S = 1.0
 PAUSE_S = 0.1
+ROLL_CALL_S = 2.0
+"""Longest wait of a roll call; a closed connection fails at once."""
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
@@ -64,6 +76,20 @@ class RankLost(RollstreamError, ConnectionError):
     """Another rank is gone or does not answer: this one ends too, and all of them restart."""
 
 
+class TermStart(Struct, frozen=True):
+    """What all ranks begin a term from. The ledger's position is in the checkpoint that they load:
+    the first of `checkpoints` that no rank finds damaged.
+    """
+
+    term: int
+    model: str
+    """Hash of the starting model."""
+    settings: str
+    """Hash of settings and model files."""
+    checkpoints: tuple[CheckpointId, ...]
+    """As rank 0 listed them after it had fenced earlier terms, newest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This process's rank, the number of ranks, and the groups through which they communicate."""
@@ -72,14 +98,122 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    commands: dist.ProcessGroup
-    replies: dist.ProcessGroup
+    writing: dist.ProcessGroup
+    probes: dist.ProcessGroup
+    store: TCPStore
     timeout_s: float
+    _probing: threading.Lock = field(default_factory=threading.Lock)
+
+    def announce_start(
+        self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
+    ) -> None:
+        """Rank 0's part of `await_start`; to be called once."""
+        start = TermStart(term, model, settings, tuple(checkpoints))
+        self.store.set(START_KEY, msgspec.json.encode(start).decode())
+
+    def await_start(self) -> TermStart | None:
+        """What the term begins from, once rank 0 holds it, however long that takes; None if rank 0
+        ended before. `RankLost` if it is gone.
+        """
+        while not self._is_set(START_KEY):
+            if self.has_ended():
+                return None
+            time.sleep(PAUSE_S)
+        return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
+
+    def has_ended(self) -> bool:
+        """Whether rank 0 has ended without an error; `RankLost` if it is gone or silent."""
+        return self._is_set(END_KEY)
+
+    def end(self) -> None:
+        """End together: returns once rank 0 and then every other rank is here."""
+        if self.rank == 0:
+            self.store.set(END_KEY, "1")
+        while not self.has_ended():
+            time.sleep(PAUSE_S)
+        with self.collective():  # rank 0's store lives until all have read it
+            dist.barrier(self.writing)  # pyright: ignore[reportUnknownMemberType]
+
+    def gather(self, value: Any, type_: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """The values of all ranks, in the order of ranks, at every rank. They travel as msgpack; no
+        received data is ever executed (no pickle).
+        """
+        mine = msgspec.msgpack.encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group)  # pyright: ignore[reportUnknownMemberType]
+        longest = max(int(size) for size in sizes)
+        padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group)  # pyright: ignore[reportUnknownMemberType]
+        parts = (
+            data.numpy().tobytes()[: int(size)] for data, size in zip(found, sizes, strict=True)
+        )
+        return [msgspec.msgpack.decode(part, type=type_) for part in parts]
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """An object that one rank finds missing or damaged in the block is `CorruptObject` at all
+        of them; a collective of the main threads.
+        """
+        problem = ""
+        try:
+            yield
+        except (CorruptObject, ObjectMissing) as error:
+            problem = str(error)
+        with self.collective():
+            found = [one for one in self.gather(problem, str) if one]
+        if found:
+            raise CorruptObject(found[0])
+
+    @contextmanager
+    def collective(self) -> Generator[None]:
+        """An error of a collective in the block is raised as `RankLost`, which names the ranks that
+        are gone.
+        """
+        try:
+            yield
+        except RollstreamError:
+            raise
+        except RuntimeError as error:  # collectives raise no more specific type
+            gone = self._roll_call()
+            if gone:
+                what = f"rank {', '.join(map(str, gone))} of the trainer is gone"
+            else:
+                limit = f"{self.timeout_s:g} s (trainer.ranks_timeout_s)"
+                what = f"a rank of the trainer failed or does not answer within {limit}"
+            raise RankLost(f"{what}; all ranks end and restart together ({error})") from error
+
+    def _is_set(self, key: str) -> bool:
+        try:
+            return self.store.check([key])
+        except RuntimeError as error:
+            raise RankLost(f"rank {self.rank}: rank 0 is gone or silent ({error})") from error
+
+    def _roll_call(self) -> list[int]:
+        """The ranks whose connection is closed. A busy rank does not receive the probe, which is no
+        sign of loss.
+        """
+
+        def is_gone(rank: int) -> bool:
+            began = time.monotonic()
+            try:
+                work = dist.isend(torch.zeros(1), rank, group=self.probes)
+                if work is not None:
+                    work.wait(timedelta(seconds=ROLL_CALL_S))
+            except RuntimeError:
+                return time.monotonic() - began < ROLL_CALL_S / 2
+            return False
+
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with self._probing, ThreadPoolExecutor(self.size) as pool:
+            found = list(pool.map(is_gone, others))
+        return [rank for rank, gone in zip(others, found, strict=True) if gone]
 
 
 @contextmanager
 def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
-    """Run the block once all ranks have joined; `RankLost` if one does not join in time.
+    """Run the block once all ranks have joined, and end together; `RankLost` if one does not join
+    in time.
 
     `device` is `cpu` or `cuda`; each process of a machine uses the GPU of its local rank.
     """
@@ -91,15 +225,20 @@ def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
             backend, timeout=timeout, store=store, rank=rank_of(), world_size=size
         )
         mesh = init_device_mesh(mine.type, (dist.get_world_size(),))
-        commands = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
-        replies = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
+        writing = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
+        probes = dist.new_group(backend="gloo", timeout=timeout)  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError as error:
         raise RankLost(f"the trainer's ranks did not all join: {error}") from error
-    assert isinstance(commands, dist.ProcessGroup)  # every rank is in it
-    assert isinstance(replies, dist.ProcessGroup)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), mine, mesh, commands, replies, timeout_s)
+    assert isinstance(writing, dist.ProcessGroup)  # every rank is in it
+    assert isinstance(probes, dist.ProcessGroup)
+    ranks = Ranks(dist.get_rank(), size, mine, mesh, writing, probes, store, timeout_s)
     log.info("rank %d of %d on %s", ranks.rank, ranks.size, mine)
-    yield ranks
+    try:
+        yield ranks
+    except SystemExit:  # stopped while it waited for the lease
+        ranks.end()
+        raise
+    ranks.end()
     # Only after a clean end: with a rank gone, destroying the groups would hang.
     dist.destroy_process_group()
 

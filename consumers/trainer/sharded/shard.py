@@ -2,7 +2,7 @@
 tensors that it gathers in order to write them.
 
 Every method is a collective unless its docstring excludes it: all ranks call the same methods in
-the same order (`commands.py`). `state` and `snapshot` use the names and values of `learner.py`, so
+the same order (`follower.py`). `state` and `snapshot` use the names and values of `learner.py`, so
 any number of ranks resumes from a checkpoint, and versions are independent of the number of ranks.
 """
 
@@ -39,12 +39,7 @@ from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.ranks import Ranks
-from rollstream.consumers.trainer.sharded.tensors import (
-    TensorOwnership,
-    gather_values,
-    shard_model,
-)
-from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.consumers.trainer.sharded.tensors import TensorOwnership, shard_model
 from rollstream.storage.models import ModelRows, parameter_names
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
@@ -193,10 +188,11 @@ class Shard:
         return self._ownership.shapes
 
     def note_masked(self, tokens: int) -> None:
-        """Count the tokens of a micro-batch without trained tokens; called on rank 0 only, not a
-        collective.
+        """Count the tokens of a micro-batch without trained tokens, which belongs to all ranks, at
+        one of them; not a collective.
         """
-        self._sums += LossStatistics(masked=float(tokens))
+        if self._ranks.rank == 0:
+            self._sums += LossStatistics(masked=float(tokens))
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
         """Train one micro-batch of a round. One that only fills up the round (`counts` False)
@@ -220,7 +216,7 @@ class Shard:
     def finish(self) -> dict[str, float]:
         """Change the masters; returns the update's metrics, equal on every rank."""
         total = LossStatistics()
-        for part in gather_values(self._sums, LossStatistics, self._ranks):
+        for part in self._ranks.gather(self._sums, LossStatistics):
             total += part
         gradients = [_gradient(one) for one in self._parameters.values()]
         done = self._optimiser.update(gradients, total.weight)
@@ -268,19 +264,13 @@ class Shard:
         """Restore a checkpoint: every rank reads its rows. `CorruptObject` at all ranks if any of
         them finds damage; the state is undefined then.
         """
-        problem = ""
-        try:
+        with self._ranks.together():
             for prefix, slices in self._state().items():
                 for name, mine in slices.items():
                     if mine.numel():
                         mine.copy_(tensors.rows(prefix + name, *self._rows(name)))
             updates, applied = (int(count) for count in tensors[COUNTERS])
             self._optimiser.load(updates, applied)
-        except (CorruptObject, ObjectMissing) as error:
-            problem = str(error)
-        found = [one for one in gather_values(problem, str, self._ranks) if one]
-        if found:
-            raise CorruptObject(found[0])
 
     def _rows(self, name: str) -> tuple[int, int]:
         """The rows of a parameter that this rank holds."""
@@ -302,7 +292,7 @@ class Shard:
             p + name: one for p, slices in self._state().items() for name, one in slices.items()
         }
         flat[COUNTERS] = self._counters()
-        hashes = gather_values(state_hash(flat), str, self._ranks)
+        hashes = self._ranks.gather(state_hash(flat), str)
         return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
     def _state(self) -> dict[str, dict[str, Tensor]]:

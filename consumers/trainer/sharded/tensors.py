@@ -1,11 +1,10 @@
 """The tensors of a model that is divided among ranks: sharding the model, and collectives that
-gather whole tensors at their owners, or small values at all ranks.
+gather whole tensors at their owners.
 """
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,12 +19,9 @@ from torch.distributed.fsdp import (
 )
 from transformers import PreTrainedModel
 
-from rollstream.consumers.trainer.sharded.messages import decode, encode
 from rollstream.consumers.trainer.sharded.rank_plan import owners, rows_per_rank
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.storage.weights.tensors import untie
-
-_V = TypeVar("_V")
 
 
 def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) -> Tensor | None:
@@ -38,19 +34,6 @@ def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) 
         parts = [torch.empty_like(padded) for _ in range(ranks.size)]
     dist.gather(padded, parts, dst=owner)
     return None if parts is None else torch.cat(parts)[: shape[0]].to("cpu", copy=True)
-
-
-def gather_values(value: _V, type_: type[_V], ranks: Ranks) -> list[_V]:
-    """The values of all ranks, in the order of ranks, at every rank."""
-    mine = encode(value)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))  # pyright: ignore[reportUnknownMemberType]
-    longest = max(int(size) for size in sizes)
-    padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
-    found = [torch.empty_like(padded) for _ in range(ranks.size)]
-    dist.all_gather(found, padded)  # pyright: ignore[reportUnknownMemberType]
-    pairs = zip(found, sizes, strict=True)
-    return [decode(data.numpy().tobytes()[: int(size)], type_) for data, size in pairs]
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:

@@ -1,13 +1,12 @@
 """One rank of a sharded learner, as a process of its own: `python -m
 tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variables in the environment.
-Rank 0 does the jobs, the others follow it.
+All ranks do the same jobs.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
-published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:`
-from the newest that can be read; `idle:S` waits for S seconds;
-`tell:` writes the results to FOLDER/result.json, as the end does; `until:NAME` waits for the file
-FOLDER/NAME. `model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 lacks,
-`store=NAME` the store of the other ranks.
+published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from the newest that can
+be read; `idle:S` waits for S seconds; `tell:` writes rank 0's results to FOLDER/result.json, as the
+end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at the other ranks until rank
+0 ends. `model=NAME` is another model than `MODEL`, `store=NAME` the store of the other ranks.
 """
 
 import json
@@ -21,20 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.consumers.trainer.build import load_first
+from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import open_learner
-from rollstream.consumers.trainer.sharded.commands import RankCommander
-from rollstream.consumers.trainer.sharded.follower import run_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
-from rollstream.consumers.trainer.sharded.messages import EndRanks
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
 from rollstream.consumers.trainer.sharded.shard import StartingModel
 from rollstream.errors import RollstreamError
 from rollstream.storage.checkpoints import (
-    Checkpoint,
     CheckpointId,
     open_checkpoint,
-    restore_newest,
+    stored_checkpoints,
     write_checkpoint,
 )
 from rollstream.storage.models import load_empty_model
@@ -43,9 +40,11 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.tensors import Tensors
+from rollstream.streams.records import Position
 from rollstream.streams.values import Version
 from tests.trainer.learning_reference import build, sample, settings
 
+STATE = TrainerState(0, 0, Position(), {}, (), {}, "").encode()
 COUNTS = (1, 2, 3, 5, 0, 4, 2, 7)
 """Micro-batches of each update: fewer than ranks, as many, more, and none that trains anything."""
 MODEL = "qwen3_tied"
@@ -84,16 +83,16 @@ def starting(folder: Path, name: str) -> StartingModel:
     return StartingModel(*found)
 
 
-class Lead:
-    """Rank 0."""
+class Jobs:
+    """One rank."""
 
     def __init__(
-        self, folder: Path, ranks: Ranks, start: StartingModel, changed: dict[str, object]
+        self, folder: Path, ranks: Ranks, names: dict[str, str], changed: dict[str, object]
     ) -> None:
-        self.folder = folder
-        self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
-        self.commander = RankCommander(ranks)
-        shared = ShardedModel(start, ranks, self.commander)
+        self.folder, self.ranks, self.leads = folder, ranks, ranks.rank == 0
+        store = "store" if self.leads else names.get("store", "store")
+        self.store: ObjectStore = open_store(f"file:{folder / store}")
+        shared = ShardedModel(starting(folder, names.get("model", MODEL)), ranks)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
         self.said: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
@@ -115,32 +114,38 @@ class Lead:
         tensors = self.learner.snapshot("bfloat16")
         before, base = self.published or (None, None)
         version = Version(int(what), 1)
-        new = NewVersion("run", version, tensors, {}, 4096, 0.0)
+        new = NewVersion("run", version, tensors, {}, 4096, 0.0, self.leads)
         manifest = publish_version(self.store, new, before, base, base is None)
         self.published = (manifest, tensors)
 
     def keep(self, what: str) -> None:
-        write_checkpoint(self.store, int(what), 1, self.learner.state(), {}, 8192)
+        state = self.learner.state()
+        write_checkpoint(
+            self.store, int(what), 1, state, STATE | {"step": int(what)}, 8192, completes=self.leads
+        )
 
     def resume(self, what: str) -> None:
         self.learner.load_state(open_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
         self.said["hashes"].append(self.learner.state_hash())
 
     def restore(self, what: str) -> None:
-        def load(wanted: CheckpointId) -> Checkpoint:
-            found = open_checkpoint(self.store, wanted)
-            self.learner.load_state(found.tensors)
-            return found
-
-        restored = restore_newest(self.store, load)
-        assert restored.checkpoint is not None
-        self.said["restored"] = [str(restored.checkpoint.id), *(why for _, why in restored.skipped)]
+        found = [one.id for one in reversed(stored_checkpoints(self.store))]
+        state = load_first(self.store, self.learner, found, self.ranks)
+        assert state is not None
+        self.said["restored"] = state.step
 
     def idle(self, what: str) -> None:
         print("idle", flush=True)
         time.sleep(float(what))
 
+    def follow(self, what: str) -> None:
+        print("follows", flush=True)
+        while not self.leads and not self.ranks.has_ended():
+            time.sleep(0.05)
+
     def tell(self, what: str = "") -> None:
+        if not self.leads:
+            return
         half = self.folder / "result.half"
         half.write_text(json.dumps(self.said))
         half.rename(self.folder / "result.json")
@@ -153,18 +158,12 @@ class Lead:
 
 def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[str]) -> None:
     names = dict(job.split("=") for job in jobs if "=" in job)
-    name = names.get("model", MODEL)
     with join_ranks("cpu", timeout_s) as ranks:
-        if ranks.rank:
-            store = open_store(f"file:{folder / names.get('store', 'store')}")
-            run_follower(lambda: starting(folder, names.get("strange", name)), store, ranks)
-            return
-        lead = Lead(folder, ranks, starting(folder, name), changed)
+        mine = Jobs(folder, ranks, names, changed)
         for job in jobs:
             if "=" not in job:
-                lead.do(job)
-        lead.tell()
-        lead.commander.close(EndRanks())
+                mine.do(job)
+        mine.tell()
 
 
 if __name__ == "__main__":

@@ -1,22 +1,10 @@
-"""The assignment of training and memory to ranks: pure, complete, balanced; messages are decoded as
-encoded.
-"""
+"""The assignment of training and memory to ranks: pure, complete, balanced."""
 
 from itertools import pairwise
 
-import numpy as np
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.trainer.sharded.messages import (
-    BeginTraining,
-    RankCommand,
-    TrainRound,
-    decode,
-    encode,
-    wire_sample,
-)
 from rollstream.consumers.trainer.sharded.rank_plan import owners, rounds, rows_per_rank, slice_of
-from tests.trainer.learning_reference import sample
 
 RANKS = st.integers(1, 9)
 
@@ -56,22 +44,3 @@ def test_slices_tile_a_tensor_as_torch_chunks_it(rows, ranks):
     assert cuts[-1][1] == rows
     assert all(before[1] == after[0] for before, after in pairwise(cuts))
     assert all(end - start <= rows_per_rank(rows, ranks) for start, end in cuts)
-
-
-@given(st.integers(0, 10_000), st.booleans())
-def test_a_round_comes_back_as_it_went(seed, counts):
-    one = sample(np.random.default_rng(seed), "t/1", 2)
-    told = decode(encode(TrainRound(7, counts, (wire_sample(one),))), RankCommand)
-    assert isinstance(told, TrainRound)
-    (again,) = (each.sample() for each in told.samples)
-    assert (told.version, told.counts) == (7, counts)
-    assert (again.trajectory, again.spans, again.task) == (one.trajectory, one.spans, one.task)
-    for name in ("tokens", "sources", "logprobs", "mask"):
-        mine, theirs = getattr(again, name), getattr(one, name)
-        assert mine.dtype == theirs.dtype
-        assert np.array_equal(mine, theirs)
-
-
-def test_begin_carries_any_settings_text():
-    told = decode(encode(BeginTraining("hash", '{"é": 1}'.encode())), RankCommand)
-    assert told == BeginTraining("hash", '{"é": 1}'.encode())
