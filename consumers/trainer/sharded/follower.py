@@ -24,9 +24,8 @@ nothing and completes nothing.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rollstream.consumers.trainer.build import (
@@ -142,8 +141,6 @@ class TakeFollower(TakeRepeater):
 class FollowerLoop(StepLoop[TakeFollower]):
     """The loop of a rank that follows."""
 
-    monotonic: Callable[[], float] = field(default=time.monotonic)
-
     def follow(self) -> bool:
         """Train until the last step, or until rank 0 has stopped; True when the run is complete."""
         return self.run(self.take_feeder.ledger.ended)
@@ -160,7 +157,7 @@ def build_follower(
     None if it ended before. The steps are those of `build_trainer`, without what rank 0 alone does.
     """
     ranks = initial.ranks
-    assert ranks is not None, "there is nobody to follow"
+    assert ranks is not None, "one process has no rank to follow"
     start = ranks.await_start()
     if start is None:
         return None
