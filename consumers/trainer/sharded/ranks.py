@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -184,10 +185,26 @@ class Ranks:
             raise RankLost(f"{what}; all ranks end and restart together ({error})") from error
 
     def _is_set(self, key: str) -> bool:
+        """Whether the key is in the store. A thread of its own asks, because the store's client has
+        no timeout for this question (torch 2.13), and rank 0 may hang.
+        """
+        answers: SimpleQueue[bool | RuntimeError] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self.store.check([key]))
+            except RuntimeError as error:
+                answers.put(error)
+
+        threading.Thread(target=ask, name="asks rank 0", daemon=True).start()
         try:
-            return self.store.check([key])
-        except RuntimeError as error:
-            raise RankLost(f"rank {self.rank}: rank 0 is gone or silent ({error})") from error
+            answer = answers.get(timeout=self.timeout_s)
+        except Empty:
+            limit = f"{self.timeout_s:g} s (trainer.ranks_timeout_s)"
+            answer = RuntimeError(f"no answer within {limit}")
+        if isinstance(answer, RuntimeError):
+            raise RankLost(f"rank {self.rank}: rank 0 is gone or silent ({answer})") from answer
+        return answer
 
     def _roll_call(self) -> list[int]:
         """The ranks whose connection is closed. A busy rank does not receive the probe, which is no
