@@ -94,26 +94,24 @@ def write_checkpoint(
     step: int,
     term: int,
     tensors: Tensors,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
     shard_bytes: int = SHARD_BYTES,
     hashes: Mapping[str, str] | None = None,
-    *,
-    completes: bool = True,
 ) -> CheckpointId:
     """Create the complete checkpoint; idempotent for the same content. Tensors whose hashes are
-    given are not hashed again. A process that only holds a part of distributed tensors does not
-    complete it: it writes (1) alone.
+    given are not hashed again.
 
-    (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
+    (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Where it is None,
+    only (1) is written: by a process that holds a part of distributed tensors. Raises `Fenced`
     if a trainer of a higher term has taken the weights' pointer before (3).
     """
     from rollstream.storage.weights.shards import has_parts, write_shards
 
     wanted = CheckpointId(term, step)
-    text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     files = write_shards(store, wanted.folder, "state", tensors, shard_bytes, hashes or {})  # 1
-    if not completes:
+    if state is None:
         return wanted
+    text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     entry = FileEntry(
         STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text)
     )  # 2

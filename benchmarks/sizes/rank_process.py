@@ -87,7 +87,7 @@ class RankJobs:
         self._version += 1
 
     def _keep(self) -> None:
-        write_checkpoint(self._store, 1, 1, self._learner.state(), {}, completes=self._leads)
+        write_checkpoint(self._store, 1, 1, self._learner.state(), {} if self._leads else None)
 
     def _resume(self) -> None:
         self._learner.load_state(open_checkpoint(self._store, CheckpointId(1, 1)).tensors)

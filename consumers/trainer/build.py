@@ -260,12 +260,13 @@ def publish_step_0(
     versions: VersionWriter,
     learner: Learner,
     dtype: str,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
 ) -> None:
-    """Write version 0, then the checkpoint of step 0; a rank that does not lead writes its part."""
+    """Write version 0, then the checkpoint of step 0; a rank that does not lead writes its part and
+    has no `state`.
+    """
     versions.publish(0, learner.snapshot(dtype))
-    leads = versions.leads
-    write_checkpoint(store, 0, versions.term, learner.state(), state, completes=leads)
+    write_checkpoint(store, 0, versions.term, learner.state(), state)
 
 
 def _restore_groups(

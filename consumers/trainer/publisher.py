@@ -260,10 +260,8 @@ class StepPublisher:
             self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
-            term, leads = self._versions.term, self._versions.leads
-            write_checkpoint(  # 5
-                self._store, done.step, term, tensors, state, hashes=hashes, completes=leads
-            )
+            term, whole = self._versions.term, state if self._versions.leads else None
+            write_checkpoint(self._store, done.step, term, tensors, whole, hashes=hashes)  # 5
             self.state_buffers.release(tensors)
             if snapshot.is_lent:
                 self._lent.clear()

@@ -170,7 +170,7 @@ def build_follower(
     learner = open_learner(initial.model, plan.trainer)
     state = load_first(store, learner, start.checkpoints, ranks)
     if state is None:
-        publish_step_0(store, versions, learner, plan.weights.dtype, {})
+        publish_step_0(store, versions, learner, plan.weights.dtype, None)
     log_bus = ArchiveBackedBus(bus, store, run)
     ledger = FollowedLedger(log_bus, start.term, ranks.has_ended)
     recorded = ledger.open(Position() if state is None else state.ledger)

@@ -119,10 +119,8 @@ class Jobs:
         self.published = (manifest, tensors)
 
     def keep(self, what: str) -> None:
-        state = self.learner.state()
-        write_checkpoint(
-            self.store, int(what), 1, state, STATE | {"step": int(what)}, 8192, completes=self.leads
-        )
+        state = STATE | {"step": int(what)} if self.leads else None
+        write_checkpoint(self.store, int(what), 1, self.learner.state(), state, 8192)
 
     def resume(self, what: str) -> None:
         self.learner.load_state(open_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
