@@ -17,6 +17,7 @@ from rollstream.producers.engines.torch.streamed_weights import StreamedWrites
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.weights import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.storage.terms import ROLLOUTS, RoleTerms, hold_name, next_term
 from rollstream.storage.weights.streamed import StreamedTensors
 from rollstream.streams.records import Applied, Assignment, RolloutStatus
 from rollstream.streams.values import Sampling, Version
@@ -64,6 +65,20 @@ def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -
     assert is_patch(update)
     engine.update(update, "in_flight")
     assert run.differing(engine) == []
+
+
+def test_a_fetch_brings_back_the_name_that_dispatch_retired(run: Followed) -> None:
+    """The rollout was cut off for long; dispatch refuses a name that has no term."""
+    term = next_term(run.store, ROLLOUTS, "r")
+    run.follower.hold_name = lambda: hold_name(run.store, ROLLOUTS, "r")
+    run.publish()
+    engine = run.engine()
+    terms = RoleTerms(run.store, lambda: 0.0)
+    terms.retire(ROLLOUTS, {"r": term})
+    assert not terms.has_taken(ROLLOUTS, "r", term)
+    run.publish()
+    run.fetched(engine.version)
+    assert RoleTerms(run.store, lambda: 0.0).has_taken(ROLLOUTS, "r", term)
 
 
 def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) -> None:
