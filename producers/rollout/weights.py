@@ -189,7 +189,8 @@ class WeightsFollower:
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             self._taken = fetched.announced
-            self._given = _streamed_manifest(fetched)
+            tensors = fetched.update.tensors
+            self._given = tensors.manifest if isinstance(tensors, StreamedTensors) else None
             self._served = self._served or self._given
         return fetched
 
@@ -311,10 +312,8 @@ class WeightsFollower:
         changed yet.
         """
         if self._is_streaming is None:
-            manifest, above = (
-                read_manifest(self._store, version, manifest_hash),
-                self._streamed_above,
-            )
+            manifest = read_manifest(self._store, version, manifest_hash)
+            above = self._streamed_above
             is_large = above is not None and manifest.full_bytes > above
             self._is_streaming = is_large and not manifest.adapter
         if self._is_streaming:
@@ -378,11 +377,6 @@ def _sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     if isinstance(tensors, StreamedTensors):
         return tensors.sizes
     return {name: tensor.nbytes for name, tensor in tensors.items()}
-
-
-def _streamed_manifest(fetched: FetchedWeights) -> Manifest | None:
-    tensors = fetched.update.tensors
-    return tensors.manifest if isinstance(tensors, StreamedTensors) else None
 
 
 def compare_all_tensors(
