@@ -48,6 +48,16 @@ def test_a_plan_that_does_not_fit_says_so_and_exits_with_1(
     assert "with that change" in text
 
 
+@pytest.mark.parametrize(("gbps", "waits"), [("100", True), ("3200", False)])
+def test_a_trainer_that_waits_for_the_network_is_told_so(
+    gbps: str, waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["llama-3.1-405b", "--gpus", "1024xH200", "--network-gbps", gbps]
+    assert main(["plan", *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("training waits for the network between machines" in text) == waits
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
