@@ -17,7 +17,7 @@ GROUP = 3
 SHAPE = Shape(  # each sample is a micro-batch: no other group is in the one that fails
     4, 2, 2, checkpoint_every=2, micro_batch_tokens=1, uncomputable=f"{GROUP}.0"
 )
-RATES = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
+RATES = Rates(kill=0.04, freeze=0.02, all_at_once=0.008)
 
 
 @pytest.mark.parametrize(("seed", "kills"), [(0, 0), (1, 8), (2, 8), (3, 8)])

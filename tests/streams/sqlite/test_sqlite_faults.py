@@ -146,5 +146,5 @@ def test_urls_name_their_bus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["kafka:host", "sqlite:", "memory:", "runs/bus", ""])
 def test_an_unknown_bus_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"sqlite:FOLDER and kafka:"):
+    with pytest.raises(ConfigurationError, match=r"sqlite:FOLDER or kafka:"):
         open_bus(url)
