@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, PositionLost
 from rollstream.metric_values import MetricValues
 from rollstream.producers.tasks.base import TaskPrompt
 from rollstream.streams.bus import Bus
@@ -81,18 +81,20 @@ class PromptSource:
     next_group: int = 0
     admitted: int = -1
     admissions: TopicReader | None = None
+    has_gap: bool = False
+    """Admissions were truncated before they were read here, and none was read since."""
 
     def run(self, stop: threading.Event) -> None:
         """Publish until `stop`."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
         self.next_group = self._published(upto) + 1
-        self.admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
+        begins = from_begin(self.bus, "admissions")
+        self.admissions = TopicReader(self.bus, "admissions", begins)
+        self.has_gap = any(begin.offset for begin in begins.values())
         log.info("prompt source term %d resumes at prompt %d", self.term, self.next_group)
         while not stop.is_set():
-            for received in self.admissions.follow():
-                if isinstance(received.record, Admitted):
-                    self.admitted = max(self.admitted, received.record.group)
+            self._read_admissions(self.admissions)
             target = self.admitted + 1 + self.ahead
             if target - self.next_group > self.ahead // REFILL_PARTS:
                 prompts = [self.order.at(group) for group in range(self.next_group, target)]
@@ -110,6 +112,35 @@ class PromptSource:
 
     def readers(self) -> list[TopicReader]:
         return [] if self.admissions is None else [self.admissions]
+
+    def _read_admissions(self, reader: TopicReader) -> None:
+        """Note the newest admitted prompt.
+
+        Admissions are truncated once their groups are trained. A source that was away, or slow, for
+        so long finds none, and would wait for admissions that wait for its prompts. But dispatch
+        truncates only prompts that it admitted, all except the newest one: those before the first
+        that is left were admitted.
+        """
+        try:
+            found = reader.follow()
+        except PositionLost:
+            reader.positions = from_begin(self.bus, "admissions")
+            self.has_gap, found = True, []
+        admitted = [one.record.group for one in found if isinstance(one.record, Admitted)]
+        if admitted:
+            self.has_gap = False
+        elif self.has_gap:
+            admitted = [self._oldest_prompt() - 1]
+        self.admitted = max([self.admitted, *admitted])
+
+    def _oldest_prompt(self) -> int:
+        """Number of the first prompt in the log; 0 if there is none, or it was just truncated."""
+        reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
+        try:
+            found = reader.read_to(self.bus.end("prompts"))
+        except PositionLost:
+            return 0
+        return min((one.record.group for one in found if isinstance(one.record, Prompt)), default=0)
 
     def _published(self, upto: dict[int, int]) -> int:
         """Number of the last prompt of all earlier terms, −1 if there is none."""

@@ -193,6 +193,7 @@ class DispatchInbox:
         self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
         self._prompts: dict[int, tuple[Prompt, Address]] = {}
+        self._newest_prompt: tuple[int, Address] | None = None
         self._released: list[VoidAssignment] = []
 
     def rebuild(
@@ -285,7 +286,8 @@ class DispatchInbox:
 
     def positions(self) -> dict[str, dict[int, Position]]:
         """Positions from which a later holder continues the fold, without dispatch's own topics; of
-        `prompts` those of open groups are read again.
+        `prompts` those of open groups are read again, and the newest one stays: from it a prompt
+        source that restarts knows the next number.
         """
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
@@ -293,6 +295,7 @@ class DispatchInbox:
     def _prompts_position(self) -> dict[int, Position]:
         needed = [group.admitted.prompt for group in self._state.groups.values()]
         needed += [at for _, at in self._prompts.values()]
+        needed += [] if self._newest_prompt is None else [self._newest_prompt[1]]
         return move_back_to_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
@@ -376,6 +379,8 @@ class DispatchInbox:
 
     def _prompt(self, prompt: Prompt, at: Address) -> None:
         """Keep the prompt for admission, or attach it to an open group that a rebuild found."""
+        if self._newest_prompt is None or prompt.group > self._newest_prompt[0]:
+            self._newest_prompt = prompt.group, at
         group = self._state.groups.get(prompt.group)
         if group is not None:
             group.prompt = prompt

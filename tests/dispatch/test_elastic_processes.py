@@ -14,7 +14,14 @@ import pytest
 
 from rollstream.streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
 from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
-from testbed.run_process import assert_the_log_adds_up, read, role, started, steps_done
+from testbed.run_process import (
+    assert_the_log_adds_up,
+    read,
+    role,
+    started,
+    steps_done,
+    stop_between_writes,
+)
 from testbed.waiting import WAIT_S, wait_for
 
 STEPS = 30
@@ -153,7 +160,7 @@ def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
         standby = role(process, "dispatch-standby")
         both = [p for p in psutil.Process(process.pid).children() if "dispatch" in p.cmdline()]
         leader = next(p for p in both if (p == standby) != is_first)
-        leader.send_signal(signal.SIGSTOP)
+        stop_between_writes(leader)
         other = logs["dispatch-standby" if is_first else "dispatch"]
         wait_for(lambda: "dispatch term 2" in other.read_text(), process)
         leader.send_signal(signal.SIGCONT)
