@@ -9,7 +9,7 @@ a rollout still holds. The rule is pure (invariant 9).
 Manifests are read from a version back through its parents, only as many as are needed.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from rollstream.errors import CorruptObject, ObjectMissing
@@ -117,6 +117,22 @@ def find_fetch_paths(
             f"made: {why}; fetch another version"
         )
     return found
+
+
+def find_other_paths(
+    store: ObjectStore,
+    manifest: Manifest,
+    failed: Mapping[str, CorruptObject],
+    broken: BrokenSteps,
+    held: HeldTensors | None = None,
+) -> dict[str, FetchPath]:
+    """Paths to the tensors that failed, without the broken steps; raises the first failure if one
+    of them has none.
+    """
+    try:
+        return find_fetch_paths(store, manifest, tuple(failed), held, broken)
+    except (ObjectMissing, CorruptObject) as error:
+        raise next(iter(failed.values())) from error
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:

@@ -120,19 +120,32 @@ def _apply(
     path: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
 ) -> Changes | None:
     """Execute one step; returns the elements that it changed, None for all of the tensor."""
+    check_stored(path, step, part)
+    into = tensor_bytes(tensor)
+    if step.delta is not None:
+        return apply_tensor(step.delta.coding, step.delta.values, part, into, step.entry.dtype)
+    into[:] = part
+    return None
+
+
+def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
+    """Raise `CorruptObject` unless `part` has the hash of this step, a payload or a complete tensor
+    of the same size as the path's.
+    """
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
     if entry.bytes != path.entry.bytes or entry.dtype != path.entry.dtype:
         raise CorruptObject(f"tensor {step.name} in object {key} has another size than its child")
-    into = tensor_bytes(tensor)
     if delta is not None:
-        if content_hash(part) != delta.payload:
-            raise _differs(step.name, key)
-        return apply_tensor(delta.coding, delta.values, part, into, entry.dtype)
-    if len(part) != entry.bytes or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
-        raise _differs(step.name, key)
-    into[:] = part
-    return None
+        is_right = content_hash(part) == delta.payload
+    else:
+        is_right = len(part) == entry.bytes
+        is_right = is_right and tensor_hash(entry.dtype, entry.shape, part) == entry.hash
+    if not is_right:
+        raise CorruptObject(
+            f"tensor {step.name} in object {key} differs from its hash; fetch the version again, "
+            "and if it stays so, remove it"
+        )
 
 
 def _check(path: FetchPath, tensor: torch.Tensor) -> None:
@@ -148,10 +161,3 @@ def _check(path: FetchPath, tensor: torch.Tensor) -> None:
             f"tensor {path.name} is not that of version {last.version} after its delta was "
             "applied: its memory had changed before, or the delta was made from another base"
         )
-
-
-def _differs(name: str, key: str) -> CorruptObject:
-    return CorruptObject(
-        f"tensor {name} in object {key} differs from its hash; fetch the version again, "
-        "and if it stays so, remove it"
-    )

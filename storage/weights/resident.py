@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.errors import ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.anchors import find_fetch_paths
+from rollstream.storage.weights.anchors import find_fetch_paths, find_other_paths
 from rollstream.storage.weights.delta.coding import Changes, squash
 from rollstream.storage.weights.fetch_execution import FetchOutcome, execute_fetch
 from rollstream.storage.weights.fetch_plan import FetchPath, HeldTensors
@@ -155,23 +155,13 @@ class ResidentWeights:
             for name, error in done.failed.items():
                 log.error("version %s, tensor %s: %s", manifest.version, name, error)
                 done.changes.pop(name, None)
-            outcome = execute_fetch(store, self._retry_paths(store, manifest, done), self._memory)
+            others = find_other_paths(store, manifest, done.failed, done.broken)
+            outcome = execute_fetch(store, others, self._memory)
             done.failed, done.broken = outcome.failed, done.broken | outcome.broken
             done.fetched_bytes += outcome.fetched_bytes
         for error in done.failed.values():
             raise error
         return done
-
-    def _retry_paths(
-        self, store: ObjectStore, manifest: Manifest, done: FetchOutcome
-    ) -> dict[str, FetchPath]:
-        """Other paths to the failed tensors, only from the store; raises the first failure if there
-        are none.
-        """
-        try:
-            return find_fetch_paths(store, manifest, tuple(done.failed), broken=done.broken)
-        except (ObjectMissing, CorruptObject) as error:
-            raise next(iter(done.failed.values())) from error
 
 
 def _patch(name: str, entry: TensorEntry, changes: Changes) -> TensorPatch:

@@ -5,7 +5,7 @@ A version is applied in three steps; the served weights change only in the third
 
 1. Beside decoding, `stream_version` fetches every needed range into a file without a name and
    compares each payload and each complete tensor with its hash. Damaged bytes are fetched by
-   another way. A store that fails and a version that is withdrawn are errors of this step.
+   another path. A store that fails and a version that is withdrawn are errors of this step.
 2. Beside decoding, the engine reads all `parts` once: each is decoded from the engine's own values,
    and each tensor is compared with its hash. What has to be written goes to a second file. A tensor
    that the engine does not give back bit for bit is a `WrongBase`; it is fetched without a base
@@ -29,18 +29,23 @@ from math import prod
 import numpy as np
 import torch
 
-from rollstream.errors import CorruptObject, ObjectMissing
-from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.weights.anchors import find_fetch_paths
+from rollstream.errors import CorruptObject
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.anchors import find_fetch_paths, find_other_paths
 from rollstream.storage.weights.delta.codec import SegmentDecoder, bits_of
 from rollstream.storage.weights.delta.coding import Bits, Element, Indices, element_of
 from rollstream.storage.weights.delta.sparse import segments
-from rollstream.storage.weights.fetch_execution import FetchRequest, fetch_requests, fetched
+from rollstream.storage.weights.fetch_execution import (
+    FetchRequest,
+    check_stored,
+    fetch_requests,
+    fetched,
+)
 from rollstream.storage.weights.fetch_plan import FetchPath, FetchStep, HeldTensors
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.resident import ROUNDS_MAX
 from rollstream.storage.weights.shards import FetchRange
-from rollstream.storage.weights.tensors import tensor_hash, tensor_hasher, tensor_of
+from rollstream.storage.weights.tensors import tensor_hasher, tensor_of
 from rollstream.streams.values import Version
 
 PIECE_BYTES = 8 << 20  # of one request: two of them are in memory, the rest is in the file
@@ -83,7 +88,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
     manifest: Manifest
     base: Version | None
     fetched_bytes: int
-    _ways: Mapping[str, FetchPath]
+    _paths: Mapping[str, FetchPath]
     _data: Mapping[StepKey, memoryview]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,7 +112,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
 
     def differs(self, name: str) -> bool:
         """Whether the tensor is another one than the base's."""
-        return bool(self._way(name).steps)
+        return bool(self._path(name).steps)
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
         """The complete tensor; raises as `parts` does."""
@@ -123,16 +128,16 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         After the last part the whole was compared with its hash: raises `WrongBase` if it differs
         and `base` was read, otherwise `CorruptObject`.
         """
-        way = self._way(name)
-        first, element = way.steps[0] if way.steps else None, element_of(way.entry.dtype)
+        path = self._path(name)
+        first, element = path.steps[0] if path.steps else None, element_of(path.entry.dtype)
         is_copied = first is not None and first.delta is None
         stored = bits_of(self._payload(first), element) if first and is_copied else None
-        decoders = [self._decoder(step, element) for step in way.steps[is_copied:]]
+        decoders = [self._decoder(step, element) for step in path.steps[is_copied:]]
         is_whole = first is not None and first.is_whole
         assert is_whole or base is not None, f"{name} is stored as a delta and has no base here"
-        hasher = tensor_hasher(way.entry.dtype, way.entry.shape)
+        hasher = tensor_hasher(path.entry.dtype, path.entry.shape)
         try:
-            for at in segments(prod(way.entry.shape)):
+            for at in segments(prod(path.entry.shape)):
                 if stored is not None:
                     values = stored[at].copy() if decoders else stored[at]
                 elif is_whole or base is None:
@@ -151,7 +156,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
             if is_whole:
                 raise
             raise WrongBase((name,), self.manifest.version) from error
-        if hasher.hexdigest() == way.entry.hash:
+        if hasher.hexdigest() == path.entry.hash:
             return
         if not is_whole:
             raise WrongBase((name,), self.manifest.version)
@@ -160,8 +165,8 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
             "that it is made of was intact; fetch another version"
         )
 
-    def _way(self, name: str) -> FetchPath:
-        return self._ways[self.manifest.weights.owner(name)]
+    def _path(self, name: str) -> FetchPath:
+        return self._paths[self.manifest.weights.owner(name)]
 
     def _payload(self, step: FetchStep) -> memoryview:
         return self._data[step.key] if step.bytes else memoryview(b"")
@@ -194,23 +199,20 @@ def stream_version(
     excluded = {manifest.weights.owner(name) for name in without}
     hashes = {name: entry.hash for name, entry in known.items() if name not in excluded}
     base = HeldTensors(hashes, held.version.number if held else 0)
-    ways = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
+    paths = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
     spooled = _Spooled()
-    failed = spooled.fetch(store, ways)
+    failed = spooled.fetch(store, paths)
     for _ in range(ROUNDS_MAX - 1):
         if not failed:
             break
-        try:
-            others = find_fetch_paths(store, manifest, tuple(failed), base, spooled.broken)
-        except (ObjectMissing, CorruptObject) as lost:
-            raise next(iter(failed.values())) from lost
-        ways |= others
+        others = find_other_paths(store, manifest, failed, spooled.broken, base)
+        paths |= others
         failed = spooled.fetch(store, others)
     for error in failed.values():
         raise error
-    uses_base = any(not (way.steps and way.steps[0].is_whole) for way in ways.values())
+    uses_base = any(not (path.steps and path.steps[0].is_whole) for path in paths.values())
     version = held.version if held and uses_base else None
-    return StreamedTensors(manifest, version, spooled.bytes, ways, spooled.data)
+    return StreamedTensors(manifest, version, spooled.bytes, paths, spooled.data)
 
 
 @dataclass(slots=True)
@@ -221,11 +223,11 @@ class _Spooled:
     broken: set[StepKey] = field(default_factory=set[StepKey])
     bytes: int = 0
 
-    def fetch(self, store: ObjectStore, ways: Mapping[str, FetchPath]) -> dict[str, CorruptObject]:
-        """Fetch and verify all steps of these ways; returns the tensors with a step that does not
+    def fetch(self, store: ObjectStore, paths: Mapping[str, FetchPath]) -> dict[str, CorruptObject]:
+        """Fetch and verify all steps of these paths; returns the tensors with a step that does not
         match.
         """
-        requests = list(fetch_requests(ways))
+        requests = list(fetch_requests(paths))
         size = sum(request.range.end - request.range.start for request in requests)
         if not size:
             return {}
@@ -244,11 +246,13 @@ class _Spooled:
                 step = request.steps[name]
                 begin = at + step.start - request.range.start
                 part = spool[begin : begin + step.bytes]
-                if _matches(step, ways[name], part):
-                    self.data[step.key] = part
-                else:
+                try:
+                    check_stored(paths[name], step, part)
+                except CorruptObject as error:
                     self.broken.add(step.key)
-                    failed[name] = _differs(step)
+                    failed[name] = error
+                else:
+                    self.data[step.key] = part
             at += request.range.end - request.range.start
         return failed
 
@@ -264,19 +268,3 @@ def _write_at(file: int, data: memoryview, at: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done:], at + done)
-
-
-def _matches(step: FetchStep, way: FetchPath, part: memoryview) -> bool:
-    entry = step.entry
-    if entry.bytes != way.entry.bytes or entry.dtype != way.entry.dtype:
-        return False
-    if step.delta is not None:
-        return content_hash(part) == step.delta.payload
-    return tensor_hash(entry.dtype, entry.shape, part) == entry.hash
-
-
-def _differs(step: FetchStep) -> CorruptObject:
-    return CorruptObject(
-        f"tensor {step.name} of version {step.version} in object {step.file} differs from its "
-        "hash; fetch the version again, and if it stays so, remove it"
-    )

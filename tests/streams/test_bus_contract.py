@@ -64,7 +64,11 @@ def test_a_record_keeps_the_timestamp_that_its_entry_names(bus: Bus, clock: Hand
     for topic in ("t", "s"):
         copied = [AppendEntry(b"%d" % n, b"v", 0, at) for n, at in enumerate(given)]
         assert bus.append(topic, copied) == [0, 1, 2, 3]
-        stamps = [message.timestamp_ms for message in bus.read(topic, {0: 0})]
+        stamps: list[int] = []
+        while len(stamps) < len(given):  # brokers end a segment where times jump, and a read there
+            part = bus.read(topic, {0: len(stamps)}, wait_s=WAIT_S)
+            assert part, f"{topic}: nothing behind record {len(stamps)}"
+            stamps += [message.timestamp_ms for message in part]
         assert stamps == [given[0], given[1], 1_700_000_000_000, given[3]]
 
 
