@@ -3,21 +3,23 @@ versions side by side under `keep_version`.
 """
 
 import json
-import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
+from rollstream.config.config import fingerprint, load
+from rollstream.config.run_folder import RunFolder, store_url, write_configuration
+from rollstream.consumers.settings import DispatchSettings
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.retention import stored_versions
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
 from rollstream.streams.records import (
     Applied,
     Assignment,
@@ -25,17 +27,11 @@ from rollstream.streams.records import (
     StepDone,
     Trajectory,
 )
-from testbed.kills.aims import Aim, AimFolder
-from testbed.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    started,
-    steps_done,
-)
+from rollstream.streams.values import Version
+from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for
-from tests.support.kept_run import STEPS, made
-from tests.support.tiny_run import ROLLOUT, tiny_run
+from tests.support.kept_run import STEPS, configuration_of, made
+from tests.support.tiny_run import ROLLOUT, Died, TinyRun, tiny_run
 
 LORA = LoraSettings(rank=2, alpha=4.0)
 KEEP = ROLLOUT.model_copy(update={"on_update": "keep_version", "slots": 4})
@@ -142,42 +138,91 @@ def test_keep_version_serves_versions_side_by_side_and_never_drains(tmp_path: Pa
     assert all(len(one.held) <= 2 for one in last.values()), "an adapter stayed with no trajectory"
 
 
-# A fast machine may end the run before this rollout writes a partial: the test then fails.
-@pytest.mark.long
-def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_was_killed(
-    tmp_path: Path, model: Path
+class DiesAfterAPartial(BusWrapper):
+    """The bus of a rollout that dies right after its first partial was acknowledged."""
+
+    def __init__(self, below: Bus) -> None:
+        super().__init__(below)
+        self.died = threading.Event()
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        if self.died.is_set():
+            raise Died
+        offsets = super().append(topic, entries)
+        if topic == "partials":
+            self.died.set()
+            raise Died
+        return offsets
+
+
+def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_died(
+    tmp_path: Path, capsys
 ) -> None:
-    """A rollout stops itself behind a partial of an open trajectory, the other one feeds the
-    trainer until the next version, then the first gets `kill -9`: its trajectories are resumed
-    under the version that they began with, which the rollout that resumes them loads from the
-    store.
+    """A rollout dies behind a partial. Nothing shows it to dispatch before another rollout has fed
+    two steps and dropped the versions of the dead one; then a dispatch replaces it that does see
+    it. The dead rollout's trajectories are resumed under the version that they began with, which
+    the rollout that resumes them loads from the store.
     """
-    folder = tmp_path / "run"
-    settings = [
-        "model.lora.rank=2", "model.lora.alpha=4", "rollouts.on_update=keep_version",
-        "rollouts.partial_tokens=4", "sampling.tokens_max=110", "dispatch.max_lag=12",
-        "dispatch.heartbeat_timeout_s=300", "dispatch.keep_s=600",
-    ]  # fmt: skip
-    aims = AimFolder(tmp_path / "aims")
-    aims.aim(Aim("rollout-0", "append partials", "after", deed="STOP"))
-    with started(folder, model, settings, aims) as process:
-        wait_for(lambda: all(aims.fired()), process)
-        victim = role(process, "rollout-0")
-        until = steps_done(folder) + 1
-        wait_for(lambda: steps_done(folder) >= until, process)
-        victim.send_signal(signal.SIGKILL)
-        assert process.wait(WAIT_S) == 0
-    assert_the_log_adds_up(folder)
-    loaded = {
+    folder, two_steps = tmp_path / "run", threading.Event()
+    changed = {
+        "trainer": {"steps": 6, "groups_per_step": 2, "samples_per_group": 2},
+        "rollout": KEEP.model_copy(update={"partial_tokens": 2}),
+        "dispatch": DispatchSettings(max_lag=12, heartbeat_timeout_s=3600.0, load_bytes_per_s=1e12),
+        "tokens_max": 40,
+    }
+    with tiny_run(folder, lora=LORA, checkpoint_every=2, **changed) as run:
+        configuration = configuration_of(run)
+        run.configuration_hash = fingerprint(configuration)
+        write_configuration(RunFolder(folder), configuration)
+        dying, replaced = DiesAfterAPartial(run.bus), threading.Event()
+        run.start_prompts(1)
+        run.start_dispatch(1, replaced)
+        run.start_rollout("rollout-0", dying=dying)
+        trainer = run.build_trainer(1)
+        publish = trainer.publisher.publish
+
+        def published(snapshot) -> None:
+            publish(snapshot)
+            if snapshot.done.step == 2:
+                two_steps.set()
+
+        trainer.publisher.publish = published  # pyright: ignore[reportAttributeAccessIssue]
+        run.start_thread(lambda: trainer.run(two_steps))
+        first_trainer = run.threads[-1]
+        wait_for(dying.died.is_set)
+        run.start_rollout("rollout-1")
+        first_trainer.join(WAIT_S)
+        assert two_steps.is_set()
+        begun = held_by(run, "rollout-0")
+        wait_for(lambda: not begun & held_by(run, "rollout-1"))
+        replaced.set()
+        run.dispatch = run.dispatch.model_copy(update={"heartbeat_timeout_s": 1.0})
+        run.start_dispatch(2)
+        wait_for(lambda: any(key in finished(run) for key in loaded(run)))
+        assert run.train(2)
+        resumed = {key: version for key, version in loaded(run).items() if key in finished(run)}
+        assert all(finished(run)[key] == [version] for key, version in resumed.items())
+        assert set(resumed.values()) <= begun
+    assert main(["audit", str(folder), "--json"]) == 0
+
+
+def held_by(run: TinyRun, rollout: str) -> set[Version]:
+    """The versions that its newest status names."""
+    found = [one for one in run.records("status", RolloutStatus) if one.rollout == rollout]
+    return found[-1].held
+
+
+def loaded(run: TinyRun) -> dict[tuple[str, int], Version]:
+    """Versions that were loaded from the store to resume a trajectory."""
+    return {
         (order.trajectory, order.attempt): order.version
-        for order in read(folder, "assignments", Assignment)
+        for order in run.records("assignments", Assignment)
         if order.kind == "resume" and order.from_history
     }
-    finished = {
+
+
+def finished(run: TinyRun) -> dict[tuple[str, int], list[Version]]:
+    return {
         (one.trajectory, one.attempt): [span.version for span in one.spans]
-        for one in read(folder, "trajectories", Trajectory)
+        for one in run.records("trajectories", Trajectory)
     }
-    resumed = {key: version for key, version in loaded.items() if key in finished}
-    assert resumed
-    assert all(finished[key] == [version] for key, version in resumed.items())
-    assert main(["audit", str(folder), "--json"]) == 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -19,7 +20,7 @@ from rollstream.consumers.trainer.build import InitialModel, Provenance, Trainer
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.base import Emission, Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rewards.pool import RewardPool
@@ -60,6 +61,24 @@ DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
 TASK = TaskSettings()
 NO_LORA = LoraSettings()
+
+
+class Died(Exception):
+    """Ends a role as `kill -9` does: it writes nothing more."""
+
+
+class OneStepAPoll:
+    """An engine whose rollout looks around after each decoding step, however fast the machine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        time.sleep(deadline_s)
+        return self.engine.poll(0.0)
 
 
 @dataclass
@@ -126,8 +145,11 @@ class TinyRun:
         )  # fmt: skip
         self.start_thread(lambda: dispatch.run(stop or self.stop))
 
-    def start_rollout(self, name: str, stop: threading.Event | None = None) -> None:
-        self.start_thread(lambda: self._rollout(name, stop or self.stop))
+    def start_rollout(
+        self, name: str, stop: threading.Event | None = None, dying: Bus | None = None
+    ) -> None:
+        """With the bus of a `dying` one it decodes step by step: it has work in progress."""
+        self.start_thread(lambda: self._rollout(name, stop or self.stop, dying))
 
     def build_trainer(self, term: int) -> Trainer:
         model = self.model()
@@ -188,6 +210,8 @@ class TinyRun:
                 work()
             except Fenced:
                 self.fenced += 1  # replaced: it ends as expected
+            except Died:
+                return
             except BaseException as error:
                 self.failures.append(error)
                 raise
@@ -196,10 +220,11 @@ class TinyRun:
         thread.start()
         self.threads.append(thread)
 
-    def _rollout(self, name: str, stop: threading.Event) -> None:
+    def _rollout(self, name: str, stop: threading.Event, dying: Bus | None) -> None:
+        bus = dying or self.bus
         term = next_term(self.store, "rollouts", name)
-        orders = AssignmentQueue(self.bus, name, term)
-        follower = WeightsFollower(self.bus, self.store)
+        orders = AssignmentQueue(bus, name, term)
+        follower = WeightsFollower(bus, self.store)
         fetched = None
         while fetched is None and not stop.wait(0.01):
             follower.read()
@@ -222,9 +247,9 @@ class TinyRun:
         rewards = RewardPool(self.task)
         status_s = self.rollout.status_s
         voice = RolloutPublisher(
-            self.bus, SynchronousSender(self.bus), name, term, self.rollout,
+            bus, SynchronousSender(bus), name, term, self.rollout,
             StatusSchedule(status_s),
-            heartbeat=Heartbeat(self.bus, status_s),
+            heartbeat=Heartbeat(bus, status_s),
         )  # fmt: skip
         voice.applied(compare_all_tensors(fetched, engine.read_back, time.perf_counter()))
         judging = EndedTurns(
@@ -236,7 +261,8 @@ class TinyRun:
             context_max=self.rollout.context_max,
         )
         try:
-            RolloutLoop(self.rollout, engine, follower, orders, judging, voice).run(stop)
+            served: Any = OneStepAPoll(engine) if dying else engine
+            RolloutLoop(self.rollout, served, follower, orders, judging, voice).run(stop)
         finally:
             rewards.close()
 
