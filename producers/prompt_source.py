@@ -88,7 +88,7 @@ class PromptSource:
         """Publish until `stop`."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
-        self.next_group = self._published(upto) + 1
+        self.next_group = max(self._published(upto), default=-1) + 1
         begins = from_begin(self.bus, "admissions")
         self.admissions = TopicReader(self.bus, "admissions", begins)
         self.has_gap = any(begin.offset for begin in begins.values())
@@ -130,23 +130,15 @@ class PromptSource:
         if admitted:
             self.has_gap = False
         elif self.has_gap:
-            admitted = [self._oldest_prompt() - 1]
+            try:
+                oldest = min(self._published(self.bus.end("prompts")), default=0)
+            except PositionLost:  # truncated just now: the next look finds the new begin
+                return
+            admitted = [oldest - 1]
         self.admitted = max([self.admitted, *admitted])
 
-    def _oldest_prompt(self) -> int:
-        """Number of the first prompt in the log; 0 if there is none, or it was just truncated."""
+    def _published(self, upto: dict[int, int]) -> list[int]:
+        """Numbers of the prompts of all terms that are still in the log."""
         reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
-        try:
-            found = reader.read_to(self.bus.end("prompts"))
-        except PositionLost:
-            return 0
-        return min((one.record.group for one in found if isinstance(one.record, Prompt)), default=0)
-
-    def _published(self, upto: dict[int, int]) -> int:
-        """Number of the last prompt of all earlier terms, −1 if there is none."""
-        reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
-        last = -1
-        for received in reader.read_to(upto):
-            if isinstance(received.record, Prompt):
-                last = max(last, received.record.group)
-        return last
+        found = [received.record for received in reader.read_to(upto)]
+        return [prompt.group for prompt in found if isinstance(prompt, Prompt)]

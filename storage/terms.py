@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
@@ -76,6 +77,9 @@ class TermGeneration:
     generation: int
 
 
+RecordType = TypeVar("RecordType", RoleRecord, NameRecord, TermGeneration)
+
+
 def restarts_of(term: int) -> int:
     """The number of restarts of a name with this term, since its object was created."""
     return (term - 1) % STARTS
@@ -85,14 +89,22 @@ def role_key(role: str) -> str:
     return f"roles/{role}.json"
 
 
+def _name_key(role: str, name: str) -> str:
+    return f"roles/{role}/{name}.json"
+
+
 def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
     """The role's record and the etag to swap it by; None if the role was never held."""
-    key = role_key(role)
+    return _read(store, role_key(role), RoleRecord)
+
+
+def _read(store: ObjectStore, key: str, kind: type[RecordType]) -> tuple[RecordType, str] | None:
+    """The record and the etag to swap it by; None without an object."""
     try:
         data, etag = store.read(key)
     except ObjectMissing:
         return None
-    return decode_json(data, RoleRecord, key), etag
+    return decode_json(data, kind, key), etag
 
 
 def next_term(
@@ -106,11 +118,11 @@ def next_term(
 
     If the caller dies after the swap, a number is skipped.
     """
-    key, is_late = f"roles/{role}/{name}.json", False
+    key, is_late = _name_key(role, name), False
     for lost in range(SWAPS_MAX):
-        held = _read_name(store, key)
+        held = _read(store, key, NameRecord)
         generation = 0 if held and not is_late else _next_generation(store, role)
-        term = generation * STARTS + 1 if is_late or held is None else held[0] + 1
+        term = generation * STARTS + 1 if is_late or held is None else held[0].term + 1
         wanted = encode_json(NameRecord(role, name, term))
         try:
             if held:
@@ -120,7 +132,7 @@ def next_term(
         except (SwapLost, ObjectExists):
             sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
             continue
-        if generation or held or _read_generation(store, role) is None:
+        if generation or held or _read(store, _generation_key(role), TermGeneration) is None:
             return term
         is_late = True  # objects were deleted since the counter was missing, perhaps this one
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
@@ -134,15 +146,6 @@ def hold_name(store: ObjectStore, role: str, name: str) -> None:
         next_term(store, role, name)
 
 
-def _read_name(store: ObjectStore, key: str) -> tuple[int, str] | None:
-    """The name's term and the etag to swap it by; None without an object."""
-    try:
-        data, etag = store.read(key)
-    except ObjectMissing:
-        return None
-    return decode_json(data, NameRecord, key).term, etag
-
-
 def _generation_key(role: str) -> str:
     return f"roles/{role}/generation"  # no name has this key: theirs end with .json
 
@@ -154,38 +157,26 @@ def is_generation(key: str) -> bool:
     return key.startswith("roles/") and key.endswith("/generation")
 
 
-def _read_generation(store: ObjectStore, role: str) -> tuple[int, str] | None:
-    key = _generation_key(role)
-    try:
-        data, etag = store.read(key)
-    except ObjectMissing:
-        return None
-    return decode_json(data, TermGeneration, key).generation, etag
-
-
 def _next_generation(store: ObjectStore, role: str) -> int:
     """A generation that no object of the role was created in; 0 while none was ever deleted."""
+    key = _generation_key(role)
     for _ in range(SWAPS_MAX):
-        held = _read_generation(store, role)
+        held = _read(store, key, TermGeneration)
         if held is None:
             return 0
+        new = TermGeneration(role, held[0].generation + 1)
         try:
-            store.swap(
-                _generation_key(role), encode_json(TermGeneration(role, held[0] + 1)), held[1]
-            )
+            store.swap(key, encode_json(new), held[1])
         except SwapLost:
             continue
-        return held[0] + 1
-    raise StoreError(f"{_generation_key(role)}: lost {SWAPS_MAX} swaps in a row")
+        return new.generation
+    raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row")
 
 
 def newest_term(store: ObjectStore, role: str, name: str) -> int:
     """The newest term of this name; 0 before the first."""
-    key = f"roles/{role}/{name}.json"
-    try:
-        return decode_json(store.get(key), NameRecord, key).term
-    except ObjectMissing:
-        return 0
+    found = _read(store, _name_key(role, name), NameRecord)
+    return 0 if found is None else found[0].term
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
@@ -227,7 +218,7 @@ class RoleTerms:
         with suppress(ObjectExists):
             self.store.create(_generation_key(role), encode_json(TermGeneration(role, 0)))
         dead = [n for n, term in terms.items() if newest_term(self.store, role, n) == term]
-        self.store.delete_all([f"roles/{role}/{name}.json" for name in dead])
+        self.store.delete_all([_name_key(role, name) for name in dead])
         for name in dead:
             self._highest.pop((role, name), None)
             self._looked_s.pop((role, name), None)

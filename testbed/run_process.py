@@ -3,7 +3,6 @@ over every bus and store, since the run's own configuration names them. Import i
 `testbed.run_process` everywhere.
 """
 
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -25,7 +24,7 @@ from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
 from testbed.kills.aims import AimFolder
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -136,24 +135,6 @@ def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
         if name in child.cmdline():
             return child
     raise AssertionError(f"no process of {name}")
-
-
-def stop_between_writes(process: psutil.Process) -> None:
-    """Stop the process (SIGSTOP) while it holds no lock of the log (SQLite) or the store (files):
-    one that is stopped within a write holds up all writers of its run until it continues.
-    """
-
-    def is_between() -> bool:
-        process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
-        fields = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        # number, kind, mode, READ or WRITE, process; a lock that is waited for has "->" second
-        if not any(one[3:5] == ["WRITE", str(process.pid)] for one in fields):
-            return True
-        process.send_signal(signal.SIGCONT)
-        return False
-
-    wait_for(is_between)
 
 
 def role_restarted(process: subprocess.Popen[bytes], name: str, before: int) -> bool:

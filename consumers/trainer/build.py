@@ -14,7 +14,7 @@ trajectories.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -213,11 +213,8 @@ def load_first(
     tensor: the same one at all `ranks`. None when there is none.
     """
 
-    def together() -> AbstractContextManager[None]:
-        return nullcontext() if ranks is None else ranks.together()
-
     def restore(wanted: CheckpointId) -> Checkpoint:
-        with together():
+        with nullcontext() if ranks is None else ranks.together():
             found = open_checkpoint(store, wanted)
         learner.load_state(found.tensors)
         return found

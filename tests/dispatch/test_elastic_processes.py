@@ -9,10 +9,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rollstream.streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
+from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
 from testbed.run_process import (
     assert_the_log_adds_up,
@@ -20,7 +20,6 @@ from testbed.run_process import (
     role,
     started,
     steps_done,
-    stop_between_writes,
 )
 from testbed.waiting import WAIT_S, wait_for
 
@@ -152,17 +151,16 @@ def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
     """
     folder = tmp_path / "run"
     more = [*MANY, "trainer.steps=120", "dispatch.standby=true", "dispatch.lease_s=1"]
-    with started(folder, model, more) as process:
+    aims = AimFolder(tmp_path / "aims")
+    with started(folder, model, more, aims) as process:
         wait_for(lambda: read(folder, "ledger", StepDone) != [], process)
         logs = {name: folder / "logs" / f"{name}.log" for name in ("dispatch", "dispatch-standby")}
-        # Whichever was faster holds the lease; both command lines name the role.
-        is_first = "dispatch term 1" in logs["dispatch"].read_text()
-        standby = role(process, "dispatch-standby")
-        both = [p for p in psutil.Process(process.pid).children() if "dispatch" in p.cmdline()]
-        leader = next(p for p in both if (p == standby) != is_first)
-        stop_between_writes(leader)
-        other = logs["dispatch-standby" if is_first else "dispatch"]
-        wait_for(lambda: "dispatch term 2" in other.read_text(), process)
-        leader.send_signal(signal.SIGCONT)
+        # Whichever was faster holds the lease.
+        leader, other = sorted(logs, key=lambda name: "term 1" not in logs[name].read_text())
+        aims.aim(Aim(leader, "append assignments", "after", nth=0, deed="STOP"))
+        wait_for(lambda: all(aims.fired()), process)
+        stopped = role(process, leader)
+        wait_for(lambda: "dispatch term 2" in logs[other].read_text(), process)
+        stopped.send_signal(signal.SIGCONT)
         assert process.wait(WAIT_S) == 0
     assert_the_log_adds_up(folder, 120)

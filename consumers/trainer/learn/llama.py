@@ -70,6 +70,10 @@ class PackedDecoder:
         self._kv_heads: int = config.num_key_value_heads
         self._head_size: int = model.model.layers[0].self_attn.head_dim
         self._eps: float = config.rms_norm_eps
+        self._parameters = [
+            [p for name, p in self._named.items() if name.startswith(f"model.layers.{number}.")]
+            for number in range(self._layers)
+        ]
         self._rope = model.model.rotary_emb
         tied = "lm_head.weight" not in self._named
         self._head = "model.embed_tokens.weight" if tied else "lm_head.weight"
@@ -82,9 +86,7 @@ class PackedDecoder:
         for number in range(self._layers):
             layer = partial(self._layer, number, rotations, rows)
             if self._recomputes and torch.is_grad_enabled():
-                at = f"model.layers.{number}."
-                own = [tensor for name, tensor in named.items() if name.startswith(at)]
-                x = recompute(layer, x, own)
+                x = recompute(layer, x, self._parameters[number])
             else:
                 x = layer(x)
         hidden = normalise(x, self._eps)
