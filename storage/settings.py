@@ -128,9 +128,9 @@ class RelaySettings(Settings):
     bucket.
     """
     push_bytes_max: int = Field(default=1 << 30, ge=0)
-    """Most bytes of objects that the trainer holds for the push, and as many for background
-    uploads. An object that does not fit is not pushed and comes from the bucket. 0: nothing is
-    pushed.
+    """Most bytes of objects that each process of the trainer holds for the push, and as many for
+    background uploads. An object that does not fit is not pushed and comes from the bucket. 0:
+    nothing is pushed.
     """
 
 

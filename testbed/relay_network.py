@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollstream.storage.relay.client import BandwidthLimiter
+from rollstream.storage.relay.client import BandwidthLimiter, token_header
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
@@ -60,7 +60,7 @@ class RelayProcess:
         host = self.url.removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=10)
         try:
-            connection.request("GET", "/status")
+            connection.request("GET", "/status", headers=token_header())
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()

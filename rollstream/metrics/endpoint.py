@@ -95,6 +95,13 @@ class ProcessMetrics:
         if readers is not None:
             self.readers.append(readers)
 
+    def turn_by(self, stop: threading.Event) -> TimedStopEvent:
+        """The event that the role's loop polls from now on, set with `stop`: of a loop that ends by
+        something else than its process's stop event.
+        """
+        self.stop = TimedStopEvent(stop, self._clock)
+        return self.stop
+
     def turn_age_s(self) -> float:
         """Returns the seconds since the last iteration of the role's loop."""
         return max(0.0, self._clock() - self.stop.turned_s)

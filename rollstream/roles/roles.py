@@ -225,7 +225,9 @@ def with_relay_reads(place: RoleContext) -> RoleContext:
 
 
 def with_relay_push(place: RoleContext) -> RoleContext:
-    """The context with a store that also pushes new versions to the relay chain."""
+    """The context with a store that also pushes what this process writes of new versions to the
+    relay chain.
+    """
     settings = place.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
         return place
@@ -234,7 +236,7 @@ def with_relay_push(place: RoleContext) -> RoleContext:
         BandwidthLimiter(settings.send_bytes_per_s),
     )
     store = PushingStore(place.store, directory, settings.push_bytes_max, pace)
-    place.watch.offer(store.metric_values)
+    place.watch.beside.append(store.metric_values)
     return replace(place, store=store)
 
 

@@ -140,8 +140,12 @@ def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
     c = place.configuration
     set_torch_threads(threads_per_rank(c.trainer))
     plan, initial = trainer_plan(place), initial_model(place, ranks)
-    loop = build_follower(place.bus, place.store, plan, initial, c.run)
-    return loop is not None and loop.follow()
+    store = with_relay_push(place).store
+    loop = build_follower(place.bus, store, plan, initial, c.run, place.stop.is_set)
+    if loop is None:
+        return False
+    place.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
+    return loop.run(place.watch.turn_by(loop.ended))
 
 
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")

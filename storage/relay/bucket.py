@@ -37,19 +37,24 @@ class BucketReader:
         self._delay_s: dict[str, float] = {}
         self._bases_of: Version | None = None
 
-    def fetch_newest(self, stop: threading.Event) -> bool:
+    def fetch_newest(
+        self, stop: threading.Event, is_pushed: Callable[[Version], bool] = lambda _: False
+    ) -> bool:
         """Read the missing objects of the newest announced version and of partially held versions,
-        then the bases of its deltas. Returns whether anything was read.
+        then the bases of its deltas, without the versions that `is_pushed` excludes. Returns
+        whether anything was read.
         """
         announced = self._cache.announced()
         if not announced:
             return False
         newest = max(announced)
-        read = self._manifest(newest, announced[newest])
-        wanted = {newest} | {v for v in announced if self._cache.manifest(v) is not None}
-        for version in sorted(wanted, reverse=True):
+        may_read = not is_pushed(newest)
+        read = may_read and self._manifest(newest, announced[newest])
+        held = (v for v in announced if self._cache.manifest(v) is not None and not is_pushed(v))
+        for version in sorted(held, reverse=True):
             read |= self.fetch(self._cache.missing(version), stop)
-        if not read and self._bases_of != newest and not self._cache.missing(newest):
+        is_whole = may_read and not read and not self._cache.missing(newest)
+        if is_whole and self._bases_of != newest:
             self._bases_of = newest
             read = self._bases(newest, stop)
         return read

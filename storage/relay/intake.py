@@ -1,9 +1,12 @@
 """Fills a relay's cache: chooses, turn by turn, whether objects come from the relay before this one
 or from the bucket.
 
-The head waits while the trainer pushes, and reads the bucket otherwise. Other relays wait for their
-neighbour. Objects that the neighbour sent wrong come from the bucket, and so does an announced
-version that the neighbour does not bring within `patience_s`.
+The head reads a version from the bucket once no push of it or of an older version has brought bytes
+for `GRACE_S`. A trainer's process pushes its objects in order, so an older version may still stand
+before this one; pushes of newer versions do not count, so a process whose push failed delays no
+version for as long as others push. Other relays wait for their neighbour. Objects that the
+neighbour sent wrong come from the bucket, and so does an announced version that the neighbour does
+not bring within `patience_s`.
 
 Objects are received from the neighbour while it receives them itself. Received bytes stay when that
 relay dies: the next source continues at that byte. A silence does not mean death, because the
@@ -208,7 +211,7 @@ class RelayIntake:
         directory: RelayDirectory,
         term: int,
         patience_s: float,
-        pushed_s: Callable[[], float],
+        pushed_s: Callable[[Version], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache, self._bucket, self._directory, self._term = cache, bucket, directory, term
@@ -245,10 +248,20 @@ class RelayIntake:
 
     def _fetch_as_head(self, stop: threading.Event) -> bool:
         self._neighbour.disconnect()
-        if self._clock() - max(self._pushed_s(), self._head_since_s) < GRACE_S:
+        if self._clock() - self._head_since_s < GRACE_S:
             return False
-        unfinished = [held.offer for held in self._cache.objects() if not held.verified]
-        return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
+        unfinished = [
+            held.offer
+            for held in self._cache.objects()
+            if not held.verified and not self._is_pushed(version_of(held.key))
+        ]
+        read = self._bucket.fetch_newest(stop, self._is_pushed)
+        return read | self._bucket.fetch(unfinished, stop)
+
+    def _is_pushed(self, version: Version | None) -> bool:
+        """Whether a push may still bring objects of this version."""
+        assert version is not None, "a cache holds objects of versions only"
+        return self._clock() - self._pushed_s(version) < GRACE_S
 
     def _fetch_as_member(self, upstream: ChainMember, stop: threading.Event) -> bool:
         received = self._neighbour.receive_next(upstream, stop)

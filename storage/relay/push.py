@@ -6,11 +6,12 @@ head gets the rest of the object.
 
 `PushingStore` uploads the objects of a version in the background, so a slow store does not delay
 the push of the next object. Creating the manifest waits for all of them, so the manifest is still
-the last object (invariant 6). The push guarantees nothing. Relays believe a version by its
-announcement, verify it against the announced manifest, and read missing objects from the bucket. A
-push that does not fit, fails, or finds no relay is given up; the trainer never waits for one. A
-relay may hold a version before `latest.json` moves to it. Rollouts act on announcements only, which
-come later, so no trajectory has a version that was not believed.
+the last object (invariant 6); of several ranks each pushes what it writes, and `settle` is the wait
+of those that create no manifest (`trainer/sharded/rank_writing.py`). The push guarantees nothing.
+Relays believe a version by its announcement, verify it against the announced manifest, and read
+missing objects from the bucket. A push that does not fit, fails, or finds no relay is given up; the
+trainer never waits for one. A relay may hold a version before `latest.json` moves to it. Rollouts
+act on announcements only, which come later, so no trajectory has a version that was not believed.
 """
 
 import logging
@@ -106,6 +107,8 @@ class ChainPush:
                 return status == 201
             self._disconnect()
             log.warning("relay %s: status %d for %s", head.name, status, key)
+            if status == 401:  # this process has another secret, which no repetition mends
+                return False
         return False
 
     def _send(self, connection: RelayConnection, key: str, data: bytes, digest: str) -> int:
@@ -113,6 +116,8 @@ class ChainPush:
         Returns the status.
         """
         status, headers = connection.request("HEAD", f"/{key}")
+        if status == 401:
+            return status
         start = int(headers.get("x-received", "0")) if status == 200 else 0
         if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
             return 201
@@ -160,7 +165,7 @@ class PushingStore:
 
     `create` of a version's object returns before the object is stored; reading, listing and
     deleting wait for it. An upload error, including different content under the key, is raised by
-    `create` of the manifest, which is then not stored.
+    `create` of the manifest, which is then not stored, or by `settle`.
     """
 
     def __init__(
@@ -218,6 +223,15 @@ class PushingStore:
     def delete_all(self, keys: Iterable[str]) -> None:
         self._wait()
         self._store.delete_all(keys)
+
+    def settle(self) -> None:
+        """Return once every object that was created so far is stored; raises the first upload
+        error. Does not wait for pushes.
+        """
+        with self._lock:
+            versions = sorted(self._uploads)
+        for version in versions:
+            self._complete(version)
 
     def metric_values(self) -> MetricValues:
         return self._push.metric_values()

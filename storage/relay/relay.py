@@ -68,7 +68,7 @@ class Relay:
             self.directory,
             self.term,
             settings.patience_s,
-            lambda: self.server.pushed_s,
+            lambda version: self.server.pushed_s(version),
         )
         self._published: tuple[object, ...] = ()
         self._published_s = float("-inf")

@@ -16,9 +16,11 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -38,7 +40,9 @@ from rollstream.storage.relay.object import (
     parse_push_range,
     parse_range,
     parse_wait,
+    version_of,
 )
+from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ LINGER_BYTES = 1 << 20  # per read
 LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
 STALL_S = 60.0  # without a new byte, the transfer ends
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there
+PUSHED_MAX = 64  # versions: a client can name any before the first one is announced
 
 
 class RelayResponder(HttpResponder):
@@ -129,7 +134,8 @@ class RelayResponder(HttpResponder):
 
     def do_PUT(self) -> None:
         with self.error_responses():
-            receive_push(self, self.server.cache, parse_key(self.path), self.server.note_push)
+            key = parse_key(self.path)
+            receive_push(self, self.server.cache, key, partial(self.server.note_push, key))
 
     def _json(self, value: Any) -> None:
         self.content(200, "application/json", msgspec.json.encode(value))
@@ -262,13 +268,26 @@ class RelayServer(BoundedServer):
         """With a `token`, requests without it get 401."""
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
-        self.pushed_s = float("-inf")
-        """When the last byte of a push arrived (monotonic)."""
+        self._pushed_s: dict[Version, float] = {}
+        self._pushes = threading.Lock()
         super().__init__(address, RelayResponder, "relay-serve", connections_max)
 
-    def note_push(self) -> None:
-        """Note that bytes of a push arrived."""
-        self.pushed_s = time.monotonic()
+    def note_push(self, key: str) -> None:
+        """Note that bytes of a push of this object arrived."""
+        version = version_of(key)
+        with self._pushes:
+            if version is not None:
+                self._pushed_s[version] = time.monotonic()
+            while len(self._pushed_s) > PUSHED_MAX:
+                del self._pushed_s[min(self._pushed_s, key=lambda v: self._pushed_s[v])]
+
+    def pushed_s(self, version: Version) -> float:
+        """When the last byte of a push of this version or an older one arrived (monotonic);
+        minus infinity if none did.
+        """
+        with self._pushes:
+            times = (at for pushed, at in self._pushed_s.items() if pushed <= version)
+            return max(times, default=float("-inf"))
 
     def is_allowed(self, authorization: str) -> bool:
         """Whether a request with this header is served; takes the same time for every header."""

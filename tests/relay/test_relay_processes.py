@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.storage.relay.client import RelayConnection
+from rollstream.storage.relay.client import BandwidthLimiter, RelayConnection
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.manifest import manifest_key, version_folder
 from rollstream.streams.records import RelayStatus
@@ -150,6 +150,26 @@ def test_a_push_that_never_ends_does_not_hold_up_what_is_whole(net: RelayNet) ->
         (late,) = net.start("late")
         assert_whole(late, version, content)
         assert late.figure("bucket_bytes_total") == 0
+
+
+def test_a_push_that_failed_comes_from_the_bucket_while_newer_versions_are_pushed(
+    net: RelayNet,
+) -> None:
+    """As when one of several ranks cannot push, and the others do all the time."""
+    (relay,) = net.start("a")
+    content = files()
+    manifest = net.write(1, content)
+    with RelayConnection(relay.url) as whole, RelayConnection(relay.url) as newer:
+        data = encode_json(manifest)
+        sizes = {"Content-Length": str(len(data)), "X-Content-Hash": manifest.hash}
+        whole.send_head("PUT", f"/{manifest_key(V1)}", sizes)
+        whole.send_body(data, BandwidthLimiter())
+        assert whole.read_head(WAIT_S)[0] == 201
+        net.announce(manifest)
+        size = {"Content-Length": str(MIB), "X-Content-Hash": "0" * 32, "Expect": "100-continue"}
+        assert newer.request("PUT", f"/{version_folder(Version(2, 1))}/model", size)[0] == 100
+        wait_for(lambda: newer.send_body(b"more", BandwidthLimiter()) and relay.has(V1))
+    assert_whole(relay, V1, content)
 
 
 def test_a_restarted_relay_stands_at_the_end_with_its_next_term(net: RelayNet) -> None:

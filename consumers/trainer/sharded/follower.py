@@ -47,6 +47,7 @@ from rollstream.consumers.trainer.publisher import StepPublisher
 from rollstream.consumers.trainer.sharded.ranks import TermStart
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, Fenced, PositionLost
+from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
@@ -76,7 +77,7 @@ class FollowedLedger:
         """The records behind a checkpoint up to this term's `Configured`, once that is there.
         Raises `Fenced` if a higher term has begun.
         """
-        self._reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
+        self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         self._recorded = recorded = LedgerTail(since=position)
         while not self._is_configured:
             self.read(IDLE_S)
@@ -94,11 +95,11 @@ class FollowedLedger:
 
     def _poll(self, wait_s: float) -> list[Received]:
         try:
-            return self._reader.follow(wait_s)
+            return self.reader.follow(wait_s)
         except PositionLost:  # truncated meanwhile
             if not self._is_configured:
                 raise
-            self._reader.positions = from_begin(self._bus, "ledger")
+            self.reader.positions = from_begin(self._bus, "ledger")
             return []
 
     def _apply(self, record: Record) -> None:
@@ -139,11 +140,16 @@ class TakeFollower(TakeRepeater):
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """The loop of a rank that follows."""
+    """The loop of a rank that follows; to be run until `ended`."""
 
-    def follow(self) -> bool:
-        """Train until the last step, or until rank 0 has stopped; True when the run is complete."""
-        return self.run(self.take_feeder.ledger.ended)
+    @property
+    def ended(self) -> threading.Event:
+        """Set once rank 0 has ended and what it appended is read."""
+        return self.take_feeder.ledger.ended
+
+    def metric_values(self) -> MetricValues:
+        """Rank 0 has the metrics of the trainer; a rank that follows, only how far it is."""
+        return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
         """Nothing: rank 0 writes the state of a checkpoint."""
@@ -151,14 +157,20 @@ class FollowerLoop(StepLoop[TakeFollower]):
 
 
 def build_follower(
-    bus: Bus, store: ObjectStore, plan: TrainerPlan, initial: InitialModel, run: str
+    bus: Bus,
+    store: ObjectStore,
+    plan: TrainerPlan,
+    initial: InitialModel,
+    run: str,
+    turned: Callable[[], object],
 ) -> FollowerLoop | None:
     """Returns the loop that follows rank 0 from its newest checkpoint, once rank 0 holds its term;
-    None if it ended before. The steps are those of `build_trainer`, without what rank 0 alone does.
+    None if it ended before. `turned` is called again and again during that wait. The steps are
+    those of `build_trainer`, without what rank 0 alone does.
     """
     ranks = initial.ranks
     assert ranks is not None, "one process has no rank to follow"
-    start = ranks.await_start()
+    start = ranks.await_start(turned)
     if start is None:
         return None
     check_start(start, plan, initial, ranks.rank)

@@ -4,6 +4,19 @@ holds, and learns what the others have written.
 Every rank publishes the same steps in the same order in a thread of its own (`publisher.py`), so
 that all of them train meanwhile, and calls the methods below in the same order: each is a
 collective of these threads. Rank 0 then completes the version with the manifest of all parts.
+
+With relays every rank pushes its own parts to the chain while it uploads them. Order of a version:
+
+1. Every rank hands its files to its push and its uploads (`PushingStore.create`), without waiting.
+2. Every rank waits until its uploads are stored; then it joins the gather of what was written.
+3. Rank 0 pushes and stores the manifest, moves the pointer, and announces the version.
+
+Until the manifest arrives a relay offers nothing of the version; then it offers each part that the
+manifest names and counts the version as complete once all of them are here. Pushes are not waited
+for: one may end between 1 and 2, or after 3, or never, and those of the ranks in any order. A part
+that does not come is in the store (2) before any relay can know that it is missing (3), and the
+head of the chain reads it there (`storage/relay/intake.py`). An upload that fails in 2 fails at all
+ranks, so 3 does not happen and no rollout acts on what was pushed.
 """
 
 import logging
@@ -15,6 +28,7 @@ from torch import Tensor
 
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.errors import StoreError
+from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
 from rollstream.storage.weights.publish import (
@@ -65,6 +79,22 @@ def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[An
     return [msgspec.msgpack.decode(one, type=type_) for _, one in found]
 
 
+def gather_written(
+    store: ObjectStore, write: Callable[[], Any], type_: Any, ranks: Ranks
+) -> list[Any]:
+    """`gather_results` of a `write` to the store: at its return all objects of all ranks are
+    stored.
+    """
+
+    def write_through() -> Any:
+        written = write()
+        if isinstance(store, PushingStore):
+            store.settle()
+        return written
+
+    return gather_results(write_through, type_, ranks)
+
+
 class RankTensors(DistributedTensors):
     """A copy of the model's tensors, of which every rank holds a part, this one `mine`."""
 
@@ -76,7 +106,8 @@ class RankTensors(DistributedTensors):
     ) -> TensorFiles:
         own = rank_stem(stem, self._ranks.rank)
         return merge_files(
-            gather_results(
+            gather_written(
+                store,
                 lambda: write_shards(store, folder, own, self.mine, shard_bytes),
                 TensorFiles,
                 self._ranks,
@@ -111,7 +142,10 @@ class _RankDifferences(DistributedDifferences):
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
         own, mine = rank_stem(DELTA_STEM, self._ranks.rank), self._encoded.pop()
-        found = gather_results(
-            lambda: write_delta(store, folder, mine, parent, shard_bytes, own), Delta, self._ranks
+        found = gather_written(
+            store,
+            lambda: write_delta(store, folder, mine, parent, shard_bytes, own),
+            Delta,
+            self._ranks,
         )
         return merge_delta(found, parent)

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,13 +112,14 @@ class Ranks:
         start = TermStart(term, model, settings, tuple(checkpoints))
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
-    def await_start(self) -> TermStart | None:
+    def await_start(self, turned: Callable[[], object]) -> TermStart | None:
         """What the term begins from, once rank 0 holds it, however long that takes; None if rank 0
-        ended before. `RankLost` if it is gone.
+        ended before. `turned` is called at each look. `RankLost` if rank 0 is gone.
         """
         while not self._is_set(START_KEY):
             if self.has_ended():
                 return None
+            turned()
             time.sleep(PAUSE_S)
         return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
 

@@ -6,7 +6,8 @@ Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta whe
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from the newest that can
 be read; `idle:S` waits for S seconds; `tell:` writes rank 0's results to FOLDER/result.json, as the
 end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at the other ranks until rank
-0 ends. `model=NAME` is another model than `MODEL`, `store=NAME` the store of the other ranks.
+0 ends. `model=NAME` is another model than `MODEL`, `store=NAME` the store of the other ranks,
+`relays=BUS` the log of the relays that every rank pushes to.
 """
 
 import json
@@ -35,11 +36,14 @@ from rollstream.storage.checkpoints import (
     write_checkpoint,
 )
 from rollstream.storage.models import load_empty_model
+from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.tensors import Tensors
+from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Position
 from rollstream.streams.values import Version
 from tests.trainer.learning_reference import build, sample, settings
@@ -92,6 +96,9 @@ class Jobs:
         self.folder, self.ranks, self.leads = folder, ranks, ranks.rank == 0
         store = "store" if self.leads else names.get("store", "store")
         self.store: ObjectStore = open_store(f"file:{folder / store}")
+        if "relays" in names:
+            directory = RelayDirectory(open_bus(names["relays"]), 5.0)
+            self.store = PushingStore(self.store, directory, 1 << 30)
         shared = ShardedModel(starting(folder, names.get("model", MODEL)), ranks)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,21 @@ from typing import Any
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
+NO_ENVIRONMENTS: Mapping[int, Mapping[str, str]] = {}
+
 
 @contextmanager
 def ranks(
-    folder: Path, size: int, jobs: Sequence[str], timeout_s: float = 120.0, **changed: object
+    folder: Path,
+    size: int,
+    jobs: Sequence[str],
+    timeout_s: float = 120.0,
+    environments: Mapping[int, Mapping[str, str]] = NO_ENVIRONMENTS,
+    **changed: object,
 ) -> Generator[list[subprocess.Popen[bytes]]]:
-    """The processes, rank 0 first, each writing to FOLDER/rank-N.log; none is left afterwards."""
+    """The processes, rank 0 first, each writing to FOLDER/rank-N.log; none is left afterwards.
+    `environments` holds variables of single ranks.
+    """
     folder.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
     port = str(_free_port())
@@ -29,7 +38,7 @@ def ranks(
             environment = {
                 **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environments.get(rank, {}),
             }  # fmt: skip
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=log))
