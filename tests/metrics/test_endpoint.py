@@ -179,3 +179,19 @@ def test_a_process_is_given_its_port_by_the_environment(caplog):
     assert metrics_port(configuration, {"ROLLSTREAM_METRICS_PORT": "9500"}) == 9500
     assert metrics_port(configuration, {"ROLLSTREAM_METRICS_PORT": "99999"}) == 9464
     assert "ROLLSTREAM_METRICS_PORT='99999' is not a port" in caplog.text
+
+
+def test_a_loop_that_ends_by_another_event_turns_by_that_one():
+    """As a rank that follows rank 0 and ends where rank 0 ended, whenever it is stopped itself."""
+    now, asked, ended = [0.0], threading.Event(), threading.Event()
+    watch = ProcessMetrics(asked, lambda: now[0])
+    polled = watch.turn_by(ended)
+    now[0] = 20.0
+    assert watch.health(10.0).state == "stalled"
+    assert not polled.is_set()
+    assert watch.health(10.0).state == "starting"
+    asked.set()
+    assert watch.health(10.0).state == "stopping"
+    assert not polled.is_set()
+    ended.set()
+    assert polled.is_set()

@@ -2,6 +2,7 @@
 them when any is killed; the log adds up.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollstream.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone
 from testbed.kills.final_counts import counted
@@ -22,6 +24,7 @@ from testbed.run_process import (
     started,
     steps_done,
 )
+from testbed.scraping import endpoint, get, scrape, value
 from testbed.waiting import WAIT_S, wait_for
 
 MORE = [
@@ -50,12 +53,26 @@ def assert_clean(folder: Path) -> None:
     assert found.is_clean, found.wrong
 
 
+def has_pushed(folder: Path, name: str) -> bool:
+    """Whether a relay was sent bytes by this rank."""
+    if not endpoint_file(folder, name).exists():
+        return False
+    series = scrape(endpoint(folder, name)["url"])
+    return value(series, "rollstream_trainer_pushed_bytes_total") > 0
+
+
+def state_of(folder: Path, name: str) -> str:
+    return json.loads(get(f"{endpoint(folder, name)['url']}/healthz")[1])["state"]
+
+
 @pytest.mark.long
 def test_a_run_starts_its_ranks_itself_and_ends_clean(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
-    with started(folder, model, MORE) as process:
+    with started(folder, model, [*MORE, "relay.enabled=true"]) as process:
         wait_for(lambda: len(ranks_of(process)) == 2, process)
         children = list(ranks_of(process).values())
+        wait_for(lambda: has_pushed(folder, "trainer-rank1"), process)
+        wait_for(lambda: state_of(folder, "trainer-rank1") == "running", process)
         assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
     assert not [one for one in children if one.is_running()]
     assert "rank 1 of 2 on cpu" in (folder / "logs" / "trainer.log").read_text()
