@@ -114,6 +114,11 @@ OWN_ARGUMENTS = {
     "speculative_config": "rollouts.drafts",
     "worker_extension_cls": "the engine",
     "weight_transfer_config": "the engine",
+    "enable_lora": "model.lora",
+    "max_lora_rank": "model.lora.rank",
+    "max_loras": "the engine (several versions side by side)",
+    "max_cpu_loras": "the engine (several versions side by side)",
+    "lora_target_modules": "model.lora.targets",
 }
 """Arguments of vLLM's engine that a run sets itself, each with its setting; they are refused in
 `rollouts.vllm.args`.

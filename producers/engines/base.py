@@ -242,7 +242,8 @@ class EngineOptions:
     A running trajectory is emitted every `emit_every` tokens. `device` None is the CPU for the
     engine `torch`, and a GPU where there is one for `vllm`. The layers of the engine `torch`
     compute in `dtype`. With `drafts` the engine verifies
-    drafts from this source while `gate` (default: a new one) finds that they pay.
+    drafts from this source while `gate` (default: a new one) finds that they pay. The engine
+    `vllm` serves adapters of at most `adapter_rank`, 0: none; `torch` those of any rank.
     """
 
     slots: int
@@ -252,6 +253,7 @@ class EngineOptions:
     dtype: str = "float32"
     drafts: DraftSource | None = None
     gate: DraftGate | None = None
+    adapter_rank: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.slots, self.emit_every) >= 1, "at least one slot, and one token an emission"

@@ -179,9 +179,16 @@ def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
     if c.trainer.processes > 1:
         must = "must be 1 with model.lora.rank > 0: adapters are trained by one process so far"
         yield SettingProblem("trainer.processes", must)
-    if c.rollouts.engine != "torch":
-        must = "must be 'torch' with model.lora.rank > 0: it is the engine that serves adapters"
+    if c.rollouts.engine == "paced":
+        must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
         yield SettingProblem("rollouts.engine", must)
+    elif c.rollouts.engine == "vllm":
+        if c.rollouts.vllm.url is not None:
+            must = "must not be set with model.lora.rank > 0: a server by URL serves no adapters"
+            yield SettingProblem("rollouts.vllm.url", must)
+        if c.rollouts.vllm.tensor_parallel > 1:
+            must = "must be 1 with model.lora.rank > 0: adapters split between GPUs were not tried"
+            yield SettingProblem("rollouts.vllm.tensor_parallel", must)
 
 
 def _check_task(c: Configuration) -> Iterator[SettingProblem]:

@@ -275,6 +275,7 @@ def open_rollout_engine(
             dtype=c.rollouts.dtype,
             drafts=drafts,
             gate=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
+            adapter_rank=c.model.lora.rank,
         ),
         vllm=c.rollouts.vllm,
     )

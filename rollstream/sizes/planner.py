@@ -262,7 +262,7 @@ class EngineSize:
 
 def _engine(request: PlanRequest, cards: int) -> EngineSize | None:
     """The engine with the fewest cards that hold `SEQUENCES_MIN` longest sequences. An engine stays
-    on one machine. Adapters are served by the embedded engine, on one card.
+    on one machine. An adapter is planned with the embedded engine, on one card.
     """
     if request.lora_rank:
         return _embedded_engine(request, usable(request.card))

@@ -150,6 +150,19 @@ def test_an_impossible_combination_is_refused(toml, override, message):
     assert message in refusal(toml(""), override)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollouts.engine=paced"], "must be 'torch' or 'vllm' with model.lora.rank > 0"),
+        (["rollouts.engine=vllm", "rollouts.vllm.url=http://host:8000"], "serves no adapters"),
+        (["rollouts.engine=vllm", "rollouts.vllm.tensor_parallel=2"], "must be 1 with model.lora"),
+    ],
+)
+def test_adapters_are_refused_where_they_are_not_served(toml, overrides, message):
+    assert message in refusal(toml(""), "model.lora.rank=8", *overrides)
+    assert load(toml(""), ["model.lora.rank=8", "rollouts.engine=vllm"], {}).model.lora.rank == 8
+
+
 def test_a_wave_that_can_never_be_ready_is_refused(toml):
     text = "[dispatch]\nmax_lag = 'null'\nready_groups_max = 23"
     assert "ready_groups_max must be ≥ trainer.groups_per_step (24)" in refusal(toml(text))
@@ -268,8 +281,14 @@ def test_arguments_of_vllm_pass_through_and_those_of_the_run_are_refused_by_name
         "kv_transfer_config": {"kv_role": "kv_both"},
         "pipeline_parallel_size": 2,
     }
-    own = refusal(toml(""), "rollouts.vllm.args.max_model_len=10")
-    assert "'max_model_len', which is set by rollouts.context_max" in own
+    for argument, setting in (
+        ("max_model_len=10", "rollouts.context_max"),
+        ("enable_lora=true", "model.lora"),
+        ("max_lora_rank=8", "model.lora.rank"),
+        ("max_loras=2", "the engine"),
+    ):
+        own = refusal(toml(""), f"rollouts.vllm.args.{argument}")
+        assert f"'{argument.split('=')[0]}', which is set by {setting}" in own
     url = "rollouts.vllm.url=http://host:8000"
     served = refusal(toml(text), "rollouts.engine=vllm", "rollouts.count=1", url)
     assert "must be empty with rollouts.vllm.url" in served

@@ -30,13 +30,18 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError, EngineRefused
-from rollstream.producers.engines.vllm.environment import VllmShape, installed_release
+from rollstream.producers.engines.vllm.environment import (
+    AdapterSizes,
+    VllmShape,
+    installed_release,
+)
 from rollstream.producers.engines.vllm.parameter_map import architecture_of
 from rollstream.producers.engines.vllm.proposer import draft_config, request_arguments
 from rollstream.producers.engines.vllm.protocol import (
     CoreLoad,
     CoreRequest,
     PauseResult,
+    ServedAdapter,
     StepOutput,
 )
 from rollstream.streams.values import Sampling
@@ -65,6 +70,7 @@ def replace_core_calls(client: Any) -> None:
 
 WORKER_CLASS = "rollstream.producers.engines.vllm.worker.WorkerExtension"
 BACKEND = "rollstream"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
 FP32_HEAD = {"head_dtype": "float32"}
 """The head in float32, as in the trainer: a lower precision causes most of the difference between
 the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
@@ -122,8 +128,9 @@ class LocalCore:
             ),
         )
         prompt: Any = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
+        adapter = None if request.adapter is None else _lora_request(request.adapter)
         with self._locked():
-            self._engine.add_request(request.key, prompt, params)
+            self._engine.add_request(request.key, prompt, params, lora_request=adapter)
         self._keys.add(request.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
@@ -186,6 +193,16 @@ class LocalCore:
         self.loads += 1
         with self._locked():
             self._engine.set_weight_version(version)
+
+    def load_adapter(self, adapter: ServedAdapter) -> None:
+        """Load the adapter from its folder, between two steps, in place of the one with its id."""
+        with self._locked():
+            self._engine.add_lora(_lora_request(adapter, load_inplace=True))
+
+    def unload_adapter(self, number: int) -> None:
+        """Unload the adapter with this id; no request may use it."""
+        with self._locked():
+            self._engine.remove_lora(number)
 
     def reset_cache(self) -> None:
         """Drop all KV; requests restart with the tokens that they have."""
@@ -283,6 +300,23 @@ def _engine_arguments(folder: str, shape: VllmShape) -> Any:
     return EngineArgs(**_own_arguments(folder, shape) | _typed_arguments(shape.args))
 
 
+def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
+    from rollstream.producers.engines.vllm.release import LoRARequest
+
+    return LoRARequest(adapter.name, adapter.id, adapter.path, load_inplace=load_inplace)
+
+
+def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
+    """Room for LoRA adapters. vLLM takes some ranks only, and pads smaller ones with zeros."""
+    return {
+        "enable_lora": sizes is not None,
+        "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
+        "max_loras": 1 if sizes is None else sizes.together,
+        "max_cpu_loras": None if sizes is None else sizes.kept,
+        "lora_target_modules": None if sizes is None else list(sizes.targets),
+    }
+
+
 def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run with tables as vLLM's own classes, where it does not convert them."""
     from rollstream.producers.engines.vllm.release import KVTransferConfig
@@ -322,6 +356,7 @@ def _own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
         "speculative_config": draft_config(shape.drafts, shape.slots, shape.eager),
         "worker_extension_cls": WORKER_CLASS,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        **_adapter_arguments(shape.adapters),
     }
 
 

@@ -24,6 +24,18 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSizes:
+    """Room for LoRA adapters of at most this rank on the layers with these last names: `together`
+    in one step, `kept` loaded.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    together: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class VllmShape:
     """Arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
     `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` parts of
@@ -46,6 +58,7 @@ class VllmShape:
     step_tokens: int | None = None
     drafts: int = 0
     head_float32: bool = False
+    adapters: AdapterSizes | None = None
     args: Mapping[str, EngineArgument] = field(default_factory=dict[str, EngineArgument])
     """Arguments of `rollouts.vllm.args`, passed on as they are."""
 

@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rollstream.errors import EngineRefused
+from rollstream.storage.lora import HIGH, LOW, PREFIX
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -96,6 +97,29 @@ def served_tensors(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
         begin = sum(sizes[: parts.index(leaf)])
         rows = slice(begin, begin + sizes[parts.index(leaf)])
     return [whole[rows] for whole in _copies(layer, kind)]
+
+
+def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
+    """All copies of a factor of the adapter with this id: the one that vLLM's manager of adapters
+    keeps, and while the adapter is active the stacked one that steps read, with its padding. Raises
+    `EngineRefused` where there is none.
+    """
+    attribute = "lora_a" if name.endswith(LOW) else "lora_b"
+    layer = name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
+    parent, _, leaf = layer.rpartition(".")
+    mapping: dict[str, list[str]] = manager.packed_modules_mapping
+    packed = next((whole for whole, parts in mapping.items() if leaf in parts), None)
+    place = f"{parent}.{packed}" if packed else layer
+    kept = manager.list_adapters().get(adapter)
+    if kept is None or place not in kept.loras or place not in manager.modules:
+        raise EngineRefused(f"weights: vLLM holds no factor {name!r} of the adapter {adapter}")
+    part = mapping[packed].index(leaf) if packed else 0
+    factor = getattr(kept.loras[place], attribute)
+    copies: list[torch.Tensor] = [factor[part] if packed else factor]
+    if adapter in manager.lora_index_to_id:
+        stacked = getattr(manager.modules[place], f"{attribute}_stacked")[part]
+        copies.append(stacked[manager.lora_index_to_id.index(adapter), 0])
+    return copies
 
 
 def _copies(layer: Any, kind: str) -> list[torch.Tensor]:

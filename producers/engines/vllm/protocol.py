@@ -15,10 +15,22 @@ TEMPERATURES = (0.01, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """A LoRA adapter as vLLM knows it: the name and the id of its requests, the folder that it was
+    loaded from, and the count of loads when it was.
+    """
+
+    name: str
+    id: int
+    path: str
+    load: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoreRequest:
-    """A request for at most `room` tokens after `tokens`. Requests of equal `salt` share blocks of
-    the prefix cache. `prompt` and `group` identify the sequence in a history, `place` and `stay` in
-    the draft counters.
+    """A request for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
+    share blocks of the prefix cache. `prompt` and `group` identify the sequence in a history,
+    `place` and `stay` in the draft counters.
     """
 
     key: str
@@ -31,6 +43,7 @@ class CoreRequest:
     group: int = 0
     place: int = 0
     stay: int = 0
+    adapter: ServedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     CheckpointWeightPatch,
     load_checkpoint_weight_patches,
@@ -36,6 +37,7 @@ __all__ = [
     "EngineDeadError",
     "KVTransferConfig",
     "LLMEngine",
+    "LoRARequest",
     "RequestOutputKind",
     "SamplingParams",
     "StatLoggerBase",

@@ -84,7 +84,9 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         pass
 
     def start_weight_update(self) -> None:
-        self._wanted = {name for name, _ in self.model.named_parameters()}  # tied ones once
+        # Tied ones once; a layer that vLLM wraps for adapters loads under its own name.
+        names = (name for name, _ in self.model.named_parameters())
+        self._wanted = {name.replace(".base_layer.", ".") for name in names}
         self._loaded = set()
 
     def receive_weights(self, update_info: WeightChunk) -> None:

@@ -27,7 +27,7 @@ from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
-from rollstream.producers.engines.vllm.parameter_map import served_tensors
+from rollstream.producers.engines.vllm.parameter_map import served_factors, served_tensors
 from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters
 from rollstream.producers.engines.vllm.release import (
     HAS_TRITON,
@@ -36,6 +36,7 @@ from rollstream.producers.engines.vllm.release import (
 )
 from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
 from rollstream.producers.engines.vllm.transfer import VersionTransfer
+from rollstream.storage.lora import HIGH
 
 NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
 
@@ -162,6 +163,36 @@ class WorkerExtension(DraftingWorker):
         """As `differs`, for the one tensor of a staged file."""
         ((name, tensor),) = staged_tensors(path, entries)
         return self.differs(name, tensor)
+
+    def differing_factors(
+        self, adapter: int, scaling: float, factors: list[tuple[str, torch.Tensor]]
+    ) -> list[str]:
+        """Names of the factors of an adapter whose served bits differ from those that loading these
+        gives; a padded rank must be zero.
+        """
+        manager = self.model_runner.lora_manager._adapter_manager
+        differing: list[str] = []
+        for name, factor in factors:
+            factor_scaling = scaling if name.endswith(HIGH) else 1.0
+            served = served_factors(manager, adapter, name)
+            if not all(_is_factor(one, factor, factor_scaling) for one in served):
+                differing.append(name)
+        return differing
+
+    def differing_staged_factors(
+        self, adapter: int, scaling: float, path: str, entries: list[StagedTensor]
+    ) -> list[str]:
+        """As `differing_factors`, for the tensors of a staged file."""
+        return self.differing_factors(adapter, scaling, staged_tensors(path, entries))
+
+
+def _is_factor(served: torch.Tensor, factor: torch.Tensor, scaling: float) -> bool:
+    rows, columns = factor.shape
+    wanted = torch.zeros(served.shape, dtype=served.dtype)
+    # vLLM multiplies in the served type, on the CPU.
+    scaled = factor.cpu().to(served.dtype)
+    wanted[:rows, :columns] = scaled if scaling == 1 else scaled * scaling
+    return torch.equal(_bits(served.cpu()), _bits(wanted))
 
 
 def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:

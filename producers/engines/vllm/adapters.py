@@ -1,0 +1,245 @@
+"""LoRA adapters of several versions in one vLLM engine, over base weights that never change.
+
+Each version under `keep_version` is a LoRA request of its own: its name is the version, its integer
+id has the term in the upper bits and the number in the lower 32. Under the in-flight modes all
+requests follow one adapter, whose factors are replaced in place between two steps. vLLM keys blocks
+of its prefix cache by the name and the path of a request's adapter, and every load has a path of
+its own, so that no request reads keys and values of another version or of an earlier load.
+
+vLLM reads an adapter from a PEFT folder, which exists during the load only: vLLM keeps as many
+adapters as an engine can have in use (`AdapterSizes.kept`), so that none is read a second time.
+
+`open_core_and_weights` opens vLLM with room for adapters where a run trains one.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import PreTrainedConfig
+
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
+from rollstream.producers.engines.queue import EngineWeights
+from rollstream.producers.engines.torch.weights import check_tensors
+from rollstream.producers.engines.vllm.core import LocalCore, open_core
+from rollstream.producers.engines.vllm.environment import (
+    AdapterSizes,
+    has_gpu,
+    require_vllm,
+    shape_for,
+)
+from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, expected_tensors
+from rollstream.producers.engines.vllm.protocol import EngineCore, ServedAdapter
+from rollstream.producers.engines.vllm.staging import StagedFile
+from rollstream.producers.engines.vllm.weights import VllmWeights
+from rollstream.producers.settings import VllmSettings
+from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.storage.weights.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS
+from rollstream.storage.weights.shards import pack_tensors
+from rollstream.streams.values import Version
+
+FOLLOWED = ("newest", 1)
+"""Name and id of the adapter that requests without a version follow. The ids of versions are
+larger, because the terms of trainers start at 1.
+"""
+TOGETHER = 8
+"""Most adapters in one step: vLLM allocates the factors of so many. Requests of further versions
+wait inside vLLM.
+"""
+
+
+def adapter_name(version: Version) -> tuple[str, int]:
+    """Name and id of the LoRA requests of this version."""
+    assert version.term >= 1, "term 0 is the base"
+    return str(version), version.term << 32 | version.number
+
+
+def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
+    """The room for adapters of this rank on all matrices but the embeddings and the head, as many
+    versions as an engine of so many slots can have in use.
+    """
+    matrices = {
+        name.split(".")[-2]
+        for name, shape in needed.shapes.items()
+        if len(shape) == 2 and shape[0] != vocabulary
+    }
+    kept = 2 * slots + 4  # running and waiting trajectories, the newest and the latest version
+    return AdapterSizes(rank, tuple(sorted(matrices)), min(TOGETHER, kept), kept)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedAdapter:
+    """The files of a checked adapter. `scaling` is the factor of B as vLLM computes it."""
+
+    tensors: bytes
+    config: str
+    scaling: float
+
+
+@dataclass(slots=True)
+class VllmAdapters:
+    """The adapters that one engine serves, by version. `load` replaces the followed one."""
+
+    core: LocalCore
+    needed: ExpectedTensors
+    rank: int
+    loaded: dict[Version, ServedAdapter] = field(default_factory=dict[Version, ServedAdapter])
+    followed: Version | None = None
+    """The version of requests that name none; None while every request must name one."""
+    _loads: int = 0
+    _latest: Version | None = None
+    _scaling: float = 1.0
+    """Of the adapter that was loaded last."""
+
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with the files of its adapter. Raises `EngineRefused`, which names the tensor
+        that is wrong.
+        """
+        assert update.scaling is not None, "whole weights are no adapter"
+        rank = self._check(update.tensors)
+        config = {
+            "bias": "none",
+            "lora_alpha": update.scaling * rank,
+            "peft_type": "LORA",
+            "r": rank,
+            "target_modules": sorted({_layer_of(name).split(".")[-1] for name in update.tensors}),
+        }
+        data, _ = pack_tensors(update.tensors, ADAPTER_TENSORS)
+        scaling = update.scaling * rank / rank
+        return replace(update, prepared=PreparedAdapter(data, json.dumps(config), scaling))
+
+    def load(self, update: WeightUpdate) -> None:
+        """Serve this version to the requests that name none, in place of the one before; a version
+        that is served beside others is loaded in its place. Nothing may be stepped meanwhile.
+        """
+        before = self.loaded.get(update.version)
+        if before is not None:
+            self._load(update, before.name, before.id)
+        else:
+            self._load(update, *FOLLOWED)
+            if self.followed is not None:
+                del self.loaded[self.followed]
+            self.followed = update.version
+        self.core.stamp(str(update.version))
+
+    def load_beside(self, update: WeightUpdate) -> None:
+        """Serve this version beside the others, to the requests that name it."""
+        before = self.loaded.get(update.version)
+        name = adapter_name(update.version) if before is None else (before.name, before.id)
+        self._load(update, *name)
+
+    def of(self, version: Version | None) -> ServedAdapter | None:
+        """The adapter of a request; None while the base alone is served."""
+        named = version or self.followed
+        return None if named is None else self.loaded[named]
+
+    def keep(self, named: Collection[Version | None]) -> None:
+        """Unload the adapters of versions that are neither named nor followed nor the newest or
+        latest one.
+        """
+        kept = {*named, self.followed, self._latest, max(self.loaded, default=None)}
+        for version in self.loaded.keys() - kept:
+            self.core.unload_adapter(self.loaded.pop(version).id)
+
+    def compare(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
+    ) -> WeightComparison:
+        """As `Engine.read_back`, for the version that was loaded last; compares nothing where
+        factors are split between GPUs. B is compared multiplied by the scaling, as vLLM holds it.
+        """
+        assert self._latest is not None, "no adapter was loaded"
+        if self.core.is_parallel:
+            return WeightComparison(0, ())
+        asked = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
+        adapter = self.loaded[self._latest].id, self._scaling
+        if not self.core.has_process:
+            differing = self.core.call("differing_factors", *adapter, asked)
+        else:
+            file = StagedFile(asked)
+            try:
+                differing = self.core.call(
+                    "differing_staged_factors", *adapter, file.path, file.entries
+                )
+            finally:
+                file.close()
+        return WeightComparison(len(asked), tuple(differing))
+
+    def _load(self, update: WeightUpdate, name: str, number: int) -> None:
+        if not isinstance(update.prepared, PreparedAdapter):
+            update = self.prepare(update)
+        prepared = update.prepared
+        assert isinstance(prepared, PreparedAdapter), "prepare sets it"
+        self._loads += 1
+        with TemporaryDirectory(prefix="rollstream-adapter-") as folder:
+            (Path(folder) / ADAPTER_TENSORS).write_bytes(prepared.tensors)
+            (Path(folder) / ADAPTER_CONFIG).write_text(prepared.config, encoding="utf-8")
+            adapter = ServedAdapter(name, number, folder, self._loads)
+            try:
+                self.core.load_adapter(adapter)
+            except Exception as error:
+                raise EngineRefused(
+                    f"weights: vLLM did not load the adapter {update.version}: {error}"
+                ) from error
+        self.loaded[update.version] = adapter
+        self._latest, self._scaling = update.version, prepared.scaling
+
+    def _check(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Check names, shapes and values; returns the largest rank."""
+        wanted: dict[str, tuple[int, ...]] = {}
+        ranks = [1]
+        for name in tensors:
+            layer = _layer_of(name)
+            weight = self.needed.shapes.get(f"{layer}.weight")
+            if weight is None or len(weight) != 2 or not name.endswith((LOW, HIGH)):
+                raise EngineRefused(f"weights: tensor {name!r} is of no layer that is served")
+            low = tensors.get(f"{PREFIX}{layer}{LOW}")
+            rank = 1 if low is None else low.shape[0]
+            ranks.append(rank)
+            wanted[f"{PREFIX}{layer}{LOW}"] = (rank, weight[1])
+            wanted[f"{PREFIX}{layer}{HIGH}"] = (weight[0], rank)
+        check_tensors(wanted, tensors)
+        if max(ranks) > self.rank:
+            raise EngineRefused(
+                f"weights: the adapter's rank {max(ranks)} is above the {self.rank} that the "
+                "engine was opened for (model.lora.rank)"
+            )
+        return max(ranks)
+
+
+def _layer_of(name: str) -> str:
+    """The layer of an adapter's tensor."""
+    return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
+
+
+def open_core_and_weights(
+    config: PreTrainedConfig,
+    options: EngineOptions,
+    settings: VllmSettings,
+    drafts: int = 0,
+) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
+    """Open the core of an engine, with dummy weights until weights are loaded, its weights, and its
+    adapters if it is to serve any. At most `drafts` tokens of a sequence are drafted per step.
+    Raises `ConfigurationError` or `EngineRefused`, which names the missing part.
+    """
+    rank = options.adapter_rank
+    if settings.url is not None:
+        from rollstream.producers.engines.vllm.remote.factory import open_remote  # only for a URL
+
+        if rank:
+            raise EngineRefused("a vLLM server by URL serves no adapters (model.lora)")
+        return *open_remote(config, options.slots, options.context_max, settings), None
+    require_vllm()
+    device = options.device or ("cuda" if has_gpu() else "cpu")
+    needed = expected_tensors(config)
+    sizes = options.slots, options.context_max
+    shape = shape_for(config, *sizes, device, settings, drafts)
+    if rank:
+        room = adapter_sizes(needed, int(config.vocab_size), rank, options.slots)
+        shape = replace(shape, adapters=room)
+    core = open_core(config, shape)
+    adapters = VllmAdapters(core, needed, rank) if rank else None
+    return core, VllmWeights(core, needed, in_place=device != "cpu"), adapters
