@@ -18,7 +18,7 @@ import torch
 
 from rollstream.config.run_folder import model_folder
 from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
@@ -280,6 +280,11 @@ def open_rollout_engine(
         vllm=c.rollouts.vllm,
     )
     if manifest.adapter:
+        wrong = engine.read_back(tensors, tensors).differing  # of the base, which never changes
+        if wrong:
+            raise EngineRefused(
+                f"weights: the engine does not serve {wrong[0]} of the base as given"
+            )
         engine.update(fetched.update, c.rollouts.on_update)
     profile = run_profile(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)

@@ -75,6 +75,8 @@ def test_versions_side_by_side_are_those_of_their_merged_models(family: str) -> 
     prefix cache.
     """
     opened = Adapted(family)
+    base = opened.plain.state_dict()
+    assert opened.engine.read_back(base, base).differing == ()
     requests: list[GenerationRequest] = []
     for version in VERSIONS:
         opened.update(version)
