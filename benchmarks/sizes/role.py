@@ -20,19 +20,22 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.sizes.rollout_memory import fetched_version
 from benchmarks.weights.sides import Sides, nudged
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher, StepSnapshot
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.weights.resident import ResidentWeights
+from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, PROMPT, Position, StepDone
+from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Span, Version
 
 STEPS = 3
@@ -114,12 +117,16 @@ def write_versions(spec: Mapping[str, Any], folder: Path) -> None:
 
 def roll_out(spec: Mapping[str, Any], folder: Path) -> None:
     """Rows that reach the engine's context, and an update while they decode."""
-    held, store = ResidentWeights(), FileStore(folder / "store")
+    bus = open_bus(f"sqlite:{folder / 'weights'}")
+    bus.create(catalogue(1))
+    follower = WeightsFollower(bus, FileStore(folder / "store"), streamed_above=STREAMED_BYTES)
     config: Any = build_model_config(spec)
-    first = held.update(store, Version(0, 1))
-    engine = TorchEngine(
-        config, held.tensors, first.manifest.version, EngineOptions(spec["slots"], spec["context"])
-    )
+    first = fetched_version(follower, Version(0, 1)).update.tensors
+    options = EngineOptions(spec["slots"], spec["context"])
+    engine = TorchEngine(config, first, Version(0, 1), options)
+    assert not engine.read_back(first, first).differing
+    del first
+    follower.prepare = engine.prepare
     prompt = spec["context"] - NEW_TOKENS
     for row in range(spec["slots"]):
         tokens = np.random.default_rng(row).integers(0, spec["model"]["vocab_size"], prompt)
@@ -131,13 +138,18 @@ def roll_out(spec: Mapping[str, Any], folder: Path) -> None:
         )  # fmt: skip
         engine.submit(request)
     engine.poll(0.0)
-    done = held.update(store, Version(1, 1))
-    update = WeightUpdate(Version(1, 1), held.tensors, done.base, done.patches, done.whole)
-    engine.update(engine.prepare(update), "in_flight")
-    assert not engine.read_back(list(held.tensors), held.tensors).differing
+    fetched = fetched_version(follower, Version(1, 1))
+    engine.update(fetched.update, "in_flight")
+    follower.compare(fetched, engine.read_back, 0.0)
+    del fetched
+    while (verdict := follower.verdict()) is None:
+        engine.poll(0.0)
+    assert not verdict.compared.differing
+    del verdict
     end = time.monotonic() + 120
     while engine.running() and time.monotonic() < end:
         engine.poll(1.0)
+    bus.close()
 
 
 def build_model_config(spec: Mapping[str, Any]) -> object:

@@ -94,7 +94,7 @@ def apply(folder: Path, dtype: str) -> None:
     config = cast(PreTrainedConfig, found_config)
     memory = PeakMemory()
     memory.begin("open")
-    fetched = _fetched(follower, Version(0, 1))
+    fetched = fetched_version(follower, Version(0, 1))
     tensors, options = fetched.update.tensors, EngineOptions(4, 128)
     engine = TorchEngine(config, tensors, Version(0, 1), options, dtype=getattr(torch, dtype))
     assert not engine.read_back(tensors, tensors).differing
@@ -107,7 +107,7 @@ def apply(folder: Path, dtype: str) -> None:
     found["open"] = memory.peaks["open"] - own
     for what, version in (("delta", Version(1, 1)), ("full", Version(0, 1))):
         memory.begin(what)
-        fetched = _fetched(follower, version)
+        fetched = fetched_version(follower, version)
         began = time.perf_counter()
         engine.update(fetched.update, "in_flight")
         found[f"{what}_pause_ms"] = 1e3 * (time.perf_counter() - began)
@@ -124,7 +124,8 @@ def apply(folder: Path, dtype: str) -> None:
     bus.close()
 
 
-def _fetched(follower: WeightsFollower, version: Version) -> FetchedWeights:
+def fetched_version(follower: WeightsFollower, version: Version) -> FetchedWeights:
+    """The version, as soon as it is fetched and prepared for the engine."""
     follower.fetch_version(version)
     while (fetched := follower.take()) is None:
         assert follower.unavailable != version, "the store has it"

@@ -17,7 +17,6 @@ from rollstream.sizes import proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE, GB, parse_gpus
 from rollstream.sizes.planner import GROUPS, SAMPLES, PlanRequest, RunPlan, plan_run, usable
-from rollstream.sizes.rates import round_s
 from rollstream.sizes.shapes import find_shape
 
 CONTEXT = 4096
@@ -188,15 +187,13 @@ def _account(plan: RunPlan) -> str:
             f"{layout.rollout_tokens_per_s:,.0f}; a step of {request.trajectories} trajectories "
             f"takes {request.step_tokens / layout.tokens_per_s:,.1f} s"
         )
-        if layout.form.ranks > CARDS_PER_MACHINE:
-            link = request.link(layout.form.ranks)
-            compute_s, collectives_s = round_s(request.shape, layout.form, link)
-            if collectives_s > compute_s:
-                lines.append(
-                    f"training waits for the network between machines: a round computes "
-                    f"{compute_s:,.1f} s and moves layers for {collectives_s:,.1f} s "
-                    "(--network-gbps)"
-                )
+        spent = found["round_seconds"]
+        if layout.form.ranks > CARDS_PER_MACHINE and spent["collectives"] > spent["compute"]:
+            lines.append(
+                f"training waits for the network between machines: a round computes "
+                f"{spent['compute']:,.1f} s and moves layers for {spent['collectives']:,.1f} s "
+                "(--network-gbps)"
+            )
         lines.append(
             f"log {found['log_bytes_per_day'] / GB:.1f} GB and archive "
             f"{found['archive_bytes_per_day'] / GB:.1f} GB a day"

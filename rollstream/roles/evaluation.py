@@ -129,7 +129,7 @@ def stored_version(place: RoleContext, number: int) -> Version | None:
 
 @dataclass(slots=True)
 class Evaluator:
-    """One engine that is updated to one version after the other."""
+    """Evaluates one version after the other, each in an engine of its own."""
 
     place: RoleContext
     task: Task

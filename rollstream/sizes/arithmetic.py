@@ -51,6 +51,8 @@ UPDATE_COPIES = 2
 """Float32 copies of the largest tensor while it is loaded or compared: the cast and its product
 with the norm's factor (`engines/torch/weights.py`).
 """
+STREAMED_BYTES = 96 << 20
+"""A larger version is not held beside the engine (`STREAMED_BYTES` in `rollout/weights.py`)."""
 VLLM_STEP_TOKENS = 8192
 """Tokens of a step that vLLM reserves activations for: its default `max_num_batched_tokens` for
 throughput on large cards; assumed, 2048 on small ones.
@@ -280,11 +282,13 @@ def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: i
 
 
 def torch_engine_lines(
-    shape: ModelShape, slots: int, context: int, item: int, published_item: int
+    shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """The embedded engine and the version that its rollout holds (`engines/torch/`,
-    `rollout/weights.py`).
+    """The embedded engine and, where it shares its memory, the version that its rollout holds
+    (`engines/torch/`, `rollout/weights.py`): of `published_item` bytes per parameter, if it is
+    small; a large version is streamed and not held. On a GPU that memory is another (0).
     """
+    published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters
     head = FLOAT32 * shape.embedding_parameters  # float32 whatever the layers are
     kv = item * shape.kv_numbers
@@ -298,7 +302,9 @@ def torch_engine_lines(
         MemoryLine(
             "prefill and logits", passes + LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary
         ),
-        MemoryLine("version held by the rollout", published_item * shape.parameters),
+        MemoryLine(
+            "version held by the rollout", published if published <= STREAMED_BYTES else 0.0
+        ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
     )
 

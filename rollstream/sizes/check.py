@@ -86,7 +86,7 @@ def needed_bytes(c: Configuration, shape: ModelShape, process: str, card: GpuCar
         return max(card.memory * r.vllm.memory_share, total(engine) + cache)
     slots = r.slots if process.startswith("rollout") else c.evaluation.slots
     item = sums.FLOAT32 if r.dtype == "float32" else sums.BFLOAT16
-    lines = sums.torch_engine_lines(shape, slots, context, item, published_item=0)
+    lines = sums.torch_engine_lines(shape, slots, context, item)
     return total(lines) + sums.CONTEXT_BYTES
 
 

@@ -282,9 +282,7 @@ def _engine(request: PlanRequest, cards: int) -> EngineSize | None:
 def _embedded_engine(request: PlanRequest, memory: float) -> EngineSize | None:
     """The embedded engine with the most slots that fit `memory`, each with its whole cache."""
     for slots in range(SLOTS_MAX, SEQUENCES_MIN - 1, -SEQUENCES_MIN):
-        lines = sums.torch_engine_lines(
-            request.shape, slots, request.context, sums.BFLOAT16, published_item=0
-        )
+        lines = sums.torch_engine_lines(request.shape, slots, request.context, sums.BFLOAT16)
         if total(lines) <= memory:
             return EngineSize(1, 0.0, slots * request.context, has_evaluation=False)
     return None
@@ -391,7 +389,7 @@ def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
         MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(cards, shape.kv_heads)),
     )
     if request.lora_rank:
-        engine = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16, 0)
+        engine = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16)
     if total(engine) > card.memory * ENGINE_SHARE:
         found.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
     if alone and not found:

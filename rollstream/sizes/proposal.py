@@ -166,6 +166,7 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
         },
         "seconds": transfer_seconds(plan),
         "step_tokens": request.step_tokens,
+        "round_seconds": round_seconds(plan),
         "train_tokens_per_s": layout.train_tokens_per_s,
         "rollout_tokens_per_s": layout.rollout_tokens_per_s,
         "log_bytes_per_day": 86_400 * volume.log,
@@ -191,9 +192,7 @@ def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
     request, layout = plan.request, plan.layout
     assert layout is not None
     if request.lora_rank:
-        return sums.torch_engine_lines(
-            request.shape, layout.slots, request.context, sums.BFLOAT16, published_item=0
-        )
+        return sums.torch_engine_lines(request.shape, layout.slots, request.context, sums.BFLOAT16)
     lines = sums.vllm_lines(
         request.shape, layout.tensor_parallel, layout.slots, request.weight_item
     )
@@ -220,6 +219,17 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
             "load": rates.load_s(size, layout.tensor_parallel),
         }
     return found
+
+
+def round_seconds(plan: RunPlan) -> dict[str, float]:
+    """Seconds of a training round by what they are for; empty where the card's speed is unknown."""
+    request, layout = plan.request, plan.layout
+    assert layout is not None
+    if not request.card.flops:
+        return {}
+    link = request.link(layout.form.ranks)
+    compute_s, collectives_s = rates.round_s(request.shape, layout.form, link)
+    return {"compute": compute_s, "collectives": collectives_s}
 
 
 def change_text(plan: RunPlan) -> str:

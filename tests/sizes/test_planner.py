@@ -8,6 +8,7 @@ import pytest
 
 from rollstream.config.config import validate_layers
 from rollstream.config.sources import SettingLayers
+from rollstream.producers.rollout.weights import STREAMED_BYTES
 from rollstream.sizes import arithmetic as sums, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
@@ -199,6 +200,16 @@ def test_the_rank_that_owns_the_embedding_publishes_all_of_it() -> None:
     assert lines["checkpoint being written"] == 12 * 796_835_840
 
 
+def test_a_rollout_holds_a_small_version_beside_its_engine_and_streams_a_large_one() -> None:
+    assert sums.STREAMED_BYTES == STREAMED_BYTES
+    for layers, holds in ((1, True), (24, False)):
+        shape = replace(SHAPES["qwen2.5-0.5b"], layers=layers, vocabulary=1000)
+        lines = {
+            one.what: one.bytes for one in sums.torch_engine_lines(shape, 4, 512, 4, sums.BFLOAT16)
+        }
+        assert lines["version held by the rollout"] == (2 * shape.parameters if holds else 0)
+
+
 def test_the_group_of_embedding_and_head_is_reduced_when_the_layers_are_gone() -> None:
     """Its gradients and their copy, 8 bytes each, replace the layers, the head's gradient and the
     activations; only what is beyond these counts.
@@ -230,6 +241,12 @@ def test_a_round_takes_as_long_as_its_arithmetic_or_its_collectives() -> None:
     compute_s, collectives_s = rates.round_s(shape, form, rates.trainer_link(h100, 4, 100))
     assert compute_s == pytest.approx(6 * 7_615_616_512 * 4096 / (0.35 * 989e12))
     assert collectives_s == pytest.approx(8 * 7_615_616_512 * 0.75 / 450e9)
+    asked = plan("qwen2.5-7b", "8xH100")
+    layout = asked.layout
+    assert layout is not None
+    both = rates.round_s(shape, layout.form, asked.request.link(layout.form.ranks))
+    named = proposal.figures(asked)["round_seconds"]
+    assert (named["compute"], named["collectives"]) == both
     # Ten micro-batches are three rounds, and a step has two seconds of other work.
     found = rates.train_tokens_per_s(shape, form, rates.trainer_link(h100, 4, 100), 10 * 4096)
     assert found == pytest.approx(40_960 / (2 + 3 * compute_s))
