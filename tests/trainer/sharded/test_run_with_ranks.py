@@ -57,8 +57,8 @@ def has_pushed(folder: Path, name: str) -> bool:
     """Whether a relay was sent bytes by this rank."""
     if not endpoint_file(folder, name).exists():
         return False
-    series = scrape(endpoint(folder, name)["url"])
-    return value(series, "rollstream_trainer_pushed_bytes_total") > 0
+    series, pushed = scrape(endpoint(folder, name)["url"]), "rollstream_trainer_pushed_bytes_total"
+    return pushed in series and value(series, pushed) > 0
 
 
 def state_of(folder: Path, name: str) -> str:
