@@ -1,12 +1,13 @@
 """One engine over two workers, here two processes on the CPU: each takes its slice of a version,
-and together they give the tokens of one.
+together they give the tokens of one, and each slice is read back.
 """
 
 import pytest
 
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
+from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.engines.vllm.staging import StagedFile
+from rollstream.producers.engines.vllm.parameter_map import expected_tensors
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
@@ -14,10 +15,22 @@ from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=40)
+DAMAGED = [  # at one worker each
+    (0, "model.embed_tokens.weight"),  # padded: all 19 rows are the first worker's
+    (1, "model.layers.0.input_layernorm.weight"),  # the same at both
+    (1, "model.layers.0.self_attn.k_proj.weight"),  # a head of two, beside q and v
+    (0, "model.layers.1.self_attn.v_proj.bias"),
+    (1, "model.layers.1.self_attn.o_proj.weight"),  # cut by columns
+    (0, "model.layers.1.mlp.gate_proj.weight"),  # cut by rows, beside up_proj
+    (1, "model.layers.1.mlp.down_proj.weight"),
+]
 
 
-def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
-    old, new = vllm_model("qwen3", 0), dict(vllm_model("qwen3", 1).state_dict())
+def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core, "WORKER_CLASS", "tests.vllm.damaged_worker.DamagedWorker")
+    old, new = vllm_model("qwen2", 0), dict(vllm_model("qwen2", 1).state_dict())
     settings = VllmSettings(tensor_parallel=2)
     two = VllmEngine(old.config, old.state_dict(), V1, EngineOptions(4, 96), settings=settings)
     one = open_vllm(old)
@@ -31,12 +44,15 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
         if version == V1:
             two.update(two.prepare(WeightUpdate(V2, new)), "in_flight")
             one.update(WeightUpdate(V2, new), "in_flight")
-    name = "model.layers.1.mlp.up_proj.weight"  # cut by rows
-    for worker, rows in enumerate(new[name].chunk(2)):
-        staged = StagedFile([(name, rows)])
-        differs = two._core._engine.collective_rpc(  # pyright: ignore[reportAttributeAccessIssue]
-            "differs_from_staged", args=(staged.path, staged.entries)
+    names = sorted(expected_tensors(old.config).shapes)
+    assert two.read_back(new, new) == WeightComparison(len(names), ())
+    assert two.read_back(old.state_dict(), old.state_dict()).differing == tuple(names)
+    for damaged, (worker, name) in enumerate(DAMAGED, 1):
+        two._core._engine.collective_rpc(  # pyright: ignore[reportAttributeAccessIssue]
+            "damage", args=(worker, name)
         )
-        assert differs == [worker != 0, worker != 1]
-        staged.close()
-    assert two.read_back(new, new) == WeightComparison(0, ())  # the split of tensors is not logged
+        assert two.read_back([name], new) == WeightComparison(1, (name,))
+        everything = two.read_back(new, new)
+        assert everything.differing == tuple(sorted(name for _, name in DAMAGED[:damaged]))
+    two.update(WeightUpdate(V2, new), "in_flight")
+    assert two.read_back(new, new).differing == ()

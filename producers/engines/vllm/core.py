@@ -179,8 +179,12 @@ class LocalCore:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a worker's method; with several workers, that of the first."""
+        return self.call_all(method, *arguments)[0]
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """The results of a method of all workers."""
         with self._locked():
-            return self._engine.collective_rpc(method, args=arguments)[0]
+            return list(self._engine.collective_rpc(method, args=arguments))
 
     def draft_from(self, source: Any, window: str, forced: bool | None, counters_path: str) -> None:
         """Draft from this history (`worker.py`) and write the counts to the counters at this path;

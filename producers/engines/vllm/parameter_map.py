@@ -3,17 +3,17 @@
 The expected tensors follow from the model's configuration alone: transformers builds the model on
 the meta device, without memory, and names its tensors.
 
-`served_tensors` finds the parameter of vLLM that holds a checkpoint's tensor, and the rows in it.
-On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A packed
-copy is read by multiplying the unit matrix with it: each product has one term that is not zero, so
-the result has the same bits.
+`served_part` finds the parameter of vLLM that holds a worker's part of a checkpoint's tensor, and
+the rows in it. On the CPU vLLM computes with packed copies of matrices and drops most of the plain
+ones. A packed copy is read by multiplying the unit matrix with it: each product has one term that
+is not zero, so the result has the same bits.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -76,10 +76,43 @@ def architecture_of(config: PreTrainedConfig) -> str:
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
 
 
-@torch.inference_mode()
-def served_tensors(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
-    """All copies of the tensor that are served. Raises `EngineRefused` where this model stores it
-    in a way that is not supported here.
+PartState = Literal["differs", "unread", "same", "elsewhere"]
+"""The result of reading a worker's part of a tensor back: other bits; memory that cannot be read;
+the same bits; or no part of it, because another pipeline stage has the layer.
+"""
+PART_STATES: tuple[PartState, ...] = ("differs", "unread", "same", "elsewhere")
+
+
+def combined(states: Collection[PartState]) -> PartState:
+    """The result for all these parts: the tensor differs if any part does, and is the same only if
+    no part is unread.
+    """
+    return next((state for state in PART_STATES if state in states), PART_STATES[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """One worker's part of a tensor: these rows of the parameter `kind` of vLLM's layer."""
+
+    layer: Any
+    kind: str
+    rows: slice
+
+    @torch.inference_mode()
+    def copies(self) -> list[torch.Tensor]:
+        """All copies of the part that are served and can be read."""
+        layer, tensor = self.layer, getattr(self.layer, self.kind)
+        copies = [tensor.detach()] if tensor.numel() else []
+        if self.kind == "weight" and hasattr(layer, "cpu_linear"):
+            width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
+            unit = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
+            copies.append(layer.cpu_linear(unit, tensor, None).t())
+        return [whole[self.rows] for whole in copies]
+
+
+def served_part(model: torch.nn.Module, name: str) -> ServedPart:
+    """Raises `EngineRefused` where this model stores the tensor in a way that is not supported
+    here.
     """
     path, _, kind = name.rpartition(".")
     parent, _, leaf = path.rpartition(".")
@@ -89,14 +122,16 @@ def served_tensors(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
         layer: Any = model.get_submodule(f"{parent}.{packed}" if packed else path)
     except AttributeError:
         raise EngineRefused(f"weights: vLLM has no known parameter for {name!r}") from None
-    rows = slice(0, getattr(layer, "org_vocab_size", None))  # vocabularies are padded
+    layer = getattr(layer, "base_layer", layer)  # below adapters
+    vocabulary = getattr(layer, "shard_indices", None)  # vocabularies are padded
+    rows = slice(0, None if vocabulary is None else vocabulary.num_org_elements)
     if packed is not None:
         parts = mapping[packed]
         sizes = [int(size) for size in layer.output_partition_sizes]
         assert len(sizes) == len(parts), "one part per name"
         begin = sum(sizes[: parts.index(leaf)])
         rows = slice(begin, begin + sizes[parts.index(leaf)])
-    return [whole[rows] for whole in _copies(layer, kind)]
+    return ServedPart(layer, kind, rows)
 
 
 def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
@@ -119,14 +154,4 @@ def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
     if adapter in manager.lora_index_to_id:
         stacked = getattr(manager.modules[place], f"{attribute}_stacked")[part]
         copies.append(stacked[manager.lora_index_to_id.index(adapter), 0])
-    return copies
-
-
-def _copies(layer: Any, kind: str) -> list[torch.Tensor]:
-    tensor: torch.Tensor = getattr(layer, kind)
-    copies = [tensor.detach()] if tensor.numel() else []
-    if kind == "weight" and hasattr(layer, "cpu_linear"):
-        width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
-        unit = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
-        copies.append(layer.cpu_linear(unit, tensor, None).t())
     return copies

@@ -21,6 +21,9 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor, to_meta_tensor
+from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine import EngineCoreRequestType
@@ -38,6 +41,7 @@ __all__ = [
     "KVTransferConfig",
     "LLMEngine",
     "LoRARequest",
+    "PPMissingLayer",
     "RequestOutputKind",
     "SamplingParams",
     "StatLoggerBase",
@@ -50,5 +54,8 @@ __all__ = [
     "get_layerwise_info",
     "initialize_layerwise_reload",
     "load_checkpoint_weight_patches",
+    "materialize_meta_tensor",
     "rejection_sampler",
+    "restore_layer_refs",
+    "to_meta_tensor",
 ]

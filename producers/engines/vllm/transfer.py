@@ -7,13 +7,16 @@ of both versions, so nothing is served until a later update has loaded everythin
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.vllm.parameter_map import served_part
 from rollstream.producers.engines.vllm.release import (
     CheckpointWeightPatch,
+    PPMissingLayer,
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
@@ -21,6 +24,9 @@ from rollstream.producers.engines.vllm.release import (
     get_layerwise_info,
     initialize_layerwise_reload,
     load_checkpoint_weight_patches,
+    materialize_meta_tensor,
+    restore_layer_refs,
+    to_meta_tensor,
 )
 from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
 from rollstream.producers.engines.vllm.staging import (
@@ -156,3 +162,33 @@ def _tied_layers(model: torch.nn.Module) -> list[Any]:
             tied.append(layer)
         seen.add(id(weight))
     return tied
+
+
+def is_elsewhere(model: Any, name: str) -> bool:
+    """Whether the layer of this tensor is in another pipeline stage."""
+    layers = model.named_modules()
+    absent = {path for path, layer in layers if isinstance(layer, PPMissingLayer)}
+    return not absent.isdisjoint(accumulate(name.split("."), "{}.{}".format))
+
+
+@torch.no_grad()
+def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a whole tensor that loading it gives this worker. vLLM's own loader cuts it, into
+    a scratch parameter on the CPU that is in the served one's place meanwhile. Not beside a step.
+    """
+    part = served_part(model, name)
+    parameters, served = part.layer._parameters, part.layer._parameters[part.kind]
+    # As before vLLM packed it; a bias is not recorded there, and is not packed.
+    recorded = get_layerwise_info(part.layer).restore_metadata[0].get(part.kind)
+    with torch.device("cpu"):
+        scratch = materialize_meta_tensor(to_meta_tensor(served) if recorded is None else recorded)
+    parameters[part.kind] = restore_layer_refs(scratch, part.layer)
+    try:
+        loaded: set[str] = model.load_weights([(name, tensor)])
+    finally:
+        parameters[part.kind] = served
+    if not loaded:
+        raise EngineRefused(
+            f"weights: vLLM loads {name!r} into no parameter, so it is not compared"
+        )
+    return scratch[part.rows]

@@ -19,7 +19,7 @@ from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
 from rollstream.producers.engines.torch.weights import check_patch, check_tensors
 from rollstream.producers.engines.vllm.core import LocalCore
-from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors
+from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, PartState, combined
 from rollstream.producers.engines.vllm.staging import (
     ChunkMessage,
     StagedFile,
@@ -168,17 +168,15 @@ class VllmWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
-        if self._core.is_parallel:
-            return WeightComparison(0, ())
+        """As `Engine.read_back`. Each worker compares its own part; a tensor differs if it differs
+        at any worker, and is counted only if every part of it was read.
+        """
         own, needed = self._needed.own(tensors), self._needed
         asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
-        differing = [
-            name
-            for name in asked
-            if any(self._differs(place, own[name]) for place in (name, *needed.tied.get(name, ())))
-        ]
-        return WeightComparison(len(asked), tuple(differing))
+        states = {name: self._state(name, own[name]) for name in asked}
+        differing = tuple(name for name, state in states.items() if state == "differs")
+        read = sum(state == "same" for state in states.values()) + len(differing)
+        return WeightComparison(read, differing)
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
         """Whether the prepared update can be applied to the weights that are served now."""
@@ -200,11 +198,14 @@ class VllmWeights:
         else:
             yield from map(stage_tensors, whole_chunks(self._needed, update.tensors))
 
-    def _differs(self, name: str, tensor: torch.Tensor) -> bool:
+    def _state(self, name: str, tensor: torch.Tensor) -> PartState:
+        """The result of all workers for one tensor, under all its names."""
+        names = [name, *self._needed.tied.get(name, ())]
         if not self._core.has_process:
-            return bool(self._core.call("differs", name, tensor))
+            return combined(self._core.call_all("compare_part", names, tensor))
         file = StagedFile([(name, tensor)])
         try:
-            return bool(self._core.call("differs_from_staged", file.path, file.entries))
+            arguments = names, file.path, file.entries
+            return combined(self._core.call_all("compare_staged_part", *arguments))
         finally:
             file.close()

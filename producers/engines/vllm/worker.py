@@ -27,7 +27,12 @@ from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
-from rollstream.producers.engines.vllm.parameter_map import served_factors, served_tensors
+from rollstream.producers.engines.vllm.parameter_map import (
+    PartState,
+    combined,
+    served_factors,
+    served_part,
+)
 from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters
 from rollstream.producers.engines.vllm.release import (
     HAS_TRITON,
@@ -35,7 +40,7 @@ from rollstream.producers.engines.vllm.release import (
     rejection_sampler,
 )
 from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
-from rollstream.producers.engines.vllm.transfer import VersionTransfer
+from rollstream.producers.engines.vllm.transfer import VersionTransfer, is_elsewhere, loaded_part
 from rollstream.storage.lora import HIGH
 
 NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
@@ -154,15 +159,23 @@ class WorkerExtension(DraftingWorker):
         self._weight_update_active = False
         self.weight_transfer_engine.give_up()
 
-    def differs(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the served bits differ from those that loading this tensor gives."""
-        served = served_tensors(self.model_runner.get_model(), name)
-        return not all(_is_same(one, tensor) for one in served)
+    def compare_part(self, names: list[str], tensor: torch.Tensor) -> PartState:
+        """Compare the bits that this worker serves under all these names of one tensor with those
+        that loading the whole tensor gives at its rank.
+        """
+        model = self.model_runner.get_model()
+        parts = [served_part(model, name) for name in names if not is_elsewhere(model, name)]
+        if not parts:
+            return "elsewhere"
+        wanted = loaded_part(model, names[0], tensor)
+        return combined([_compared(part.copies(), wanted) for part in parts])
 
-    def differs_from_staged(self, path: str, entries: list[StagedTensor]) -> bool:
-        """As `differs`, for the one tensor of a staged file."""
-        ((name, tensor),) = staged_tensors(path, entries)
-        return self.differs(name, tensor)
+    def compare_staged_part(
+        self, names: list[str], path: str, entries: list[StagedTensor]
+    ) -> PartState:
+        """As `compare_part`, for the one tensor of a staged file."""
+        ((_, tensor),) = staged_tensors(path, entries)
+        return self.compare_part(names, tensor)
 
     def differing_factors(
         self, adapter: int, scaling: float, factors: list[tuple[str, torch.Tensor]]
@@ -184,6 +197,12 @@ class WorkerExtension(DraftingWorker):
     ) -> list[str]:
         """As `differing_factors`, for the tensors of a staged file."""
         return self.differing_factors(adapter, scaling, staged_tensors(path, entries))
+
+
+def _compared(copies: list[torch.Tensor], wanted: torch.Tensor) -> PartState:
+    if not copies:
+        return "unread"
+    return "same" if all(_is_same(copy, wanted) for copy in copies) else "differs"
 
 
 def _is_factor(served: torch.Tensor, factor: torch.Tensor, scaling: float) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollstream.errors import RollstreamError
-from rollstream.producers.engines.vllm.parameter_map import served_tensors
+from rollstream.producers.engines.vllm.parameter_map import served_part
 from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
 from rollstream.producers.engines.vllm.staging import StagedTensor
 from rollstream.producers.engines.vllm.worker import WorkerExtension
@@ -75,7 +75,7 @@ class ServerWorker(WorkerExtension):
         model = self.model_runner.get_model()
         found: dict[str, list[tuple[str, str]]] = {}
         for name in names:
-            copies = [copy.contiguous() for copy in served_tensors(model, name)]
+            copies = [copy.contiguous() for copy in served_part(model, name).copies()]
             kinds = [DTYPE_NAMES[copy.dtype] for copy in copies]
             found[name] = [
                 (kind, tensor_hash(kind, tuple(copy.shape), tensor_bytes(copy)))

@@ -1,0 +1,3 @@
+from typing import Any
+
+def restore_layer_refs(*args: Any, **settings: Any) -> Any: ...

@@ -1,0 +1,3 @@
+import torch
+
+class PPMissingLayer(torch.nn.Identity): ...
