@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
+from itertools import islice
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from rollstream.producers.engines.vllm import environment
 from rollstream.producers.engines.vllm.engine import VllmSequence
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
 from rollstream.producers.engines.vllm.staging import (
+    StagedChunks,
+    StagedMessage,
     read_staged_patches,
     stage_patches,
     stage_tensors,
@@ -115,6 +119,40 @@ def test_staged_tensors_are_the_same_in_another_process_and_go_with_their_owner(
     path = file.path
     file.close()
     assert not os.path.exists(path)
+
+
+def test_at_most_two_chunks_of_an_update_are_staged_and_each_is_given_once() -> None:
+    staged: list[StagedMessage] = []
+
+    def stage() -> Iterator[StagedMessage]:
+        for number in range(7):
+            staged.append(stage_tensors([(f"t{number}", torch.tensor([number]))]))
+            yield staged[-1]
+
+    def is_open(one: StagedMessage) -> bool:
+        return not one.file._file.closed  # pyright: ignore[reportPrivateUsage]
+
+    chunks = StagedChunks(stage())
+    assert (len(staged), chunks.is_used) == (2, False)  # beside decoding
+    loaded: list[int] = []
+    for message in chunks.messages():
+        ((_, tensor),) = staged_tensors(**message)
+        loaded.append(int(tensor))
+        assert sum(map(is_open, staged)) <= 2
+    assert (loaded, chunks.is_used) == (list(range(7)), True)
+    assert not any(map(is_open, staged))
+
+
+def test_an_error_in_staging_a_later_chunk_is_one_of_the_load() -> None:
+    def stage() -> Iterator[StagedMessage]:
+        for number in range(3):
+            yield stage_tensors([(f"t{number}", torch.tensor([number]))])
+        raise OSError("no shared memory is left")
+
+    messages = StagedChunks(stage()).messages()
+    assert [message["entries"][0]["name"] for message in islice(messages, 3)] == ["t0", "t1", "t2"]
+    with pytest.raises(OSError, match="no shared memory"):
+        next(messages)
 
 
 def test_staged_patches_come_out_as_they_went_in() -> None:

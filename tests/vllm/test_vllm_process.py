@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,13 +47,16 @@ def open_process(emit_every: int = 5) -> VllmEngine:
 
 
 def test_in_flight_keeps_the_cache_and_stamps_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 3; a chunk for each tensor."""
+    """Invariant 3; a chunk for each tensor, of which two are staged beside decoding."""
     monkeypatch.setattr(weights.whole_chunks, "__defaults__", (1,))
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     engine = open_process()
     gained = half_way(engine)
+    staged = staged_files()
     update = engine.prepare(WeightUpdate(V2, new.state_dict()))
+    assert staged_files() - staged == 2
     engine.update(update, "in_flight")
+    assert staged_files() == staged
     mine = to_the_end(engine, gained)
     (_, before), (_, after) = mine.spans
     assert (mine.spans[0][0], mine.spans[1][0], before + after) == (V1, V2, 40)
@@ -97,7 +102,7 @@ def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:
     engine, new = open_process(), dict(vllm_model("qwen3", 1).state_dict())
     gained = half_way(engine)
     update = engine.prepare(WeightUpdate(V2, new))
-    update.prepared.messages[0].file.close()  # pyright: ignore[reportAttributeAccessIssue]  # its memory went
+    update.prepared.chunks.first[0].file.close()  # pyright: ignore[reportAttributeAccessIssue]  # its memory went
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
@@ -143,6 +148,15 @@ def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
             core.kill()
         with pytest.raises(EngineRefused, match="ended"):
             updated.result(WAIT_S)
+
+
+def staged_files() -> int:
+    """Files in shared memory that this process has open."""
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            found += "rollstream-weights" in str(each.readlink())
+    return found
 
 
 def cores() -> list[psutil.Process]:

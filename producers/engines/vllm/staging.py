@@ -3,15 +3,19 @@ process of this machine a staged file in shared memory.
 
 A staged file is written once, named by a path that the other process opens, and described by plain
 values: a message between the processes contains names, types, shapes and offsets only. The kernel
-frees the file when its last user ends.
+frees the file when its last user ends. At most two chunks of an update are staged at any time.
 """
 
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, Any, TypedDict, cast
 
 import torch
@@ -20,6 +24,7 @@ from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
 ALIGNMENT = 64
+STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
 class StagedTensor(TypedDict):
@@ -102,6 +107,31 @@ class StagedMessage:
     def message(self) -> ChunkMessage:
         described = {"path": self.file.path, "entries": self.file.entries}
         return described if self.patched is None else described | {"patched": self.patched}
+
+
+class StagedChunks:
+    """The chunks of one update, at most `STAGED_MAX` of them in shared memory. The first ones are
+    staged at once, each other one when an earlier one was loaded, beside the loading of the next.
+    """
+
+    def __init__(self, staged: Iterator[StagedMessage]) -> None:
+        self._staged = staged
+        self.first = list(islice(staged, STAGED_MAX))
+        self.is_used = False
+        """Whether `messages` was called: a staged chunk is loaded once."""
+
+    def messages(self) -> Iterator[ChunkMessage]:
+        """The message of each chunk; its memory is released when the next one is asked for. Raises
+        the error of staging a chunk.
+        """
+        self.is_used = True
+        ahead = deque[Callable[[], StagedMessage | None]](lambda one=one: one for one in self.first)
+        self.first = []
+        with ThreadPoolExecutor(1) as staging:
+            while ahead and (staged := ahead.popleft()()) is not None:
+                with closing(staged.file):
+                    yield staged.message
+                ahead.append(staging.submit(next, self._staged, None).result)
 
 
 def stage_tensors(tensors: NamedTensors) -> StagedMessage:

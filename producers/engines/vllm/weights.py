@@ -6,7 +6,8 @@ served version is their base and vLLM stores its matrices unpacked. On the CPU v
 matrices, so there a version is always loaded whole.
 
 From the start of a load until one succeeds, no version is held. All work that can run beside
-decoding (checks, and for a core in another process the copy to shared memory) is done in `prepare`.
+decoding is done in `prepare`: checks, and for a core in another process the copy to shared memory
+of as many chunks as may be staged. The other chunks are copied while earlier ones are loaded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from rollstream.producers.engines.vllm.core import LocalCore
 from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, PartState, combined
 from rollstream.producers.engines.vllm.staging import (
     ChunkMessage,
+    StagedChunks,
     StagedFile,
     StagedMessage,
     stage_patches,
@@ -40,12 +42,12 @@ WHOLE_SHARE_MAX = 0.25  # of all elements; a whole tensor as a patch takes three
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
     """A checked update. `patches` turn the weights of `base` into the new version; None: load all
-    tensors. `messages` are its chunks as staged files, if the workers are in another process.
+    tensors. `chunks` has them as staged files, if the workers are in another process.
     """
 
     base: Version | None
     patches: tuple[TensorPatch, ...] | None
-    messages: tuple[StagedMessage, ...] = ()
+    chunks: StagedChunks | None = None
 
 
 def check_update(
@@ -141,7 +143,7 @@ class VllmWeights:
         """The update with `prepared` set. Raises `EngineRefused`, which names the wrong tensor."""
         prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
-            prepared = replace(prepared, messages=tuple(self._staged(update, prepared)))
+            prepared = replace(prepared, chunks=StagedChunks(self._staged(update, prepared)))
         return replace(update, prepared=prepared)
 
     def load(self, update: WeightUpdate) -> None:
@@ -180,13 +182,12 @@ class VllmWeights:
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
         """Whether the prepared update can be applied to the weights that are served now."""
-        return prepared.patches is None or prepared.base == self.held
+        is_used = prepared.chunks is not None and prepared.chunks.is_used
+        return not is_used and (prepared.patches is None or prepared.base == self.held)
 
     def _messages(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[ChunkMessage]:
-        if prepared.messages:
-            for staged in prepared.messages:
-                yield staged.message
-                staged.file.close()
+        if prepared.chunks is not None:
+            yield from prepared.chunks.messages()
         elif prepared.patches is not None:
             yield from ({"patches": some} for some in patch_chunks(prepared.patches))
         else:
