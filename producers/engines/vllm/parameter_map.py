@@ -87,7 +87,10 @@ def combined(states: Collection[PartState]) -> PartState:
     """The result for all these parts: the tensor differs if any part does, and is the same only if
     no part is unread.
     """
-    return next((state for state in PART_STATES if state in states), PART_STATES[-1])
+    for state in PART_STATES:
+        if state in states:
+            return state
+    return "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
