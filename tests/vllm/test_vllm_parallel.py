@@ -10,6 +10,7 @@ from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling
+from testbed.waiting import WAIT_S
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 
@@ -36,7 +37,7 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one(
     one = open_vllm(old)
     for version in (V1, V2):
         asked = [ask(f"{version}.{i}", prompt(6, i), GREEDY) for i in range(3)]
-        mine, wanted = run_all(two, asked), run_all(one, asked)
+        mine, wanted = run_all(two, asked, WAIT_S), run_all(one, asked, WAIT_S)
         assert {name: m.tokens for name, m in mine.items()} == {
             name: w.tokens for name, w in wanted.items()
         }
