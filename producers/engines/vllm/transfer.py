@@ -182,7 +182,7 @@ def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     recorded = get_layerwise_info(part.layer).restore_metadata[0].get(part.kind)
     with torch.device("cpu"):
         scratch = materialize_meta_tensor(to_meta_tensor(served) if recorded is None else recorded)
-    loader = getattr(scratch, "weight_loader", None)
+    loader: Any = getattr(scratch, "weight_loader", None)
     while getattr(loader, "__name__", "") == "online_process_loader":  # of an earlier reload
         loader = loader.__wrapped__
     if loader is not None:
