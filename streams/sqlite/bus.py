@@ -6,7 +6,6 @@ loss too. Threads may share one bus: each file has one connection behind a lock.
 process opens its own bus. The folder must be on a local disk.
 """
 
-import itertools
 import re
 import threading
 import time
@@ -43,10 +42,6 @@ class SqliteBus:
         self._sync: Sync = sync
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
-        # `TopicLog.changes` does not include this process's own writes. Each write gets a new
-        # number, so two threads that write at once never restore a count that a read has seen.
-        self._writes = itertools.count(1)
-        self._written = 0
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
         """By topic, a state of the file and positions from which it had nothing to read: idle
         readers poll often, and checking the state costs a tenth of a read.
@@ -82,9 +77,7 @@ class SqliteBus:
         return self._log(topic).settings.partitions
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
-        offsets = self._log(topic).append(entries, int(self._clock() * 1000))
-        self._written = next(self._writes)
-        return offsets
+        return self._log(topic).append(entries, int(self._clock() * 1000))
 
     def read(
         self,
@@ -98,7 +91,7 @@ class SqliteBus:
     ) -> list[Message]:
         log, deadline, pause_s = self._log(topic), Deadline(wait_s), POLL_S
         while True:
-            state = (log.changes(), self._written)
+            state = log.changes()
             if self._empty_reads.get(topic) != (state, positions):
                 messages = log.read(positions, records_max, bytes_max)
                 if messages:
@@ -123,7 +116,6 @@ class SqliteBus:
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         self._log(topic).truncate(before)
-        self._written = next(self._writes)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return LeasedGroupReader(self, self._groups, group, topic, member)

@@ -187,12 +187,15 @@ class TopicLog:
         with self._database.reading("read") as connection:
             return {p: _end(connection, p) for p in range(self.settings.partitions)}
 
-    def changes(self) -> int:
-        """A number that changes when another connection changes the file (3 µs, cheaper than a
-        query).
+    def changes(self) -> tuple[int, int]:
+        """Two numbers of which the first changes with what other connections write, the second with
+        what this one writes (3 µs, cheaper than a query).
+
+        Both are read under the connection's lock. Otherwise a thread could see an append of another
+        thread by its `end`, not yet by these numbers, and then read nothing below that end.
         """
         with self._database.reading("read") as connection:
-            return connection.execute("PRAGMA data_version").fetchone()[0]
+            return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
 
     def truncate(self, before: Mapping[int, int]) -> None:
         with self._database.writing("truncate") as connection:

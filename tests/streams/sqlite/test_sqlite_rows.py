@@ -1,12 +1,14 @@
-"""Records packed into rows are read back unchanged, whatever their sizes."""
+"""Records packed into rows are read back unchanged, whatever their sizes, and once committed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.sqlite.bus import SqliteBus
-from rollstream.streams.sqlite.topic_log import ROW_BYTES, pack_rows, unpack_row
+from rollstream.streams.sqlite.topic_log import ROW_BYTES, TopicLog, pack_rows, unpack_row
 from rollstream.streams.topics import Topic
 
 ENTRIES = st.lists(
@@ -57,4 +59,24 @@ def test_truncation_inside_a_row_keeps_the_row_and_survives_opening(tmp_path: Pa
     assert (bus.begin("t"), bus.end("t")) == ({0: 4}, {0: 6})
     assert [m.value for m in bus.read("t", {0: 4})] == [b"4", b"5"]
     assert bus.append("t", [AppendEntry(b"k", b"6")]) == [6]
+    bus.close()
+
+
+def test_what_another_thread_committed_is_read_before_its_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that polls an empty topic sees the end of an append that is just returning."""
+    bus, seen = SqliteBus(tmp_path), list[tuple[dict[int, int], int]]()
+    bus.create([Topic("t")])
+    assert bus.read("t", {0: 0}) == []
+    commit = TopicLog.append
+
+    def committed(log: TopicLog, entries: Sequence[AppendEntry], now_ms: int) -> list[int]:
+        offsets = commit(log, entries, now_ms)
+        seen.append((bus.end("t"), len(bus.read("t", {0: 0}))))
+        return offsets
+
+    monkeypatch.setattr(TopicLog, "append", committed)
+    bus.append("t", [AppendEntry(b"k", b"v")])
+    assert seen == [({0: 1}, 1)]
     bus.close()
