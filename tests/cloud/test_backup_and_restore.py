@@ -29,7 +29,7 @@ from testbed.waiting import WAIT_S, wait_for
 from tests.support.killed_at import run_killed_at
 
 MORE = [
-    "trainer.steps=400", "checkpoints.every=3", "archive.roll_s=1",
+    "trainer.steps=100000", "checkpoints.every=3", "archive.roll_s=1",
     "task.name=tests.support.uneven_task:Uneven",
 ]  # fmt: skip
 
