@@ -79,7 +79,8 @@ def test_keep_version_gives_every_trajectory_one_version(tmp_path: Path) -> None
         run.end()
         trajectories = run.records("trajectories", Trajectory)
         assert {len(record.spans) for record in trajectories} == {1}
-        assert {a.version.number for a in run.records("applied", Applied)} >= {0, 1}
+        applied = {a.version.number for a in run.records("applied", Applied)}
+        assert len(applied) > 1, "the last groups need a version above 0; any may be passed over"
 
 
 def test_max_lag_zero_trains_nothing_stale(tmp_path: Path) -> None:
