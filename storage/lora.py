@@ -23,6 +23,11 @@ PREFIX = "base_model.model."
 """PEFT's name of a tensor is this prefix and the name of the layer in the model."""
 
 
+def layer_of(name: str) -> str:
+    """The layer of an adapter's tensor, by its name in the model."""
+    return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
+
+
 class HighFactor(nn.Linear):
     """B of an adapter; its product is multiplied by `scaling`."""
 

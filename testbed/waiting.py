@@ -7,25 +7,27 @@ machine whose cores other programs keep busy. Import it as `testbed.waiting` eve
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+Found = TypeVar("Found")
 WAIT_S = 600.0
 PAUSE_S, PAUSE_S_MAX = 0.002, 0.1
 """Pauses before the first and later polls: a slow condition is often costly to check, too."""
 
 
 def wait_for(
-    condition: Callable[[], object],
+    condition: Callable[[], Found],
     process: subprocess.Popen[bytes] | None = None,
     said: Callable[[], str] = lambda: "",
-) -> None:
-    """Returns once `condition` holds; fails after `WAIT_S`, or when `process` has ended before,
-    with the text of `said`.
+) -> Found:
+    """Returns what `condition` gives once it holds; fails after `WAIT_S`, or when `process` has
+    ended before, with the text of `said`.
     """
     give_up, pause_s = time.monotonic() + WAIT_S, PAUSE_S
     while True:
         ended = process is not None and process.poll() is not None  # before the check: no race
-        if condition():
-            return
+        if found := condition():
+            return found
         assert not ended, f"the process ended early {said()}"
         assert time.monotonic() < give_up, f"not within {WAIT_S:g} s {said()}"
         time.sleep(pause_s)

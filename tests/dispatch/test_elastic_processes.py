@@ -14,13 +14,7 @@ import pytest
 from rollstream.streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
-from testbed.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    started,
-    steps_done,
-)
+from testbed.run_process import assert_the_log_adds_up, read, role, started, steps_done
 from testbed.waiting import WAIT_S, wait_for
 
 STEPS = 30

@@ -39,9 +39,7 @@ def newest_sent(bus) -> RolloutStatus:
     """The log is compacted: of the records below an end, newer ones may have replaced all before
     they are read.
     """
-    while not (found := sent(bus)):
-        pass
-    return found[-1]
+    return wait_for(lambda: sent(bus))[-1]
 
 
 def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.config.config import fingerprint, load
-from rollstream.config.run_folder import RunFolder, store_url, write_configuration
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
 from rollstream.consumers.settings import DispatchSettings
+from rollstream.consumers.trainer.loop import Trainer
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.stores.connect import open_store
@@ -30,7 +31,7 @@ from rollstream.streams.records import (
 from rollstream.streams.values import Version
 from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for
-from tests.support.kept_run import STEPS, configuration_of, made
+from tests.support.kept_run import STEPS, made, write_configuration_of
 from tests.support.tiny_run import ROLLOUT, Died, TinyRun, tiny_run
 
 LORA = LoraSettings(rank=2, alpha=4.0)
@@ -98,22 +99,27 @@ def test_exported_both_ways(run: Path, tmp_path: Path, capsys) -> None:
     assert (tmp_path / "whole" / "config.json").is_file()
 
 
+def published_after(trainer: Trainer, step: int) -> threading.Event:
+    """Is set once the version of this step was handed to the publisher."""
+    reached, publish = threading.Event(), trainer.publisher.publish
+
+    def published(snapshot) -> None:
+        publish(snapshot)
+        if snapshot.done.step == step:
+            reached.set()
+
+    trainer.publisher.publish = published  # pyright: ignore[reportAttributeAccessIssue]
+    return reached
+
+
 def steps_of(folder: Path, stops: int) -> list[int]:
     """The steps in the ledger of a run whose trainer was stopped after this step and started again:
     a step that is repeated with another hash is there twice.
     """
     with tiny_run(folder, trainer={"steps": 6}, lora=LORA, checkpoint_every=2) as run:
         run.start_all()
-        stop, trainer = threading.Event(), run.build_trainer(1)
-        publish = trainer.publisher.publish
-
-        def published(snapshot) -> None:
-            publish(snapshot)
-            if snapshot.done.step == stops:
-                stop.set()
-
-        trainer.publisher.publish = published  # pyright: ignore[reportAttributeAccessIssue]
-        assert not trainer.run(stop)
+        trainer = run.build_trainer(1)
+        assert not trainer.run(published_after(trainer, stops))
         assert run.train(2)
         return [done.step for done in run.records("ledger", StepDone)]
 
@@ -163,7 +169,7 @@ def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_died(
     it. The dead rollout's trajectories are resumed under the version that they began with, which
     the rollout that resumes them loads from the store.
     """
-    folder, two_steps = tmp_path / "run", threading.Event()
+    folder = tmp_path / "run"
     changed = {
         "trainer": {"steps": 6, "groups_per_step": 2, "samples_per_group": 2},
         "rollout": KEEP.model_copy(update={"partial_tokens": 2}),
@@ -171,22 +177,13 @@ def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_died(
         "tokens_max": 40,
     }
     with tiny_run(folder, lora=LORA, checkpoint_every=2, **changed) as run:
-        configuration = configuration_of(run)
-        run.configuration_hash = fingerprint(configuration)
-        write_configuration(RunFolder(folder), configuration)
+        write_configuration_of(run)
         dying, replaced = DiesAfterAPartial(run.bus), threading.Event()
         run.start_prompts(1)
         run.start_dispatch(1, replaced)
         run.start_rollout("rollout-0", dying=dying)
         trainer = run.build_trainer(1)
-        publish = trainer.publisher.publish
-
-        def published(snapshot) -> None:
-            publish(snapshot)
-            if snapshot.done.step == 2:
-                two_steps.set()
-
-        trainer.publisher.publish = published  # pyright: ignore[reportAttributeAccessIssue]
+        two_steps = published_after(trainer, 2)
         run.start_thread(lambda: trainer.run(two_steps))
         first_trainer = run.threads[-1]
         wait_for(dying.died.is_set)
@@ -207,9 +204,13 @@ def test_a_trajectory_resumes_under_its_stored_adapter_after_its_rollout_died(
 
 
 def held_by(run: TinyRun, rollout: str) -> set[Version]:
-    """The versions that its newest status names."""
-    found = [one for one in run.records("status", RolloutStatus) if one.rollout == rollout]
-    return found[-1].held
+    """The versions that its newest status names. The log is compacted: of the records below an end,
+    newer ones may have replaced all of this rollout before they are read.
+    """
+    statuses = wait_for(
+        lambda: [one for one in run.records("status", RolloutStatus) if one.rollout == rollout]
+    )
+    return statuses[-1].held
 
 
 def loaded(run: TinyRun) -> dict[tuple[str, int], Version]:

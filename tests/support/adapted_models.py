@@ -1,6 +1,7 @@
 """Tiny models with random adapters, and the same adapters merged into plain models."""
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,3 +51,18 @@ def adapter_update(version: Version, model: PreTrainedModel) -> WeightUpdate:
     adapter = attached_adapter(model)
     assert adapter is not None
     return WeightUpdate(version, adapter_of(model), scaling=adapter.scaling)
+
+
+def with_fault(update: WeightUpdate, fault: str, unknown: str) -> WeightUpdate:
+    """The update with one wrong factor of an up_proj: `missing`, of another `shape`, `nan`, or a
+    copy of it under the name `unknown`; as it is for any other fault.
+    """
+    tensors = dict(update.tensors)
+    name = next(name for name in tensors if "up_proj.lora_B" in name)
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "unknown":
+        tensors[unknown] = tensors[name]
+    elif fault in ("shape", "nan"):
+        tensors[name] = tensors[name][:-1] if fault == "shape" else tensors[name] * torch.nan
+    return replace(update, tensors=tensors)

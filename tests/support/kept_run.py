@@ -35,15 +35,20 @@ def made(
     }
     with tiny_run(folder, truncate=truncate, **changed) as run:
         run.archived = TOPICS if archive else ()
-        configuration = configuration_of(run)
-        run.configuration_hash = fingerprint(configuration)
-        write_configuration(RunFolder(folder), configuration)
+        write_configuration_of(run)
         run.start_all()
         if archive:
             service = ArchiveService(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.1))
             run.start_thread(lambda: service.run(run.stop))
         assert run.train()
     return folder
+
+
+def write_configuration_of(run: TinyRun) -> None:
+    """Makes the run's folder one that commands take; its trainer records this configuration."""
+    configuration = configuration_of(run)
+    run.configuration_hash = fingerprint(configuration)
+    write_configuration(RunFolder(run.folder), configuration)
 
 
 def configuration_of(run: TinyRun) -> Configuration:

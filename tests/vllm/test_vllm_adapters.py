@@ -17,7 +17,7 @@ from rollstream.producers.settings import VllmSettings
 from rollstream.storage.settings import LoraSettings
 from rollstream.streams.values import Sampling, Version
 from testbed.update_reference import over_old_cache
-from tests.support.adapted_models import LORA, adapted, adapter_update, merged
+from tests.support.adapted_models import LORA, adapted, adapter_update, merged, with_fault
 from tests.support.engine_samples import (
     Gained,
     ask,
@@ -208,15 +208,8 @@ def test_a_wrong_adapter_is_refused_and_the_others_are_served_on(fault: str) -> 
     model = opened.models[second]
     if fault == "rank":
         model = adapted(opened.plain, LoraSettings(rank=9, alpha=9.0))
-    bad = adapter_update(second, model)
-    tensors = dict(bad.tensors)
-    name = next(name for name in tensors if "up_proj.lora_B" in name)
-    if fault == "missing":
-        del tensors[name]
-    elif fault == "unknown":
-        tensors["base_model.model.model.norm.lora_A.weight"] = tensors[name]
-    elif fault in ("shape", "nan"):
-        tensors[name] = tensors[name][:-1] if fault == "shape" else tensors[name] * torch.nan
+    unknown = "base_model.model.model.norm.lora_A.weight"
+    bad = with_fault(adapter_update(second, model), fault, unknown)
     with pytest.raises(EngineRefused, match=r"up_proj|norm|rank 9"):
-        opened.engine.update(replace(bad, tensors=tensors), "keep_version")
+        opened.engine.update(bad, "keep_version")
     assert run_all(opened.engine)["t"].spans == [(first, 24)]

@@ -34,10 +34,9 @@ from rollstream.producers.engines.vllm.environment import (
 )
 from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, expected_tensors
 from rollstream.producers.engines.vllm.protocol import EngineCore, ServedAdapter
-from rollstream.producers.engines.vllm.staging import StagedFile
 from rollstream.producers.engines.vllm.weights import VllmWeights
 from rollstream.producers.settings import VllmSettings
-from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.storage.lora import HIGH, LOW, PREFIX, layer_of
 from rollstream.storage.weights.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.weights.shards import pack_tensors
 from rollstream.streams.values import Version
@@ -101,16 +100,16 @@ class VllmAdapters:
         """
         assert update.scaling is not None, "whole weights are no adapter"
         rank = self._check(update.tensors)
+        alpha = update.scaling * rank
         config = {
             "bias": "none",
-            "lora_alpha": update.scaling * rank,
+            "lora_alpha": alpha,
             "peft_type": "LORA",
             "r": rank,
-            "target_modules": sorted({_layer_of(name).split(".")[-1] for name in update.tensors}),
+            "target_modules": sorted({layer_of(name).split(".")[-1] for name in update.tensors}),
         }
         data, _ = pack_tensors(update.tensors, ADAPTER_TENSORS)
-        scaling = update.scaling * rank / rank
-        return replace(update, prepared=PreparedAdapter(data, json.dumps(config), scaling))
+        return replace(update, prepared=PreparedAdapter(data, json.dumps(config), alpha / rank))
 
     def load(self, update: WeightUpdate) -> None:
         """Serve this version to the requests that name none, in place of the one before; a version
@@ -156,16 +155,7 @@ class VllmAdapters:
             return WeightComparison(0, ())
         asked = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
         adapter = self.loaded[self._latest].id, self._scaling
-        if not self.core.has_process:
-            differing = self.core.call("differing_factors", *adapter, asked)
-        else:
-            file = StagedFile(asked)
-            try:
-                differing = self.core.call(
-                    "differing_staged_factors", *adapter, file.path, file.entries
-                )
-            finally:
-                file.close()
+        (differing,) = self.core.call_with_tensors("differing_factors", *adapter, tensors=asked)
         return WeightComparison(len(asked), tuple(differing))
 
     def _load(self, update: WeightUpdate, name: str, number: int) -> None:
@@ -192,7 +182,7 @@ class VllmAdapters:
         wanted: dict[str, tuple[int, ...]] = {}
         ranks = [1]
         for name in tensors:
-            layer = _layer_of(name)
+            layer = layer_of(name)
             weight = self.needed.shapes.get(f"{layer}.weight")
             if weight is None or len(weight) != 2 or not name.endswith((LOW, HIGH)):
                 raise EngineRefused(f"weights: tensor {name!r} is of no layer that is served")
@@ -208,11 +198,6 @@ class VllmAdapters:
                 "engine was opened for (model.lora.rank)"
             )
         return max(ranks)
-
-
-def _layer_of(name: str) -> str:
-    """The layer of an adapter's tensor."""
-    return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
 
 
 def open_core_and_weights(

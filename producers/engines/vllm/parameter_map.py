@@ -11,7 +11,7 @@ is not zero, so the result has the same bits.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rollstream.errors import EngineRefused
-from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.storage.lora import LOW, layer_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -118,23 +118,32 @@ def served_part(model: torch.nn.Module, name: str) -> ServedPart:
     here.
     """
     path, _, kind = name.rpartition(".")
-    parent, _, leaf = path.rpartition(".")
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    packed = next((whole for whole, parts in mapping.items() if leaf in parts), None)
+    place, index, count = _packed_place(mapping, path)
     try:
-        layer: Any = model.get_submodule(f"{parent}.{packed}" if packed else path)
+        layer: Any = model.get_submodule(place)
     except AttributeError:
         raise EngineRefused(f"weights: vLLM has no known parameter for {name!r}") from None
     layer = getattr(layer, "base_layer", layer)  # below adapters
     vocabulary = getattr(layer, "shard_indices", None)  # vocabularies are padded
     rows = slice(0, None if vocabulary is None else vocabulary.num_org_elements)
-    if packed is not None:
-        parts = mapping[packed]
+    if count:
         sizes = [int(size) for size in layer.output_partition_sizes]
-        assert len(sizes) == len(parts), "one part per name"
-        begin = sum(sizes[: parts.index(leaf)])
-        rows = slice(begin, begin + sizes[parts.index(leaf)])
+        assert len(sizes) == count, "one part per name"
+        begin = sum(sizes[:index])
+        rows = slice(begin, begin + sizes[index])
     return ServedPart(layer, kind, rows)
+
+
+def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str, int, int]:
+    """vLLM's layer that holds this one, its index in it and how many it packs; 0, 0 where it stands
+    alone.
+    """
+    parent, _, leaf = path.rpartition(".")
+    for packed, parts in mapping.items():
+        if leaf in parts:
+            return f"{parent}.{packed}", parts.index(leaf), len(parts)
+    return path, 0, 0
 
 
 def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
@@ -143,17 +152,12 @@ def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
     `EngineRefused` where there is none.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
-    layer = name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
-    parent, _, leaf = layer.rpartition(".")
-    mapping: dict[str, list[str]] = manager.packed_modules_mapping
-    packed = next((whole for whole, parts in mapping.items() if leaf in parts), None)
-    place = f"{parent}.{packed}" if packed else layer
+    place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))
     kept = manager.list_adapters().get(adapter)
     if kept is None or place not in kept.loras or place not in manager.modules:
         raise EngineRefused(f"weights: vLLM holds no factor {name!r} of the adapter {adapter}")
-    part = mapping[packed].index(leaf) if packed else 0
     factor = getattr(kept.loras[place], attribute)
-    copies: list[torch.Tensor] = [factor[part] if packed else factor]
+    copies: list[torch.Tensor] = [factor[part] if count else factor]
     if adapter in manager.lora_index_to_id:
         stacked = getattr(manager.modules[place], f"{attribute}_stacked")[part]
         copies.append(stacked[manager.lora_index_to_id.index(adapter), 0])

@@ -24,7 +24,6 @@ from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, Par
 from rollstream.producers.engines.vllm.staging import (
     ChunkMessage,
     StagedChunks,
-    StagedFile,
     StagedMessage,
     stage_patches,
     stage_tensors,
@@ -202,11 +201,5 @@ class VllmWeights:
     def _state(self, name: str, tensor: torch.Tensor) -> PartState:
         """The result of all workers for one tensor, under all its names."""
         names = [name, *self._needed.tied.get(name, ())]
-        if not self._core.has_process:
-            return combined(self._core.call_all("compare_part", names, tensor))
-        file = StagedFile([(name, tensor)])
-        try:
-            arguments = names, file.path, file.entries
-            return combined(self._core.call_all("compare_staged_part", *arguments))
-        finally:
-            file.close()
+        states = self._core.call_with_tensors("compare_part", names, tensors=[(name, tensor)])
+        return combined(states)

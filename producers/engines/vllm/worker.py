@@ -39,7 +39,7 @@ from rollstream.producers.engines.vllm.release import (
     WeightTransferEngineFactory,
     rejection_sampler,
 )
-from rollstream.producers.engines.vllm.staging import StagedTensor, staged_tensors
+from rollstream.producers.engines.vllm.staging import NamedTensors, StagedTensor, staged_tensors
 from rollstream.producers.engines.vllm.transfer import VersionTransfer, is_elsewhere, loaded_part
 from rollstream.storage.lora import HIGH
 
@@ -159,10 +159,17 @@ class WorkerExtension(DraftingWorker):
         self._weight_update_active = False
         self.weight_transfer_engine.give_up()
 
-    def compare_part(self, names: list[str], tensor: torch.Tensor) -> PartState:
+    def call_staged(
+        self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
+    ) -> Any:
+        """The result of a method below whose last argument are the tensors of a staged file."""
+        return getattr(self, method)(*arguments, staged_tensors(path, entries))
+
+    def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:
         """Compare the bits that this worker serves under all these names of one tensor with those
         that loading the whole tensor gives at its rank.
         """
+        ((_, tensor),) = tensors
         model = self.model_runner.get_model()
         parts = [served_part(model, name) for name in names if not is_elsewhere(model, name)]
         if not parts:
@@ -170,16 +177,7 @@ class WorkerExtension(DraftingWorker):
         wanted = loaded_part(model, names[0], tensor)
         return combined([_compared(part.copies(), wanted) for part in parts])
 
-    def compare_staged_part(
-        self, names: list[str], path: str, entries: list[StagedTensor]
-    ) -> PartState:
-        """As `compare_part`, for the one tensor of a staged file."""
-        ((_, tensor),) = staged_tensors(path, entries)
-        return self.compare_part(names, tensor)
-
-    def differing_factors(
-        self, adapter: int, scaling: float, factors: list[tuple[str, torch.Tensor]]
-    ) -> list[str]:
+    def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
         """Names of the factors of an adapter whose served bits differ from those that loading these
         gives; a padded rank must be zero.
         """
@@ -191,12 +189,6 @@ class WorkerExtension(DraftingWorker):
             if not all(_is_factor(one, factor, factor_scaling) for one in served):
                 differing.append(name)
         return differing
-
-    def differing_staged_factors(
-        self, adapter: int, scaling: float, path: str, entries: list[StagedTensor]
-    ) -> list[str]:
-        """As `differing_factors`, for the tensors of a staged file."""
-        return self.differing_factors(adapter, scaling, staged_tensors(path, entries))
 
 
 def _compared(copies: list[torch.Tensor], wanted: torch.Tensor) -> PartState:

@@ -9,7 +9,7 @@ from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling, Version
-from tests.support.adapted_models import adapted, adapter_update, merged
+from tests.support.adapted_models import adapted, adapter_update, merged, with_fault
 from tests.support.engine_samples import (
     ask,
     chosen_logprobs,
@@ -192,17 +192,10 @@ def test_a_wrong_adapter_is_refused_and_the_others_are_served_on(fault):
     first, second = VERSIONS[:2]
     engine.update(adapter_update(first, models[first]), "keep_version")
     engine.submit(named("t", first))
-    bad = adapter_update(second, models[second])
-    tensors = dict(bad.tensors)
-    name = next(name for name in tensors if "up_proj.lora_B" in name)
-    if fault == "missing":
-        del tensors[name]
-    elif fault == "unknown":
-        tensors["base_model.model.lm_head.lora_A.weight"] = tensors[name]
-    else:
-        tensors[name] = tensors[name][:-1] if fault == "shape" else tensors[name] * torch.nan
+    unknown = "base_model.model.lm_head.lora_A.weight"
+    bad = with_fault(adapter_update(second, models[second]), fault, unknown)
     with pytest.raises(EngineRefused, match=r"up_proj|lm_head"):
-        engine.update(replace(bad, tensors=tensors), "keep_version")
+        engine.update(bad, "keep_version")
     assert run_all(engine)["t"].spans == [(first, 24)]
 
 
