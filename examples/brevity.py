@@ -5,7 +5,7 @@
 
 import json
 
-from rollstream.producers.scoring.functions import Finished
+from rollstream.api import Finished
 
 LONG = 120  # characters of an answer that earns nothing for brevity
 

@@ -1,7 +1,7 @@
 """The names that user code imports; they keep their meaning from release to release.
 
-`Task`, `TaskPrompt`, `Reply`, `Score`: a task of your own, with rewards and dialogues of several
-turns.
+`Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`: a task of your own, with rewards and dialogues of
+several turns. `TaskText` converts its texts to tokens, `shuffled` is the order of its prompts.
 `Finished`: a finished trajectory, as a scoring function gets it. `open_run`: a run as Arrow tables.
 `open_bus`, `publish`, `Annotation`: append a late reward to a run's log from any program.
 
@@ -10,7 +10,8 @@ Importing this module is light: torch, Kafka and DuckDB are imported only where 
 
 from rollstream import open_run
 from rollstream.producers.scoring.functions import Finished
-from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt
+from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt, Turns, shuffled
+from rollstream.producers.tasks.text import TaskText
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.writer import publish
@@ -22,7 +23,10 @@ __all__ = [
     "Score",
     "Task",
     "TaskPrompt",
+    "TaskText",
+    "Turns",
     "open_bus",
     "open_run",
     "publish",
+    "shuffled",
 ]

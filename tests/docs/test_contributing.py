@@ -1,5 +1,6 @@
-"""The steps of CONTRIBUTING.md: at most five for each part; every file that they name exists, and
-those for a reward and a task work in an empty folder.
+"""The steps of CONTRIBUTING.md: at most five for each part; every file and every name that they
+give exists, and those for a reward and a task work in an empty folder. The other ones are followed
+in `test_contributing_copies.py`.
 """
 
 import json
@@ -45,6 +46,19 @@ def test_each_file_that_a_step_names_exists() -> None:
     named = set(PATH.findall(TEXT))
     assert len(named) > 20
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_each_name_of_a_file_is_defined_there() -> None:
+    named = re.findall(r"`(\w+)` of `((?:\w+/)+\w+\.py)`", TEXT)
+    assert len(named) >= 8
+    defined = r"^(?:def |class ){0}\b|^{0}(?::.*)? = "
+    files = {(name, path): (ROOT / path).read_text(encoding="utf-8") for name, path in named}
+    missing = [
+        f"{path}: {name}"
+        for (name, path), text in files.items()
+        if not re.search(defined.format(re.escape(name)), text, re.MULTILINE)
+    ]
+    assert missing == []
 
 
 @pytest.fixture
