@@ -126,7 +126,7 @@ def help_lines() -> Iterator[str]:
         yield f"\n{group}: {GROUP_TITLES[group]}"
         yield from (f"  {command.name:<12} {command.purpose}" for command in commands)
     yield "\n`rollstream COMMAND --help` explains a command; --version prints the release."
-    yield "RUN is a run's folder, or its name in runs/; without it a command takes the newest run."
+    yield "RUN is a run's folder, or its name in runs/; without it most take the newest run."
     yield "\nexample:\n  rollstream run examples/quickstart.toml"
 
 

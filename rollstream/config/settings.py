@@ -88,7 +88,7 @@ class Configuration(Settings):
     store: Annotated[str, FIXED] = "file:store"
     """URL of the object store; a relative path is inside the run's folder."""
     sync: Annotated[Literal["normal", "full"], INCIDENTAL] = "normal"
-    """`full` survives power loss, at the cost of a disk flush per write."""
+    """`full` survives power loss and kernel crashes, at the cost of a disk flush per write."""
     truncate: Annotated[bool | None, INCIDENTAL] = None
     """Delete records of the log that are archived and that no role needs to resume; True: also
     without an archive; default: only with one.

@@ -27,6 +27,7 @@ from rollstream.runs.removal import (
     remove,
 )
 from rollstream.storage.stores.base import ListedObject
+from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RunLock
 
 LOCK_WAIT_S = 0.5
@@ -50,6 +51,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Show the plan, ask, and delete."""
     keep = _keeps(arguments.keep)
     place = find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
+    if place.bus is not None:
+        check_reachable(place.bus)
     with ExitStack() as held:
         if place.folder is not None:
             held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
