@@ -6,19 +6,22 @@ killed, frozen and resumed as zombies meanwhile.
 
 from collections import Counter
 
+import pytest
+
 from testbed.stepped.trials import seeded
 
-COUNT = 12
+COUNTS = [5, pytest.param(12, marks=pytest.mark.slow)]
 
 
-def test_runs_that_move_all_the_time_keep_every_promise() -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_runs_that_move_all_the_time_keep_every_promise(count: int) -> None:
     """Invariants 1 to 7: one completion per trajectory whichever rollout finishes it, one version
     under `keep_version`.
     """
     happened: Counter[str] = Counter()
-    for seed in range(COUNT):
+    for seed in range(count):
         trial = seeded(seed, restless=True)
         assert trial.found.wrong == [], str(trial)
         happened += trial.happened
-    assert happened["asked back"] > 10 * COUNT
-    assert min(happened[what] for what in ("killed", "frozen", "put off")) > COUNT
+    assert happened["asked back"] > 10 * count
+    assert min(happened[what] for what in ("killed", "frozen", "put off")) > count

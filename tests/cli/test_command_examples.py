@@ -4,12 +4,10 @@ real run (examples of `query`, `tail` and `inspect` in `tests/analysis/`, of `au
 quickstart, made small by the environment: 60 steps of one short group.
 """
 
-import os
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,16 +16,9 @@ import pytest
 from rollstream.cli.commands import COMMANDS, command_parsers
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
+from tests.support.command_runs import PROGRAM, make_runs, run_command, small_environment
 from tests.support.printed_commands import printed_commands
 
-PROGRAM = [sys.executable, "-m", "rollstream"]
-SMALL = {
-    "TRAINER__STEPS": "60", "TRAINER__GROUPS_PER_STEP": "1", "TRAINER__SAMPLES_PER_GROUP": "2",
-    "TRAINER__WORKERS": "1", "SAMPLING__TOKENS_MAX": "8", "ROLLOUTS__COUNT": "1",
-    "ROLLOUTS__SLOTS": "8", "WARMUP__STEPS": "2", "WARMUP__DOCUMENTS": "100",
-    "EVALUATION__PROMPTS": "2", "EVALUATION__SAMPLES": "1", "EVALUATION__EVERY": "60",
-    "CHECKPOINTS__EVERY": "30",
-}  # fmt: skip
 WANDB = """
 class Run:
     def log(self, *_, **__): pass
@@ -64,37 +55,13 @@ def examples(command: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `examples/` and the first example's run, under the names that other examples
-    use.
-    """
+    """A folder with the first example's run, under the names that other examples use."""
     folder = tmp_path_factory.mktemp("work")
-    (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "fake").mkdir()
     (folder / "fake" / "wandb.py").write_text(WANDB)
     (first, *_) = examples("run")
-    done = _run(first, folder)
-    assert done.returncode == 0, done.stderr
-    (made,) = (folder / "runs").iterdir()
-    for name in ("quickstart-0", "quickstart-1"):
-        shutil.copytree(made, folder / "runs" / name)
+    make_runs(folder, first, ("quickstart-0", "quickstart-1"))
     return folder
-
-
-def _environment(**more: str) -> dict[str, str]:
-    small = {f"ROLLSTREAM_{key}": value for key, value in SMALL.items()}
-    return {**os.environ, **small, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
-
-
-def _run(words: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *words],
-        cwd=folder,
-        env=_environment(**more),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=WAIT_S,
-    )
 
 
 @pytest.mark.parametrize("command", ONE_SHOT)
@@ -102,7 +69,7 @@ def test_examples_that_end_by_themselves(command: str, here: Path):
     found = examples(command)
     assert found
     for words in found:
-        done = _run(words, here)
+        done = run_command(words, here)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout or done.stderr, words
 
@@ -117,16 +84,16 @@ def test_the_commands_of_the_readme(here: Path):
             word.replace("runs/", "runs/readme-") if before == "--out" else word
             for before, word in pairwise(("", *words))
         ]
-        done = _run(own, here)
+        done = run_command(own, here)
         assert done.returncode == 0, (own, done.stderr)
 
 
 def test_examples_of_rm(here: Path, tmp_path: Path):
     """On a copy, one after the other; without an answer nothing is deleted."""
     shutil.copytree(here / "runs" / "quickstart-0", tmp_path / "runs" / "quickstart-0")
-    assert _run(["rm", "quickstart-0"], tmp_path).returncode == 130
+    assert run_command(["rm", "quickstart-0"], tmp_path).returncode == 130
     for words in examples("rm"):
-        done = _run(words, tmp_path)
+        done = run_command(words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -134,15 +101,15 @@ def test_examples_of_rm(here: Path, tmp_path: Path):
 def test_examples_of_backup_and_restore(here: Path):
     """What one backs up the other restores, in this order."""
     for words in (*examples("backup"), *examples("restore")):
-        done = _run(words, here)
+        done = run_command(words, here)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout, words
 
 
 def test_examples_of_evaluation(here: Path):
     following, stored = examples("eval")
-    assert _run(following, here).returncode == 0
-    done = _run(stored, here)
+    assert run_command(following, here).returncode == 0
+    done = run_command(stored, here)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
 
@@ -158,7 +125,7 @@ def _runs_until_told(words: list[str], name: str, code: int, here: Path) -> None
     log = here / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*PROGRAM, *words], cwd=here, env=_environment(), stdout=output, stderr=output
+            [*PROGRAM, *words], cwd=here, env=small_environment(), stdout=output, stderr=output
         )
         try:
             wait_for(lambda: _state(here, name) == "running", process, log.read_text)
@@ -185,10 +152,10 @@ def _state(here: Path, name: str) -> str:
 
 def test_examples_of_forwarding(here: Path):
     once, following = examples("forward")
-    assert _run(once, here).returncode == 0
+    assert run_command(once, here).returncode == 0
     log = here / "forward.log"
     with log.open("wb") as output:
-        environment = _environment(PYTHONPATH=f"{here / 'fake'}:{ROOT}")
+        environment = small_environment(PYTHONPATH=f"{here / 'fake'}:{ROOT}")
         process = subprocess.Popen(
             [*PROGRAM, *following], cwd=here, env=environment, stdout=output, stderr=output
         )
@@ -210,16 +177,16 @@ def test_the_example_of_health(here: Path):
         process = subprocess.Popen(
             [*PROGRAM, "prompts", "runs/quickstart-1/config.json"],
             cwd=here,
-            env=_environment(ROLLSTREAM_METRICS_PORT=words[-1]),
+            env=small_environment(ROLLSTREAM_METRICS_PORT=words[-1]),
             stdout=output,
             stderr=output,
         )
         try:
-            wait_for(lambda: _run(words, here).returncode == 0, process, log.read_text)
+            wait_for(lambda: run_command(words, here).returncode == 0, process, log.read_text)
         finally:
             process.kill()
             process.wait()
-    assert _run(words, here).returncode == 1
+    assert run_command(words, here).returncode == 1
 
 
 def test_every_command_has_examples_that_some_test_runs():

@@ -18,7 +18,8 @@ URL = "kafka://127.0.0.1:9/x"  # nothing listens on the discard port
     [
         ["run", "runs/one"], ["top", "--once"], ["report"], ["diff", "one", "one"],
         ["query", "FROM steps"], ["tail", "ledger"], ["inspect", "--last"],
-        ["replay", "--to", "sqlite:copy"], ["audit"], ["fork", "runs/one", "--at", "1", "--out", "two"],
+        ["replay", "--to", "sqlite:copy"], ["audit"],
+        ["fork", "runs/one", "--at", "1", "--out", "two"],
         ["backup", "runs/one", "backup"], ["rm", "runs/one", "--yes"],
     ],
     ids=lambda words: words[0],

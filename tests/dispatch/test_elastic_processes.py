@@ -77,6 +77,7 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
     assert (said[-1].health, said[-1].running, said[-1].waiting) == ("leaving", 0, 0)
 
 
+@pytest.mark.slow
 def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
     tmp_path: Path, model: Path
 ) -> None:

@@ -142,7 +142,7 @@ class Versions(RuleBasedStateMachine):
             assert manifest_key(pointer.version) == pointer.manifest  # pyright: ignore[reportArgumentType]
 
 
-Versions.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Versions.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 test_versions_survive_crashes = Versions.TestCase
 
 

@@ -186,9 +186,9 @@ class VersionStoreOnFiles(VersionStore):
         shutil.rmtree(self.folder)
 
 
-VersionStore.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+VersionStore.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
 VersionStoreOnFiles.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None
+    max_examples=10, stateful_step_count=20, deadline=None
 )
 test_versions_in_memory = VersionStore.TestCase
 test_versions_in_files = VersionStoreOnFiles.TestCase

@@ -165,7 +165,7 @@ def test_a_resume_on_other_ranks_has_the_same_losses(before, after, tmp_path):
             assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("name", [MODEL, "llama_scaled_rope"])
+@pytest.mark.parametrize("name", [MODEL, pytest.param("llama_scaled_rope", marks=pytest.mark.slow)])
 def test_ranks_that_read_their_rows_of_a_checkpoint_learn_what_one_process_learns(tmp_path, name):
     build(name).save_pretrained(tmp_path / name)
     run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "publish:0", "keep:4"])

@@ -79,6 +79,7 @@ def test_relays_get_the_parts_of_all_ranks_by_push_and_read_nothing_from_the_sto
         assert [process.wait(WAIT_S) for process in started] == [0, 0]
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_rank_whose_push_is_refused_come_from_the_store(net: RelayNet) -> None:
     """Between the push of the manifest and the announcement the relay lacks these parts, and does
     not count the version as complete.
