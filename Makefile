@@ -48,7 +48,7 @@ test-long: .venv/.testing
 vllm: .venv/.vllm
 
 test-vllm: .venv/.vllm  # engines of one process interfere: a process for each file
-	printf '%s\n' tests/vllm/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(WORKERS) $(BIN)/python -m pytest -q -m slow
+	printf '%s\n' tests/vllm/test_*.py tests/vllm/*/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(WORKERS) $(BIN)/python -m pytest -q -m slow
 
 fuzz: .venv/.testing
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow and not long"

@@ -1,11 +1,13 @@
 """The floors of docs/reference/invariants.md hold: a file imports only from floors below its own
-and from its own package, and each foreign client is imported in one file.
+and from its own package, no imports form a cycle, and each foreign client is imported in one file.
+A folder has at most twenty files.
 """
 
 import ast
 import functools
 import importlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,9 @@ BASE = {"errors", "deadline", "exports", "http_server", "import_path", "metric_v
 EXPORTS = {"__init__", "api"}
 """Files that only export; `rollstream/api.py` is what users import."""
 ONE_FILE = {"kafka", "boto3", "botocore", "vllm"}
+FILES_MAX = 20
+"""Python files directly in one folder, `__init__.py` among them."""
+BESIDE = ("tests", "benchmarks", "testbed", "examples")
 FOLDERS = tuple(package for package in BELOW if package != "base")
 SOURCES = sorted(
     path
@@ -68,6 +73,13 @@ def floor_of(name: str) -> str | None:
     return parts[1] if parts[1] in BELOW else "rollstream"
 
 
+def module_of(path: Path) -> str:
+    """The name under which a source is imported; a package's for its `__init__.py`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    below = parts if parts[0] == "rollstream" else ("rollstream", *parts)
+    return ".".join(below[:-1] if below[-1] == "__init__" else below)
+
+
 def roots(path: Path) -> set[str]:
     return {name.split(".")[0] for name, _ in read(path)[0]}
 
@@ -89,20 +101,12 @@ def test_a_file_imports_only_from_floors_below_and_from_its_own_package():
 
 def test_everything_is_imported_below_one_root():
     bare = set(FOLDERS) - {"rollstream"}
-    everywhere = [
-        *SOURCES,
-        *(
-            p
-            for top in ("tests", "benchmarks", "testbed", "examples")
-            for p in (ROOT / top).rglob("*.py")
-        ),
-    ]
+    everywhere = [*SOURCES, *(p for top in BESIDE for p in (ROOT / top).rglob("*.py"))]
     assert [str(path) for path in everywhere if bare & roots(path)] == []
 
 
 def test_no_source_imports_what_stands_beside_the_product():
-    beside = {"tests", "benchmarks", "examples", "testbed"}
-    assert [str(path) for path in SOURCES if beside & roots(path)] == []
+    assert [str(path) for path in SOURCES if set(BESIDE) & roots(path)] == []
 
 
 def test_benchmarks_and_testbed_import_no_tests():
@@ -137,6 +141,24 @@ def test_a_module_never_imports_its_own_package():
                 modules = {p.stem for p in path.parent.iterdir()}
                 wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names - modules]
     assert wrong == []
+
+
+def test_no_imports_form_a_cycle():
+    """Imports inside functions and under TYPE_CHECKING count."""
+    modules = {module_of(path): path for path in SOURCES}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = [name for name, _ in read(path)[0]]
+        targets = {name if name in modules else name.rpartition(".")[0] for name in names}
+        graph[module] = targets & modules.keys() - {module}
+    assert sum(map(len, graph.values())) > len(modules)
+    TopologicalSorter(graph).prepare()  # a CycleError names the modules
+
+
+def test_a_folder_has_at_most_twenty_files():
+    beside = (path for top in BESIDE for path in (ROOT / top).rglob("*.py"))
+    files = Counter(path.relative_to(ROOT).parent for path in [*SOURCES, *beside])
+    assert {str(folder): n for folder, n in files.items() if n > FILES_MAX} == {}
 
 
 def test_each_foreign_client_is_imported_in_at_most_one_file():

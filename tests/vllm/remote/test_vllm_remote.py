@@ -41,7 +41,7 @@ from tests.support.engine_samples import (
     run_all,
     to_first_stop,
 )
-from tests.vllm.remote_server import KEY, Server, serve
+from tests.vllm.remote.server import KEY, Server, serve
 from tests.vllm.vllm_samples import check_all_whole, take_updates, vllm_model
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engines.vllm.remote import factory
 from rollstream.producers.engines.vllm.remote.factory import open_remote
 from rollstream.producers.settings import VllmSettings
-from tests.vllm.remote_server import answering
+from tests.vllm.remote.server import answering
 from tests.vllm.vllm_samples import vllm_model
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ SLOTS, CONTEXT = 16, 512
 ARGUMENTS = (
     "--tokens-only",
     "--load-format=dummy",
-    "--worker-extension-cls=tests.vllm.braked_worker.BrakedWorker",
+    "--worker-extension-cls=tests.vllm.remote.braked_worker.BrakedWorker",
     '--weight-transfer-config={"backend": "rollstream"}',
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
