@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -60,12 +62,28 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert rollstream.__version__ == RELEASE
 
 
-def helps(installed: Path) -> str:
-    """`rollstream --help` of an unpacked wheel, with no checkout in reach."""
-    line = [sys.executable, "-P", "-m", "rollstream", "--help"]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(installed)}
+def installed(wheel: Path, folder: Path) -> Path:
+    """The `rollstream` command of an environment that has the wheel, no checkout, and of this
+    environment's packages all but Rollstream.
+    """
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    line = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+    subprocess.run([*line, "--no-deps", "--no-index", str(wheel)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    dependencies = folder / "dependencies"
+    dependencies.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "rollstream" not in path.name:
+            (dependencies / path.name).symlink_to(path)
+    (packages / "dependencies.pth").write_text(f"{dependencies}\n")
+    return folder / "bin" / "rollstream"
+
+
+def output(command: Path, argument: str, cwd: Path) -> str:
+    line, environment = [str(command), argument], {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        line, check=True, env=environment, cwd=installed, capture_output=True, text=True
+        line, check=True, env=environment, cwd=cwd, capture_output=True, text=True
     )
     return done.stdout
 
@@ -73,7 +91,9 @@ def helps(installed: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("stated", ["", "abc123"])
 def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
-    """Without a checkout git cannot be asked, so an image states it."""
+    """Without a checkout git cannot be asked, so an image states it. The command of the wheel runs
+    in a folder whose modules have the names of Rollstream's packages.
+    """
     source = tmp_path / "source"
     for name in ("streams", "storage", "producers", "consumers", "simulator", "rollstream"):
         shutil.copytree(SOURCES / name, source / name, symlinks=True)
@@ -92,8 +112,14 @@ def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
         assert {"rollstream/streams/records.py", "rollstream/simulator/world.py"} <= {
             *built.namelist()
         }
-        built.extractall(tmp_path / "installed")
     assert folders == {"rollstream", f"rollstream-{RELEASE}.dist-info"}
-    assert "usage: rollstream" in helps(tmp_path / "installed")
-    assert text == f'REVISION = "{stated or git(source, "rev-parse", "HEAD")}"\n'
+    revision = stated or git(source, "rev-parse", "HEAD")
+    assert text == f'REVISION = "{revision}"\n'
     assert not (source / "rollstream" / "_revision.py").exists()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("storage.py", "streams.py"):
+        (theirs / name).write_text("raise ImportError('of the user')\n")
+    command = installed(wheel, tmp_path / "environment")
+    assert "usage: rollstream" in output(command, "--help", theirs)
+    assert output(command, "--version", theirs) == f"rollstream {RELEASE} ({revision})\n"
