@@ -105,6 +105,7 @@ OWN_ARGUMENTS = {
     "max_num_seqs": "rollouts.slots",
     "hf_overrides": "rollouts.vllm.head_float32",
     "tensor_parallel_size": "rollouts.vllm.tensor_parallel",
+    "data_parallel_size": "rollouts.count (the loop drives one replica)",
     "gpu_memory_utilization": "rollouts.vllm.memory_share",
     "num_gpu_blocks_override": "rollouts.vllm.kv_gib",
     "kv_cache_memory_bytes": "rollouts.vllm.kv_gib",

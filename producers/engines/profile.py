@@ -11,7 +11,7 @@ fit, and B_max.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -53,9 +53,11 @@ class EngineProfile:
     points: int
 
 
-def model_key(config: PreTrainedConfig) -> str:
-    """A key that is equal for models of equal shape, whatever their weights."""
-    fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS}
+def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
+    """A key that is equal for models of equal shape, whatever their weights, and engines with the
+    same settings. `changed` are those that differ from their defaults and change step times.
+    """
+    fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
 

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ from rollstream.producers.rollout.weights import (
     compare_all_tensors,
 )
 from rollstream.producers.rollout.worker import RolloutLoop
+from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
@@ -85,7 +86,8 @@ def run_profile(
 
     Raises `ConfigurationError` if the configured one is of another engine or model.
     """
-    engine, key = configuration.rollouts.engine, model_key(model)
+    engine = configuration.rollouts.engine
+    key = model_key(model, changed_settings(configuration.rollouts))
     named = configuration.rollouts.profile
     path = profile_path(folder, engine, key) if named is None else Path(named)
     if named is None and not path.exists():
@@ -131,8 +133,20 @@ def measure_profile(
     for point in measure_points(timing):
         points.append(point)
         progress(point)
-    profile = fit_profile(c.rollouts.engine, model_key(model.config), slots, context, points)
+    key = model_key(model.config, changed_settings(c.rollouts))
+    profile = fit_profile(c.rollouts.engine, key, slots, context, points)
     return replace(profile, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
+    """The settings that change the step times of an engine, if they are not the default ones."""
+    if rollouts.engine == "vllm":
+        given = rollouts.vllm.model_dump(exclude_defaults=True)
+        names = ("dtype", "tensor_parallel", "head_float32", "args")
+    else:
+        given = rollouts.model_dump(exclude_defaults=True)
+        names = ("dtype",)
+    return {name: given[name] for name in names if name in given}
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":

@@ -73,15 +73,8 @@ def cards_per_engine(rollouts: RolloutSettings) -> int:
     """Cards of one engine of these settings."""
     if rollouts.engine != "vllm":
         return 1
-    factors = (rollouts.vllm.args.get(name, 1) for name in PARALLEL_ARGUMENTS)
-    cards = rollouts.vllm.tensor_parallel
-    for factor in factors:
-        cards *= factor if isinstance(factor, int) else 1
-    return cards
-
-
-PARALLEL_ARGUMENTS = ("pipeline_parallel_size", "data_parallel_size")
-"""Arguments of vLLM that multiply the cards of an engine."""
+    stages = rollouts.vllm.args.get("pipeline_parallel_size", 1)
+    return rollouts.vllm.tensor_parallel * (stages if isinstance(stages, int) else 1)
 
 
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:

@@ -20,7 +20,7 @@ from rollstream.producers.engines.profile import (
     read_profile,
     write_profile,
 )
-from rollstream.roles.rollout import run_profile
+from rollstream.roles.rollout import changed_settings, run_profile
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
@@ -85,8 +85,28 @@ def read_any(folder: Path) -> Path:
 
 def test_a_key_is_of_the_shape_and_not_of_the_weights() -> None:
     one, other = tiny_model("qwen3", 0).config, tiny_model("qwen3", 1).config
-    assert model_key(one) == model_key(other)
-    assert model_key(one) != model_key(tiny_model("gpt2").config)
+    assert model_key(one, {}) == model_key(other, {})
+    assert model_key(one, {}) != model_key(tiny_model("gpt2").config, {})
+
+
+def test_a_profile_is_used_for_the_engine_settings_that_it_was_measured_with(
+    tmp_path: Path,
+) -> None:
+    """Quantised weights, another type and more cards have other step times."""
+    model, keys = Qwen3Config(**SIZES), set[str]()
+    plain = ["rollouts.engine=vllm"]
+    for changed in (
+        [],
+        ["rollouts.vllm.args.quantization=fp8"],
+        ["rollouts.vllm.dtype=bfloat16"],
+        ["rollouts.vllm.tensor_parallel=2"],
+    ):
+        c = load(ROOT / "examples" / "quickstart.toml", [*plain, *changed], {})
+        keys.add(model_key(model, changed_settings(c.rollouts)))
+    assert len(keys) == 4
+    same = load(ROOT / "examples" / "quickstart.toml", [*plain, "rollouts.vllm.kv_gib=1"], {})
+    assert model_key(model, changed_settings(same.rollouts)) in keys
+    assert model_key(model, {}) in keys
     assert profile_path(Path("x"), "torch", "k") == Path("x/profiles/torch-k.json")
 
 
