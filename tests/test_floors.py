@@ -6,6 +6,7 @@ A folder has at most twenty files.
 import ast
 import functools
 import importlib
+import re
 from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -176,3 +177,13 @@ def test_nothing_is_pickled_or_evaluated():
         wrong += [f"{path}: {name}" for name in roots(path) & forbidden]
         wrong += [f"{path}: {name}" for name in read(path)[1] & {"eval", "exec"}]
     assert wrong == []
+
+
+@pytest.mark.parametrize("init", [path for path in SOURCES if path.name == "__init__.py"], ids=str)
+def test_a_package_says_what_is_inside(init: Path) -> None:
+    described = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    inside = [path.stem for path in init.parent.glob("*.py") if not path.stem.startswith("__")]
+    inside += [path.parent.name for path in init.parent.glob("*/__init__.py")]
+    links = {path.name for path in init.parent.iterdir() if path.is_symlink()}
+    words = set(re.findall(r"\w+", described))
+    assert sorted(set(inside) - links - words) == []

@@ -1,8 +1,8 @@
 """The supervisor of `rollstream run`: starts a run's processes and keeps them alive.
 
 `plan` derives the processes from the configuration, `process` is one of them and the policy of its
-restarts, `supervisor` watches them all, one per run's folder. `train_group` starts the trainer's
-ranks on this machine.
+restarts, `supervisor` watches them all, one per run's folder. `cards` assigns GPUs to processes,
+`train_group` starts the trainer's ranks on this machine.
 """
 
 from typing import TYPE_CHECKING

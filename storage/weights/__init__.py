@@ -7,7 +7,7 @@ rollouts.
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
 version as a folder; `resident` keeps them in memory and updates them; `streamed` decodes them from
 an engine's own memory, without a copy. `tensors` converts tensors to bytes, also those that several
-processes hold. `verify` checks and compares versions.
+processes hold. `adapters` publishes and reads LoRA versions. `verify` checks and compares versions.
 """
 
 from typing import TYPE_CHECKING

@@ -47,5 +47,7 @@ def test_each_file_that_the_page_names_exists() -> None:
         "deadline.py",
         "metric_values.py",
         "http_server.py",
+        "import_path.py",
+        "exports.py",
     }  # of the row of floor 0, beside `errors.py`
     assert [one for one in files if one not in beside and not (ROOT / one).is_file()] == []

@@ -5,7 +5,7 @@
 `sampling` the parts of a step. `decoder` is the contract of a model: `llama` with `llama_weights`
 computes the Llama and Qwen families, `hf_decoder` any other model; `engine.open_decoder` chooses.
 `weights` loads, patches and reads back the served weights; `streamed_weights` does so without a
-copy of them.
+copy of them, by `view_elements`. `adapters` serves LoRA adapters of several versions in one batch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,3 @@
-"""The commands that check a run, copy it for bad times, feed other tools, and delete it."""
+"""The commands that maintain a run: `audit` and `health` check it, `backup` and `restore` copy it
+for the loss of a disk, `forward` feeds other tools, `rm` deletes it.
+"""
