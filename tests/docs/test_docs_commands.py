@@ -5,6 +5,7 @@ in `test_commands.py`.
 
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ NOT_HERE = {
 }
 """Commands that are not executed, by a pattern of their words, with the reason."""
 FILLED = {
-    "RUN": "runs/quickstart-0", "VERSION": "latest", "DIR": "exported", "A": "v00000001-t0001",
-    "B": "v00000002-t0001", "my.toml": "examples/quickstart.toml",
+    "RUN": "runs/quickstart-0", "VERSION": "latest", "DIR": "exported", "A": "v00000059-t0001",
+    "B": "v00000060-t0001", "my.toml": "examples/quickstart.toml",
     "my_run.toml": "examples/quickstart.toml", "run.toml": "examples/quickstart.toml",
 }  # fmt: skip
 RUNS = ("quickstart-0", "quickstart-1", "one", "clipped")
@@ -61,11 +62,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _made_by(page: str) -> set[str]:
+    """The folders that the page's own commands make."""
+    return {
+        word
+        for one in PAGES[page]
+        for before, word in pairwise(one.words)
+        if before in ("--out", "--run") and one.words[1] != "query"
+    }
+
+
 @pytest.mark.parametrize("page", [page for page, commands in PAGES.items() if commands])
 def test_the_commands_of_a_page(page: str, made: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    words = {word for one in PAGES[page] for word in one.words}
     for name in RUNS:
-        if any(name in word for one in PAGES[page] for word in (*one.words, "quickstart-0")):
+        if name == "quickstart-0" or f"runs/{name}" in words - _made_by(page):
             shutil.copytree(made / "runs" / name, tmp_path / "runs" / name)
     for command in PAGES[page]:
         words = [FILLED.get(one, one) for one in without_optional_parts(command.words[1:])]
