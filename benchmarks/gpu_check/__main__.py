@@ -56,7 +56,8 @@ PIECES: Mapping[str, Piece] = {
     "train-1.5b-lora": _trained("1.5b-lora"),
     "train-7b": _trained("7b"),
     "repeat": Piece(lambda asked: training.repeat(is_tiny=asked.cpu_dry_run)),
-    "updates": Piece(lambda asked: updates.measure(is_tiny=asked.cpu_dry_run)),
+    "updates": Piece(lambda asked: updates.measure("torch", is_tiny=asked.cpu_dry_run)),
+    "updates-vllm": Piece(lambda asked: updates.measure("vllm", is_tiny=asked.cpu_dry_run), "vllm"),
     "run": Piece(_run, "vllm"),
 }
 

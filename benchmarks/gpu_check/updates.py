@@ -1,5 +1,5 @@
-"""The piece `updates`: how long the engine `torch` stands still for a version, whole, as a delta
-and as an adapter, while every slot decodes.
+"""The pieces `updates` and `updates-vllm`: how long an engine stands still for a version, whole, as
+a delta and as an adapter, while every slot decodes.
 """
 
 import time
@@ -8,11 +8,18 @@ from statistics import median
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
 from benchmarks.gpu_check.setup import QWEN2_5_0_5B, TINY
 from benchmarks.weights.sides import nudged
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
-from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.producers.engines.base import (
+    Engine,
+    EngineOptions,
+    GenerationRequest,
+    WeightUpdate,
+)
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.settings import VllmSettings
 from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import LoraSettings
@@ -23,41 +30,61 @@ SLOTS, PROMPT, CONTEXT = 16, 16, 512
 UPDATES = 5
 CHANGED = 0.01
 RANK = 16
+TOKENS = 512  # of a vocabulary, that of the tiny model
+MEMORY_SHARE = 0.4  # of the card, for each of two engines of vLLM
+START_S = 60.0
 Tensors = Mapping[str, torch.Tensor]
 
 
-def measure(*, is_tiny: bool) -> list[str]:
-    """One line for each form of a version."""
-    is_gpu = torch.cuda.is_available()
-    dtype = torch.bfloat16 if is_gpu else torch.float32
+def measure(engine: str, *, is_tiny: bool) -> list[str]:
+    """One line for each form of a version, on the engine of this name."""
     model = build_model("Qwen2ForCausalLM", TINY if is_tiny else QWEN2_5_0_5B, seed=0)
     attach_adapters(model, LoraSettings(rank=RANK, alpha=32.0), 0, torch.bfloat16, "gpu-check")
     state, adapter = model.state_dict(), attached_adapter(model)
     assert adapter is not None
     base = {name: tensor.bfloat16() for name, tensor in base_state(state).items()}
     own = {name: tensor.bfloat16() for name, tensor in adapter_state(state).items()}
-    device = "cuda" if is_gpu else "cpu"
-    engine = TorchEngine(
-        model.config, base, Version(0, 1), EngineOptions(SLOTS, CONTEXT, device=device), dtype=dtype
-    )
-    for row in range(SLOTS):
-        engine.submit(_request(row, int(model.config.vocab_size)))
     lines: list[str] = []
-    for kind in ("whole", "delta", "adapter"):
-        updates = _updates(kind, base, own, adapter.scaling, engine.version)
-        seconds = [_pause(engine, update) for update in updates]
-        lines.append(
-            f"update pause  {kind}: {median(seconds) * 1e3:.1f} ms (longest "
-            f"{max(seconds) * 1e3:.1f}), {SLOTS} rows decoding"
-        )
+    for kinds, rank in ((("whole", "delta"), 0), (("adapter",), RANK)):
+        opened = _opened(engine, model.config, base, rank)
+        served = Version(0, 1)
+        for kind in kinds:
+            updates = list(_updates(kind, base, own, adapter.scaling, served))
+            seconds = [_pause(opened, update) for update in updates]
+            served = updates[-1].version
+            lines.append(
+                f"update pause  {engine}, {kind}: {median(seconds) * 1e3:.1f} ms (longest "
+                f"{max(seconds) * 1e3:.1f}), {SLOTS} rows decoding"
+            )
     return lines
 
 
-def _request(row: int, vocabulary: int) -> GenerationRequest:
-    prompt = np.random.default_rng(row).integers(1, vocabulary, PROMPT).astype(np.uint32)
+def _opened(name: str, config: PreTrainedConfig, base: Tensors, rank: int) -> Engine:
+    """The engine of a run of such versions: vLLM makes room for adapters when it opens."""
+    is_gpu = torch.cuda.is_available()
+    dtype, device = ("bfloat16", "cuda") if is_gpu else ("float32", "cpu")
+    options = EngineOptions(SLOTS, CONTEXT, device=device, dtype=dtype, adapter_rank=rank)
+    vllm = VllmSettings(memory_share=MEMORY_SHARE)
+    return open_engine(name, config, base, Version(0, 1), options, vllm=vllm)
+
+
+def _fill(engine: Engine, number: int) -> None:
+    """Every slot decodes a new request; those of the version before are dropped."""
+    for row in range(SLOTS):
+        engine.abort(f"{number - 1}.{row}")
+    for row in range(SLOTS):
+        engine.submit(_request(f"{number}.{row}", row))
+    given_up = time.monotonic() + START_S
+    while engine.stats().running < SLOTS:
+        engine.poll(0.01)
+        assert time.monotonic() < given_up, "not every slot decodes"
+
+
+def _request(name: str, row: int) -> GenerationRequest:
+    prompt = np.random.default_rng(row).integers(1, TOKENS, PROMPT).astype(np.uint32)
     sampling = Sampling(tokens_max=CONTEXT - PROMPT - 1)
     return GenerationRequest(
-        f"t{row}", row, prompt, np.zeros(PROMPT, np.uint8), sampling, 0, np.zeros(0, np.float32)
+        name, row, prompt, np.zeros(PROMPT, np.uint8), sampling, 0, np.zeros(0, np.float32)
     )
 
 
@@ -86,12 +113,10 @@ def _patch(name: str, old: torch.Tensor, new: torch.Tensor) -> TensorPatch:
     return TensorPatch(name, tuple(new.shape), new.dtype, at, new.view(-1)[at])
 
 
-def _pause(engine: TorchEngine, update: WeightUpdate) -> float:
+def _pause(engine: Engine, update: WeightUpdate) -> float:
     """Seconds of the swap, for which no row decodes; the update is prepared beside decoding."""
     prepared = engine.prepare(update)
-    for _ in range(3):
-        engine.poll(0.0)
-    assert engine.stats().running, "rows end only after the last update"
+    _fill(engine, update.version.number)
     _synchronise()
     began = time.perf_counter()
     engine.update(prepared, "in_flight")
