@@ -32,20 +32,23 @@ SETTINGS = TrainerSettings(lr=1e-6, lr_ramp_steps=0, steps=100, gradient_checkpo
 FIELDS = ("RssAnon:", "RssShmem:")
 
 
-def private_bytes() -> int:
-    """Anonymous and shared memory of this process; pages of files, which the kernel may drop, do
-    not count.
+def private_bytes(process: int | str = "self") -> int:
+    """Anonymous and shared memory of a process; pages of files, which the kernel may drop, do not
+    count.
     """
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(FIELDS))
 
 
 class PeakMemory:
-    """Samples this process's memory; `begin` names the job whose peak counts from then on."""
+    """Samples what `read` returns, by default this process's memory; `begin` names the job whose
+    peak counts from then on.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], int] = private_bytes) -> None:
         self.peaks: dict[str, int] = {}
-        self.joined = private_bytes()
+        self._read = read
+        self.joined = read()
         self._job = "load"
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -55,7 +58,7 @@ class PeakMemory:
     def _run(self) -> None:
         while True:
             job = self._job
-            self.peaks[job] = max(self.peaks.get(job, 0), private_bytes())
+            self.peaks[job] = max(self.peaks.get(job, 0), self._read())
             time.sleep(SAMPLE_S)
 
 

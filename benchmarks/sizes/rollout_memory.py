@@ -5,6 +5,8 @@ process. Another opens the engine torch on the first version, as a rollout does,
 second one (delta), then the first one again (an older version from history: complete tensors). The
 value is the largest sample of anonymous and shared memory while it fetches, prepares, swaps and
 compares, less the same just before. The spool is a file; pages of files do not count.
+
+Where vLLM is installed, the same is done with that engine and two workers, whose memory is added.
 """
 
 import ctypes
@@ -14,10 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import psutil
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import AutoConfig, PreTrainedConfig
@@ -26,9 +31,12 @@ from benchmarks.case import Case, alone
 from benchmarks.sizes.rank_memory import FULL, QUICK, RankShape, write_model
 from benchmarks.sizes.rank_process import SAMPLE_S, PeakMemory, private_bytes
 from benchmarks.weights.sides import nudged
-from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.producers.rollout.weights import STREAMED_BYTES, FetchedWeights, WeightsFollower
+from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.vllm.environment import installed_release
+from rollstream.producers.rollout.read_back import FetchedWeights
+from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
+from rollstream.producers.settings import VllmSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.connect import open_bus
@@ -40,6 +48,7 @@ GOAL = 256e6
 CHANGED = 0.01
 SHARD_BYTES = 64 << 20
 DTYPES = ("float32", "bfloat16")
+VLLM = "vllm"
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -52,13 +61,16 @@ def measure(folder: Path, shape: RankShape) -> Case:
     """The peak beyond the engine's own of layers in fp32; those in bf16 are noted."""
     parameters = sum(write_model(shape.config(), folder / "model").values())
     _run("write", folder)
-    found = {dtype: json.loads(_run("apply", folder, dtype)) for dtype in DTYPES}
-    value = max(found["float32"]["delta"], found["float32"]["full"])
+    kinds = (*DTYPES, VLLM) if installed_release() else DTYPES
+    found = {kind: json.loads(_run("apply", folder, kind)) for kind in kinds}
+    counted = [one for kind, one in found.items() if kind != "bfloat16"]
+    value = max(one[what] for one in counted for what in ("delta", "full"))
     parts = "; ".join(
-        f"{dtype} layers: opening {one['open'] / 1e6:.0f}, delta {one['delta'] / 1e6:.0f}, all "
-        f"tensors {one['full'] / 1e6:.0f}, the engine {one['engine'] / 1e6:.0f} MB, pauses "
+        f"{kind}{'' if kind == VLLM else ' layers'}: opening {one['open'] / 1e6:.0f}, "
+        f"delta {one['delta'] / 1e6:.0f}, all tensors {one['full'] / 1e6:.0f}, "
+        f"the engine {one['engine'] / 1e6:.0f} MB, pauses "
         f"{one['delta_pause_ms']:.0f} and {one['full_pause_ms']:.0f} ms"
-        for dtype, one in found.items()
+        for kind, one in found.items()
     )
     note = f"{parameters / 1e6:.0f} M bf16 parameters; {parts}"
     return alone("rollout_memory", value, "B", at_most=GOAL, note=note)
@@ -67,6 +79,8 @@ def measure(folder: Path, shape: RankShape) -> Case:
 def _run(*arguments: object) -> str:
     line = [sys.executable, "-m", "benchmarks.sizes.rollout_memory", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if VLLM in arguments:  # memory that a worker keeps of opening would hide what an update needs
+        environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
     return subprocess.run(
         line, check=True, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -85,25 +99,26 @@ def write(folder: Path) -> None:
     publish_version(store, second, parent, tensors, anchor_due=False)
 
 
-def apply(folder: Path, dtype: str) -> None:
+def apply(folder: Path, kind: str) -> None:
     """Print the bytes beyond the engine's own while it opens and takes each version."""
-    store, bus = open_store(f"file:{folder / 'store'}"), open_bus(f"sqlite:{folder / dtype}")
+    store, bus = open_store(f"file:{folder / 'store'}"), open_bus(f"sqlite:{folder / kind}")
     bus.create(catalogue(1))
-    follower = WeightsFollower(bus, store, streamed_above=STREAMED_BYTES)
+    limits = (None, STREAMED_BYTES) if kind == VLLM else (STREAMED_BYTES, None)
+    follower = WeightsFollower(bus, store, streamed_above=limits[0], mapped_above=limits[1])
     found_config = AutoConfig.from_pretrained(folder / "model")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     config = cast(PreTrainedConfig, found_config)
-    memory = PeakMemory()
+    memory = PeakMemory(with_workers)
     memory.begin("open")
     fetched = fetched_version(follower, Version(0, 1))
     tensors, options = fetched.update.tensors, EngineOptions(4, 128)
-    engine = TorchEngine(config, tensors, Version(0, 1), options, dtype=getattr(torch, dtype))
+    engine = open_kind(kind, config, tensors, options)
     assert not engine.read_back(tensors, tensors).differing
     del fetched, tensors
     follower.prepare = engine.prepare
     # What the allocator keeps of opening would hide what an update needs.
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
-    own, found = private_bytes(), dict[str, float]()
+    own, found = with_workers(), dict[str, float]()
     found["open"] = memory.peaks["open"] - own
     for what, version in (("delta", Version(1, 1)), ("full", Version(0, 1))):
         memory.begin(what)
@@ -122,6 +137,27 @@ def apply(folder: Path, dtype: str) -> None:
     found["engine"] = own - memory.joined
     print(json.dumps(found))
     bus.close()
+
+
+def open_kind(
+    kind: str, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], options: EngineOptions
+) -> Engine:
+    """vLLM with two workers, or the embedded engine with layers of this dtype."""
+    first = Version(0, 1)
+    if kind == VLLM:
+        workers = 2 - config.num_attention_heads % 2  # the quick model has an odd number
+        vllm = VllmSettings(tensor_parallel=workers, dtype="bfloat16")
+        return open_engine("vllm", config, tensors, first, options, vllm=vllm)
+    return open_engine("torch", config, tensors, first, replace(options, dtype=kind))
+
+
+def with_workers() -> int:
+    """Anonymous and shared memory of this process and those that it started."""
+    total = private_bytes()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(OSError):  # it ended
+            total += private_bytes(child.pid)
+    return total
 
 
 def fetched_version(follower: WeightsFollower, version: Version) -> FetchedWeights:

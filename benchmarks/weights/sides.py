@@ -13,7 +13,8 @@ import torch
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
-from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
+from rollstream.producers.rollout.read_back import FetchedWeights
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
 from rollstream.storage.weights.delta.coding import Changes

@@ -22,8 +22,9 @@ from typing import Protocol
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram, MetricValue, MetricValues
 from rollstream.producers.engines.base import DraftStats, EngineStats
 from rollstream.producers.rollout.heartbeat import Health, Heartbeat, StatusSchedule
+from rollstream.producers.rollout.read_back import ReadBackResult
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.weights import ReadBackResult, WeightsFollower
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajectory

@@ -7,7 +7,8 @@ in place, each compared with its hash, then prepared for the engine. A large ver
 there: it is streamed into the engine, whose own tensors are the base of its deltas
 (`storage/weights/streamed.py`). After the swap a bounded sample of the tensors, which rotates
 through all of them, is read back from the engine and compared. One thread does one of these at a
-time, so the tensors do not change between `take` and the comparison.
+time, so the tensors do not change between `take` and the comparison. For an engine that maps files,
+a large version is in a file instead of memory (`storage/weights/mapped.py`).
 
 A version that was fetched ahead of time and never served costs its engine nothing: its update is
 merged with the next one, which is then still a patch of the served version.
@@ -16,16 +17,24 @@ merged with the next one, which is then still a patch of the served version.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.producers.engines.base import WeightComparison, WeightUpdate, merged_update
+from rollstream.producers.engines.base import WeightUpdate, merged_update
+from rollstream.producers.rollout.read_back import (
+    FetchedWeights,
+    ReadBack,
+    ReadBackResult,
+    TensorRotation,
+    compare_tensors,
+    tensor_sizes,
+)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.publish import announcement
 from rollstream.storage.weights.resident import ResidentUpdate, ResidentWeights
 from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stream_version
@@ -35,63 +44,16 @@ from rollstream.streams.records import Opened, WeightsAnnounced
 from rollstream.streams.release import check_readable_by
 from rollstream.streams.values import Version
 
-SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
 log = logging.getLogger(__name__)
-STREAMED_BYTES = 96 << 20  # a larger version is streamed; a copy of a smaller one saves time
+STREAMED_BYTES = 96 << 20  # a larger version is not in memory; a copy of a smaller one saves time
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
-ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
-
-
-class TensorRotation:
-    """Each call continues after the last name of the previous one. The set of names may change
-    between calls.
-    """
-
-    def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
-        self._bytes = sample_bytes
-        self._after = ""
-
-    def next(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return at least one name, each at most once; in total at most `sample_bytes` unless one
-        tensor alone is larger.
-        """
-        names = sorted(sizes)
-        later = [name for name in names if name > self._after]
-        found: list[str] = []
-        room = self._bytes
-        for name in later + names[: len(names) - len(later)]:
-            room -= sizes[name]
-            if found and room < 0:
-                break
-            found.append(name)
-        self._after = found[-1] if found else ""
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedWeights:
-    """Verified tensors of one version, prepared for the engine. `repairs`: they replace tensors
-    that the engine served wrongly.
-    """
-
-    announced: WeightsAnnounced
-    update: WeightUpdate
-    repairs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBackResult:
-    """The result of reading tensors back; the update took `seconds`."""
-
-    fetched: FetchedWeights
-    compared: WeightComparison
-    seconds: float
 
 
 class WeightsFollower:
     """Holds the newest announced version, and its tensors once they are fetched. Where the first
-    version has more than `streamed_above` bytes, all are streamed into the engine; None: none is.
+    version has more than `streamed_above` bytes, all are streamed into the engine; above
+    `mapped_above` they are in a file; None: none is.
     """
 
     def __init__(
@@ -101,14 +63,15 @@ class WeightsFollower:
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         streamed_above: int | None = None,
+        mapped_above: int | None = None,
     ) -> None:
         self._store, self._timer, self._sleep = store, timer, sleep
-        self._streamed_above = streamed_above
+        self._streamed_above, self._mapped_above = streamed_above, mapped_above
         self._is_streaming: bool | None = None  # decided by the first version
         self._served: Manifest | None = None  # by the engine, if versions are streamed into it
         self._given: Manifest | None = None  # the version that was taken last
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
-        self._held = ResidentWeights()
+        self._held: ResidentWeights | MappedWeights = ResidentWeights()
         self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
@@ -199,7 +162,9 @@ class WeightsFollower:
         The update took `seconds`.
         """
         self._note_served(fetched.update.version)
-        names = None if fetched.repairs else self._rotation.next(_sizes(fetched.update.tensors))
+        names = (
+            None if fetched.repairs else self._rotation.next(tensor_sizes(fetched.update.tensors))
+        )
         self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
@@ -235,7 +200,7 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._held, self._served, self._given = ResidentWeights(), None, None
+        self._held, self._served, self._given = type(self._held)(), None, None
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
@@ -313,9 +278,9 @@ class WeightsFollower:
         """
         if self._is_streaming is None:
             manifest = read_manifest(self._store, version, manifest_hash)
-            above = self._streamed_above
-            is_large = above is not None and manifest.full_bytes > above
-            self._is_streaming = is_large and not manifest.adapter
+            self._is_streaming = _is_larger(manifest, self._streamed_above)
+            if _is_larger(manifest, self._mapped_above):
+                self._held = MappedWeights()
         if self._is_streaming:
             return self._streamed(version, manifest_hash)
         started = self._timer()
@@ -359,39 +324,9 @@ class WeightsFollower:
     def _compare(
         self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
     ) -> None:
-        tensors = fetched.update.tensors
-        compared = read_back(tensors if names is None else names, tensors)
-        if compared.differing:
-            log.error(
-                "version %s: the engine does not serve what it was given (%d of %d tensors: %s); "
-                "it serves nothing until all tensors were fetched again",
-                fetched.announced.version,
-                len(compared.differing),
-                compared.count,
-                ", ".join(compared.differing[:3]),
-            )
-        self._verdict = ReadBackResult(fetched, compared, seconds)
+        self._verdict = compare_tensors(fetched, read_back, names, seconds)
 
 
-def _sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    if isinstance(tensors, StreamedTensors):
-        return tensors.sizes
-    return {name: tensor.nbytes for name, tensor in tensors.items()}
-
-
-def compare_all_tensors(
-    fetched: FetchedWeights,
-    read_back: ReadBack,
-    started_s: float,
-    timer: Callable[[], float] = time.perf_counter,
-) -> ReadBackResult:
-    """Compare all tensors of the first version before anything is served. Raises `EngineRefused` if
-    one differs from what the engine was given. `started_s` is a time of `timer`.
-    """
-    compared = read_back(fetched.update.tensors, fetched.update.tensors)
-    if compared.differing:
-        raise EngineRefused(
-            f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "
-            f"{fetched.announced.version} as given ({len(compared.differing)} of {compared.count})"
-        )
-    return ReadBackResult(fetched, compared, timer() - started_s)
+def _is_larger(manifest: Manifest, above: int | None) -> bool:
+    """Whether these are whole weights of more bytes; never with None."""
+    return above is not None and manifest.full_bytes > above and not manifest.adapter

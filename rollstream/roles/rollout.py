@@ -44,12 +44,8 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
-from rollstream.producers.rollout.weights import (
-    STREAMED_BYTES,
-    FetchedWeights,
-    WeightsFollower,
-    compare_all_tensors,
-)
+from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_tensors
+from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Environment
@@ -177,9 +173,13 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     task = load_run_task(c, place.folder)
     term = next_term(place.store, ROLLOUTS, place.name)
     assignments = AssignmentQueue(place.bus, place.name, term)
-    # The engine torch gives its tensors back; the others are given patches of a copy.
-    streamed_above = STREAMED_BYTES if c.rollouts.engine == "torch" else None
-    follower = WeightsFollower(place.bus, place.store, streamed_above=streamed_above)
+    # The engine torch gives its tensors back, and vLLM's workers map a file.
+    follower = WeightsFollower(
+        place.bus,
+        place.store,
+        streamed_above=STREAMED_BYTES if c.rollouts.engine == "torch" else None,
+        mapped_above=STREAMED_BYTES if c.rollouts.engine == "vllm" else None,
+    )
     follower.hold_name = lambda: hold_name(place.store, ROLLOUTS, place.name)
     fetched = _first_weights(place, follower)
     if fetched is None:

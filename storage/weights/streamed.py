@@ -14,22 +14,24 @@ A version is applied in three steps; the served weights change only in the third
    the last one it holds no version; an error in between leaves it without one, and it generates
    nothing.
 
-The files are in the folder of temporary files and end with the process, also after `kill -9`. Their
-pages are the kernel's cache. Memory of the process is bounded by two pieces of a range and by a few
-segments of a tensor, whatever the size of the version.
+The files are in the folder of temporary files and end with the process, also after `kill -9`
+(`ScratchFile`). Their pages are the kernel's cache. Memory of the process is bounded by two pieces
+of a range and by a few segments of a tensor, whatever the size of the version.
 """
 
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import IO, cast
 
 import numpy as np
 import torch
 
-from rollstream.errors import CorruptObject
+from rollstream.errors import CorruptObject, StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.anchors import find_fetch_paths, find_other_paths
 from rollstream.storage.weights.delta.codec import SegmentDecoder, bits_of
@@ -105,6 +107,11 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return self.tensor(name)
 
     @property
+    def uses_base(self) -> bool:
+        """Whether a tensor is made from the held one."""
+        return any(not (path.steps and path.steps[0].is_whole) for path in self._paths.values())
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Bytes of each tensor, by all names."""
         weights = self.manifest.weights
@@ -113,6 +120,16 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
     def differs(self, name: str) -> bool:
         """Whether the tensor is another one than the base's."""
         return bool(self._path(name).steps)
+
+    def changes_max(self, name: str) -> int:
+        """The most elements in which the tensor differs from the base's; 0 where it may be all, or
+        more than half.
+        """
+        path = self._path(name)
+        if any(step.is_whole for step in path.steps):
+            return 0
+        changed = sum(step.delta.changed for step in path.steps if step.delta)
+        return changed if 2 * changed <= prod(path.entry.shape) else 0
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
         """The complete tensor; raises as `parts` does."""
@@ -198,7 +215,14 @@ def stream_version(
     known = {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
     excluded = {manifest.weights.owner(name) for name in without}
     hashes = {name: entry.hash for name, entry in known.items() if name not in excluded}
-    base = HeldTensors(hashes, held.version.number if held else 0)
+    tensors = stream_tensors(
+        store, manifest, HeldTensors(hashes, held.version.number if held else 0)
+    )
+    return replace(tensors, base=held.version) if held and tensors.uses_base else tensors
+
+
+def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) -> StreamedTensors:
+    """As `stream_version`, from tensors that are known by their hashes alone."""
     paths = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
     spooled = _Spooled()
     failed = spooled.fetch(store, paths)
@@ -210,9 +234,45 @@ def stream_version(
         failed = spooled.fetch(store, others)
     for error in failed.values():
         raise error
-    uses_base = any(not (path.steps and path.steps[0].is_whole) for path in paths.values())
-    version = held.version if held and uses_base else None
-    return StreamedTensors(manifest, version, spooled.bytes, paths, spooled.data)
+    return StreamedTensors(manifest, None, spooled.bytes, paths, spooled.data)
+
+
+class ScratchFile:
+    """Zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). The file has no name and
+    is freed with its last user, also after `kill -9`. Its space is reserved: no later write fails.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Raises `StoreError` where the disk has no room."""
+        self._file = _open_nameless()
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), 0, max(size, 1))
+            else:
+                self._file.truncate(max(size, 1))
+        except OSError as error:
+            self._file.close()
+            raise StoreError(
+                f"{size / 1e9:.2f} GB of weights do not fit into {tempfile.gettempdir()} "
+                f"({error.strerror}): free space there, or name a larger disk by TMPDIR"
+            ) from error
+        self.data = memoryview(mmap.mmap(self._file.fileno(), max(size, 1)))[:size]
+        """The bytes; a write is visible to every process that maps the file."""
+
+    @property
+    def path(self) -> str:
+        """The path at which other processes of this machine open the file while this object
+        exists.
+        """
+        if isinstance(self._file.name, str):
+            return self._file.name
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
+
+def _open_nameless() -> IO[bytes]:
+    if sys.platform == "linux":
+        return tempfile.TemporaryFile(prefix="rollstream-version-")
+    return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="rollstream-version-"))
 
 
 @dataclass(slots=True)
@@ -231,14 +291,11 @@ class _Spooled:
         size = sum(request.range.end - request.range.start for request in requests)
         if not size:
             return {}
-        with tempfile.TemporaryFile(prefix="rollstream-version-") as file:
-            file.truncate(size)
-            at = 0
-            for piece, data in fetched(store, (p for r in requests for p in _pieces(r))):
-                _write_at(file.fileno(), data, at)
-                at += piece.range.end - piece.range.start
-                self.bytes += len(data)
-            spool = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+        spool, at = ScratchFile(size).data, 0
+        for piece, data in fetched(store, (p for r in requests for p in _pieces(r))):
+            spool[at : at + len(data)] = data
+            at += piece.range.end - piece.range.start
+            self.bytes += len(data)
         failed: dict[str, CorruptObject] = {}
         at = 0
         for request in requests:
@@ -262,9 +319,3 @@ def _pieces(request: FetchRequest) -> Iterator[FetchRequest]:
     for begin in range(whole.start, whole.end, PIECE_BYTES):
         part = FetchRange(whole.file, begin, min(whole.end, begin + PIECE_BYTES), ())
         yield FetchRequest(request.version, part, {})
-
-
-def _write_at(file: int, data: memoryview, at: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, data[done:], at + done)

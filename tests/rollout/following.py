@@ -16,7 +16,8 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.weights import FetchedWeights, WeightsFollower
+from rollstream.producers.rollout.read_back import FetchedWeights
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.storage.models import model_files
@@ -40,7 +41,9 @@ CONFIG = Qwen3Config(
 class Followed:
     """A run with a trainer's writer and one rollout; `publish` makes the next version."""
 
-    def __init__(self, folder: Path, streamed_above: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, streamed_above: int | None = None, mapped_above: int | None = None
+    ) -> None:
         self.bus = open_bus(f"sqlite:{folder / 'bus'}")
         self.bus.create(catalogue(1))
         self.store = open_store(f"file:{folder / 'store'}")
@@ -59,7 +62,9 @@ class Followed:
         self.versions.open()
         self.number = -1
         self.published: dict[Version, Mapping[str, torch.Tensor]] = {}
-        self.follower = WeightsFollower(self.bus, self.store, streamed_above=streamed_above)
+        self.follower = WeightsFollower(
+            self.bus, self.store, streamed_above=streamed_above, mapped_above=mapped_above
+        )
 
     def _tie(self) -> None:
         self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from rollstream.errors import EngineRefused, ObjectMissing
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.torch.streamed_weights import StreamedWrites
+from rollstream.producers.rollout.read_back import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.weights import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.storage.terms import ROLLOUTS, RoleTerms, hold_name, next_term
 from rollstream.storage.weights.streamed import StreamedTensors
@@ -25,9 +25,9 @@ from testbed.waiting import wait_for
 from tests.rollout.following import Followed, damage, damage_after_update
 
 
-@pytest.fixture(params=[None, 0], ids=["resident", "streamed"])
+@pytest.fixture(params=[(None, None), (0, None), (None, 0)], ids=["resident", "streamed", "mapped"])
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Followed]:
-    followed = Followed(tmp_path, streamed_above=request.param)
+    followed = Followed(tmp_path, *request.param)
     yield followed
     followed.close()
 

@@ -28,7 +28,8 @@ from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import RolloutPublisher
-from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.read_back import compare_all_tensors
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Environment

@@ -1,5 +1,5 @@
-"""One engine over two workers, here two processes on the CPU: each takes its slice of a version,
-together they give the tokens of one, and each slice is read back.
+"""One engine over two workers, here two processes on the CPU: each takes its slice of a version
+from a file, together they give the tokens of one, and each slice is read back.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling
 from testbed.waiting import WAIT_S
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
-from tests.vllm.vllm_samples import open_vllm, vllm_model
+from tests.vllm.vllm_samples import held_in_file, open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=40)
@@ -31,7 +31,7 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core, "WORKER_CLASS", "tests.vllm.damaged_worker.DamagedWorker")
-    old, new = vllm_model("qwen2", 0), dict(vllm_model("qwen2", 1).state_dict())
+    old, new = vllm_model("qwen2", 0), held_in_file(vllm_model("qwen2", 1).state_dict())
     settings = VllmSettings(tensor_parallel=2)
     two = VllmEngine(old.config, old.state_dict(), V1, EngineOptions(4, 96), settings=settings)
     one = open_vllm(old)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
 from rollstream.producers.engines.vllm import weights
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.values import Sampling
@@ -34,7 +34,7 @@ from tests.support.engine_samples import (
     run_all,
     to_the_end,
 )
-from tests.vllm.vllm_samples import check_two_hundred_updates, vllm_model
+from tests.vllm.vllm_samples import check_two_hundred_updates, held_in_file, vllm_model
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=70)
@@ -77,6 +77,29 @@ def test_recomputing_equals_a_full_prefill_and_what_is_served_is_read_back() -> 
     assert engine.read_back(tensors, tensors).differing == ()
     old = vllm_model("qwen3").state_dict()
     assert "model.layers.0.mlp.up_proj.weight" in engine.read_back(old, old).differing
+
+
+def test_tensors_in_a_file_are_mapped_by_the_worker_and_never_staged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loaded from the file, several chunks, and compared with it; tied names are one tensor."""
+    monkeypatch.setattr(weights.whole_chunks, "__defaults__", (1,))
+    new = vllm_model("qwen3", 1)
+    engine, tensors = open_process(), held_in_file(new.state_dict())
+    gained, staged = half_way(engine), staged_files()
+    update = engine.prepare(WeightUpdate(V2, tensors))
+    assert staged_files() == staged
+    engine.update(update, "in_flight_recompute")
+    mine = to_the_end(engine, gained)
+    before = mine.spans[0][1]
+    wanted = chosen_logprobs(new, prompt(6), mine.tokens)[before:]
+    torch.testing.assert_close(torch.tensor(mine.logprobs[before:]), wanted, atol=1e-4, rtol=0)
+    names = {name for name, _ in new.named_parameters()}
+    assert engine.read_back(tensors, tensors) == WeightComparison(len(names), ())
+    for name in ("model.norm.weight", "model.embed_tokens.weight"):
+        tensors[name].view(torch.int32).view(-1)[-1] ^= 1
+        assert engine.read_back([name], tensors).differing == (name,)
+    assert staged_files() == staged
 
 
 def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:

@@ -1,7 +1,9 @@
 """Tiny models whose heads vLLM's CPU kernels support, and engines of them."""
 
+from collections.abc import Mapping
 from functools import partial
 
+import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -15,8 +17,11 @@ from transformers import (
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
+from rollstream.storage.weights.mapped import MappedTensors, MappedWeights
+from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Sampling, Version
-from tests.support.engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
+from testbed.memory import MemoryStore
+from tests.support.engine_samples import SIZES, V1, V2, Gained, ask, gather, prompt, random_model
 
 WIDE = SIZES | {"hidden_size": 128}  # 4 heads of 32
 FAMILIES = {
@@ -30,6 +35,14 @@ CLASSES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3F
 def vllm_model(family: str, seed: int = 0) -> PreTrainedModel:
     """Random values for all weights."""
     return random_model(lambda: CLASSES[family](FAMILIES[family]()), seed)
+
+
+def held_in_file(tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
+    """These tensors as a rollout holds a large version."""
+    store, held = MemoryStore(), MappedWeights()
+    publish_version(store, NewVersion("run", V2, dict(tensors), {}, 1 << 20, 0.0))
+    held.update(store, V2)
+    return held.tensors
 
 
 def open_vllm(

@@ -45,6 +45,7 @@ from rollstream.producers.engines.vllm.protocol import (
     StepOutput,
 )
 from rollstream.producers.engines.vllm.staging import NamedTensors, StagedFile
+from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.streams.values import Sampling
 
 CHECK_S = 1.0
@@ -187,13 +188,19 @@ class LocalCore:
         with self._locked():
             return list(self._engine.collective_rpc(method, args=arguments))
 
-    def call_with_tensors(self, method: str, *arguments: Any, tensors: NamedTensors) -> list[Any]:
+    def call_with_tensors(
+        self,
+        method: str,
+        *arguments: Any,
+        tensors: NamedTensors,
+        held: MappedTensors | None = None,
+    ) -> list[Any]:
         """The results of a method of all workers, whose last argument are these tensors: in shared
-        memory where the workers are in another process.
+        memory, or in the file that they are `held` in, where the workers are in another process.
         """
         if not self.has_process:
             return self.call_all(method, *arguments, tensors)
-        with contextlib.closing(StagedFile(tensors)) as file:
+        with contextlib.closing(StagedFile(tensors, held)) as file:
             return self.call_all("call_staged", method, arguments, file.path, file.entries)
 
     def draft_from(self, source: Any, window: str, forced: bool | None, counters_path: str) -> None:

@@ -4,6 +4,8 @@ process of this machine a staged file in shared memory.
 A staged file is written once, named by a path that the other process opens, and described by plain
 values: a message between the processes contains names, types, shapes and offsets only. The kernel
 frees the file when its last user ends. At most two chunks of an update are staged at any time.
+Tensors that are in a file already (`MappedTensors`) are not copied: the messages describe that
+file, and each worker reads its own part of it.
 """
 
 import mmap
@@ -20,10 +22,13 @@ from typing import IO, Any, TypedDict, cast
 
 import torch
 
+from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
 ALIGNMENT = 64
+# A file may be larger than the memory (mman.h: MAP_NORESERVE).
+PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
@@ -38,26 +43,39 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """Named tensors in shared memory, until `close`."""
+    """Named tensors in shared memory until `close`, or in the file that they are `held` in."""
 
-    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._file = open_shared("rollstream-weights")
+    def __init__(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], held: MappedTensors | None = None
+    ) -> None:
+        self._held = held
+        self._file = None if held is not None else open_shared("rollstream-weights")
         self.entries: list[StagedTensor] = []
         for name, tensor in tensors:
-            begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
-            size = self._file.write(tensor_bytes(tensor))
-            shape, kind = list(tensor.shape), DTYPE_NAMES[tensor.dtype]
+            begin = self._write(tensor) if held is None else held.begin(tensor)
+            shape, kind, size = list(tensor.shape), DTYPE_NAMES[tensor.dtype], tensor.nbytes
             entry = StagedTensor(name=name, dtype=kind, shape=shape, begin=begin, bytes=size)
             self.entries.append(entry)
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     @property
     def path(self) -> str:
         """The path at which other processes open the file while this one has it open."""
+        if self._held is not None:
+            return self._held.file.path
+        assert self._file is not None, "opened above"
         return shared_path(self._file)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, tensor: torch.Tensor) -> int:
+        assert self._file is not None, "opened above"
+        begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
+        self._file.write(tensor_bytes(tensor))
+        return begin
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
@@ -65,7 +83,7 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
     if not entries:
         return []
     with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = mmap.mmap(file.fileno(), 0, flags=PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     view = memoryview(mapped)
     return [
         (
@@ -134,8 +152,8 @@ class StagedChunks:
                 ahead.append(staging.submit(next, self._staged, None).result)
 
 
-def stage_tensors(tensors: NamedTensors) -> StagedMessage:
-    return StagedMessage(StagedFile(tensors))
+def stage_tensors(tensors: NamedTensors, held: MappedTensors | None = None) -> StagedMessage:
+    return StagedMessage(StagedFile(tensors, held))
 
 
 def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:

@@ -8,6 +8,8 @@ matrices, so there a version is always loaded whole.
 From the start of a load until one succeeds, no version is held. All work that can run beside
 decoding is done in `prepare`: checks, and for a core in another process the copy to shared memory
 of as many chunks as may be staged. The other chunks are copied while earlier ones are loaded.
+Tensors in a file (`MappedTensors`) are not copied: workers map the file, load their own parts of it
+and are compared with it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ from rollstream.producers.engines.vllm.staging import (
     stage_patches,
     stage_tensors,
 )
+from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
@@ -174,7 +177,8 @@ class VllmWeights:
         """
         own, needed = self._needed.own(tensors), self._needed
         asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
-        states = {name: self._state(name, own[name]) for name in asked}
+        held = _mapped(tensors)
+        states = {name: self._state(name, own[name], held) for name in asked}
         differing = tuple(name for name, state in states.items() if state == "differs")
         read = sum(state == "same" for state in states.values()) + len(differing)
         return WeightComparison(read, differing)
@@ -196,10 +200,16 @@ class VllmWeights:
         if prepared.patches is not None:
             yield from map(stage_patches, patch_chunks(prepared.patches))
         else:
-            yield from map(stage_tensors, whole_chunks(self._needed, update.tensors))
+            held = _mapped(update.tensors)
+            chunks = whole_chunks(self._needed, update.tensors)
+            yield from (stage_tensors(chunk, held) for chunk in chunks)
 
-    def _state(self, name: str, tensor: torch.Tensor) -> PartState:
+    def _state(self, name: str, tensor: torch.Tensor, held: MappedTensors | None) -> PartState:
         """The result of all workers for one tensor, under all its names."""
-        names = [name, *self._needed.tied.get(name, ())]
-        states = self._core.call_with_tensors("compare_part", names, tensors=[(name, tensor)])
+        names, tensors = [name, *self._needed.tied.get(name, ())], [(name, tensor)]
+        states = self._core.call_with_tensors("compare_part", names, tensors=tensors, held=held)
         return combined(states)
+
+
+def _mapped(tensors: Mapping[str, torch.Tensor]) -> MappedTensors | None:
+    return tensors if isinstance(tensors, MappedTensors) else None

@@ -1,0 +1,116 @@
+"""Compares what an engine serves with the tensors that it was given: all of them at first and after
+a repair, then a bounded sample that rotates through all of them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rollstream.errors import EngineRefused
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.storage.weights.mapped import MappedTensors
+from rollstream.storage.weights.streamed import StreamedTensors
+from rollstream.streams.records import WeightsAnnounced
+
+log = logging.getLogger(__name__)
+
+SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
+ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
+
+
+class TensorRotation:
+    """Each call continues after the last name of the previous one. The set of names may change
+    between calls.
+    """
+
+    def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
+        self._bytes = sample_bytes
+        self._after = ""
+
+    def next(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return at least one name, each at most once; in total at most `sample_bytes` unless one
+        tensor alone is larger.
+        """
+        names = sorted(sizes)
+        later = [name for name in names if name > self._after]
+        found: list[str] = []
+        room = self._bytes
+        for name in later + names[: len(names) - len(later)]:
+            room -= sizes[name]
+            if found and room < 0:
+                break
+            found.append(name)
+        self._after = found[-1] if found else ""
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedWeights:
+    """Verified tensors of one version, prepared for the engine. `repairs`: they replace tensors
+    that the engine served wrongly.
+    """
+
+    announced: WeightsAnnounced
+    update: WeightUpdate
+    repairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBackResult:
+    """The result of reading tensors back; the update took `seconds`."""
+
+    fetched: FetchedWeights
+    compared: WeightComparison
+    seconds: float
+
+
+def compare_tensors(
+    fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
+) -> ReadBackResult:
+    """Compare these tensors, None: all, with what the engine serves. A tensor whose copy in a file
+    was damaged differs too. The update took `seconds`.
+    """
+    tensors = fetched.update.tensors
+    asked = tuple(tensors) if names is None else names
+    compared = read_back(asked, tensors)
+    if isinstance(tensors, MappedTensors):
+        damaged = dict.fromkeys((*compared.differing, *tensors.damaged(asked)))
+        compared = WeightComparison(compared.count, tuple(damaged))
+    if compared.differing:
+        log.error(
+            "version %s: the engine does not serve what it was given (%d of %d tensors: %s); "
+            "it serves nothing until all tensors were fetched again",
+            fetched.announced.version,
+            len(compared.differing),
+            compared.count,
+            ", ".join(compared.differing[:3]),
+        )
+    return ReadBackResult(fetched, compared, seconds)
+
+
+def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Bytes of each tensor, by all names."""
+    if isinstance(tensors, StreamedTensors):
+        return tensors.sizes
+    return {name: tensor.nbytes for name, tensor in tensors.items()}
+
+
+def compare_all_tensors(
+    fetched: FetchedWeights,
+    read_back: ReadBack,
+    started_s: float,
+    timer: Callable[[], float] = time.perf_counter,
+) -> ReadBackResult:
+    """Compare all tensors of the first version before anything is served. Raises `EngineRefused` if
+    one differs from what the engine was given. `started_s` is a time of `timer`.
+    """
+    compared = read_back(fetched.update.tensors, fetched.update.tensors)
+    if compared.differing:
+        raise EngineRefused(
+            f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "
+            f"{fetched.announced.version} as given ({len(compared.differing)} of {compared.count})"
+        )
+    return ReadBackResult(fetched, compared, timer() - started_s)

@@ -1,0 +1,221 @@
+"""The tensors of one version in a file, updated from version to version in place; this process has
+no copy of them in memory.
+
+The file has no name and is on disk (`ScratchFile`): its pages are the kernel's cache, which the
+processes that map it share, so the workers of a tensor-parallel engine each read their own part of
+one verified copy. It ends with the last process that maps it, also after `kill -9`.
+
+An update fetches and verifies every needed range first (`stream_tensors`); an error until then
+changes nothing. Then each tensor that differs is decoded from the file's own values, a segment at a
+time, written back and compared with its hash. Until every tensor matches, `version` is None and
+nothing may be served from the file; the next update repairs it, because the hash of each tensor
+that was not torn is known. Memory is bounded as that of `stream_version` is. The patches of an
+update are in a file of their own.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.delta.codec import bits_of
+from rollstream.storage.weights.delta.coding import Bits, Indices, element_of
+from rollstream.storage.weights.fetch_plan import HeldTensors
+from rollstream.storage.weights.manifest import Manifest, TensorEntry, read_manifest
+from rollstream.storage.weights.resident import ResidentUpdate, TensorPatch
+from rollstream.storage.weights.streamed import (
+    ScratchFile,
+    StreamedTensors,
+    WrongBase,
+    stream_tensors,
+)
+from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hash, tensor_of
+from rollstream.streams.values import Version
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT = 64
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class MappedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a version by all names; their memory is the mapped file. They change only in
+    `MappedWeights.update`.
+    """
+
+    manifest: Manifest
+    file: ScratchFile
+    _tensors: Mapping[str, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[self.manifest.weights.owner(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest.weights.names)
+
+    def __len__(self) -> int:
+        return len(self.manifest.weights.names)
+
+    def begin(self, tensor: torch.Tensor) -> int:
+        """The first byte in the file of one of these tensors, 0 for one without elements."""
+        if not tensor.nbytes:
+            return 0
+        begin = tensor.data_ptr() - np.frombuffer(self.file.data, np.uint8).ctypes.data
+        assert 0 <= begin <= len(self.file.data) - tensor.nbytes, "a tensor of this file"
+        return begin
+
+    def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of these tensors whose bytes in the file no longer have the manifest's hash: the
+        kernel may have written a page to the disk and read it again.
+        """
+        return tuple(name for name in names if not self._is_intact(name))
+
+    def _is_intact(self, name: str) -> bool:
+        entry = self.manifest.weights.entry(name)
+        return tensor_hash(entry.dtype, entry.shape, tensor_bytes(self[name])) == entry.hash
+
+
+class MappedWeights:
+    """All tensors of one version. For one thread only."""
+
+    def __init__(self) -> None:
+        self._file: ScratchFile | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._hashes: dict[str, str] = {}
+        """Of the tensors in the file that are not torn."""
+        self._number = 0
+        """No tensor in the file is of an older version."""
+        self.manifest: Manifest | None = None
+        self.version: Version | None = None
+
+    @property
+    def tensors(self) -> MappedTensors:
+        """The held version; it must be whole (`version`)."""
+        assert self.manifest is not None, "no version is held whole"
+        assert self._file is not None, "it holds the version"
+        return MappedTensors(self.manifest, self._file, dict(self._tensors))
+
+    def update(
+        self, store: ObjectStore, target: Version, manifest_hash: str | None = None
+    ) -> ResidentUpdate:
+        """As `ResidentWeights.update`; raises `StoreError` also where the disk has no room."""
+        manifest = read_manifest(store, target, manifest_hash)
+        before = self.manifest
+        layout = {name: (e.dtype, e.shape) for name, e in manifest.weights.tensors.items()}
+        if layout != self._layout:
+            self._lay_out(manifest.weights.tensors)
+            self._layout, before = layout, None
+        patches: dict[str, TensorPatch] = {}
+        whole: dict[str, None] = {}
+        fetched, wrong = 0, frozenset[str]()
+        while True:
+            streamed = stream_tensors(store, manifest, HeldTensors(self._hashes, self._number))
+            fetched += streamed.fetched_bytes
+            self.manifest = self.version = None
+            self._number = min(self._number, target.number)
+            try:
+                self._write(streamed, patches, whole)
+                break
+            except WrongBase as error:
+                if error.names <= wrong:
+                    raise
+                log.error("version %s is fetched again without a base: %s", target, error)
+                wrong |= error.names
+        self.manifest, self.version, self._number = manifest, target, target.number
+        if before is None or before.weights.tied != manifest.weights.tied:
+            return ResidentUpdate(manifest, None, None, tuple(layout), fetched)
+        return ResidentUpdate(
+            manifest, before.version, tuple(patches.values()), tuple(whole), fetched
+        )
+
+    def _lay_out(self, entries: Mapping[str, TensorEntry]) -> None:
+        """Reserve a file for these tensors, of which none is held yet."""
+        begins: dict[str, int] = {}
+        end = 0
+        for name, entry in entries.items():
+            begins[name] = end
+            end += -(-entry.bytes // ALIGNMENT) * ALIGNMENT
+        file = ScratchFile(end)
+        self.manifest = self.version = None
+        self._hashes, self._number = {}, 0
+        self._file = file
+        self._tensors = {
+            name: tensor_of(file.data[begin : begin + entry.bytes], entry.dtype, entry.shape)
+            for (name, begin), entry in zip(begins.items(), entries.values(), strict=True)
+        }
+
+    def _write(
+        self, streamed: StreamedTensors, patches: dict[str, TensorPatch], whole: dict[str, None]
+    ) -> None:
+        """Write the tensors that differ, and note how they do; each is compared with its hash."""
+        entries = streamed.manifest.weights.tensors
+        differing = [name for name in entries if streamed.differs(name)]
+        counts = {name: streamed.changes_max(name) for name in differing}
+        sizes = (counts[n] * _patch_bytes(entries[n]) + ALIGNMENT for n in differing if counts[n])
+        scratch = PatchFile(sum(sizes))
+        for name in differing:
+            bits = bits_of(tensor_bytes(self._tensors[name]), element_of(entries[name].dtype))
+            is_torn = self._hashes.pop(name, None) is None
+            patch = scratch.open(entries[name], counts[name]) if counts[name] else None
+            for part in streamed.parts(name, lambda begin, end, bits=bits: bits[begin:end].copy()):
+                into = bits[part.begin : part.begin + len(part.values)]
+                if part.changed is None:
+                    into[:] = part.values
+                    continue
+                into[part.changed] = part.values[part.changed]
+                if patch is not None:
+                    patch.add(part.changed + part.begin, part.values[part.changed])
+            self._hashes[name] = entries[name].hash
+            if patch is None or is_torn:
+                whole[name] = None
+            else:
+                patches[name] = patch.finish(name)
+
+
+@dataclass(slots=True)
+class PatchParts:
+    """The changes of one tensor, in room for all of them."""
+
+    entry: TensorEntry
+    indices: torch.Tensor
+    values: torch.Tensor
+    count: int = 0
+
+    def add(self, indices: Indices, values: Bits) -> None:
+        end = self.count + len(indices)
+        self.indices.numpy()[self.count : end] = indices
+        self.values.view(torch.uint8).numpy().view(values.dtype)[self.count : end] = values
+        self.count = end
+
+    def finish(self, name: str) -> TensorPatch:
+        kind = DTYPES[self.entry.dtype]
+        indices, values = self.indices[: self.count], self.values[: self.count]
+        return TensorPatch(name, self.entry.shape, kind, indices, values)
+
+
+class PatchFile:
+    """Room for the patches of one update, which is freed with the last of them."""
+
+    def __init__(self, size: int) -> None:
+        self._data = ScratchFile(size).data if size else memoryview(b"")
+        self._end = 0
+
+    def open(self, entry: TensorEntry, count: int) -> PatchParts:
+        """Room for so many changes of a tensor."""
+        middle = self._end + count * INDEX_BYTES
+        end = self._end + count * _patch_bytes(entry)
+        indices = tensor_of(self._data[self._end : middle], "I64", (count,))
+        values = tensor_of(self._data[middle:end], entry.dtype, (count,))
+        self._end = -(-end // ALIGNMENT) * ALIGNMENT
+        return PatchParts(entry, indices, values)
+
+
+def _patch_bytes(entry: TensorEntry) -> int:
+    """Bytes of one changed element in a patch."""
+    return INDEX_BYTES + entry.bytes // max(1, prod(entry.shape))
