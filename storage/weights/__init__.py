@@ -5,9 +5,10 @@ rollouts.
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
 `retention` which versions are deleted. A reader plans the cheapest path to each tensor
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
-version as a folder; `resident` keeps them in memory and updates them; `streamed` decodes them from
-an engine's own memory, without a copy. `tensors` converts tensors to bytes, also those that several
-processes hold. `adapters` publishes and reads LoRA versions. `verify` checks and compares versions.
+version as a folder; `resident` keeps them in memory and updates them, `mapped` in a file;
+`streamed` decodes them from an engine's own memory, without a copy. `tensors` converts tensors to
+bytes, also those that several processes hold. `adapters` publishes and reads LoRA versions.
+`verify` checks and compares versions.
 """
 
 from typing import TYPE_CHECKING
