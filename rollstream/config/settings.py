@@ -182,13 +182,9 @@ def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
     if c.rollouts.engine == "paced":
         must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
         yield SettingProblem("rollouts.engine", must)
-    elif c.rollouts.engine == "vllm":
-        if c.rollouts.vllm.url is not None:
-            must = "must not be set with model.lora.rank > 0: a server by URL serves no adapters"
-            yield SettingProblem("rollouts.vllm.url", must)
-        if c.rollouts.vllm.tensor_parallel > 1:
-            must = "must be 1 with model.lora.rank > 0: adapters split between GPUs were not tried"
-            yield SettingProblem("rollouts.vllm.tensor_parallel", must)
+    elif c.rollouts.engine == "vllm" and c.rollouts.vllm.url is not None:
+        must = "must not be set with model.lora.rank > 0: a server by URL serves no adapters"
+        yield SettingProblem("rollouts.vllm.url", must)
 
 
 def _check_task(c: Configuration) -> Iterator[SettingProblem]:

@@ -155,7 +155,6 @@ def test_an_impossible_combination_is_refused(toml, override, message):
     [
         (["rollouts.engine=paced"], "must be 'torch' or 'vllm' with model.lora.rank > 0"),
         (["rollouts.engine=vllm", "rollouts.vllm.url=http://host:8000"], "serves no adapters"),
-        (["rollouts.engine=vllm", "rollouts.vllm.tensor_parallel=2"], "must be 1 with model.lora"),
     ],
 )
 def test_adapters_are_refused_where_they_are_not_served(toml, overrides, message):

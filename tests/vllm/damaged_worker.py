@@ -12,6 +12,13 @@ from rollstream.producers.engines.vllm.worker import WorkerExtension
 class DamagedWorker(WorkerExtension):
     """As the product's."""
 
+    def damage_factor(self, rank: int, adapter: int, layer: str, part: int) -> None:
+        """Change one element of one worker's part of a stacked factor B."""
+        if self.rank == rank:
+            manager = self.model_runner.lora_manager._adapter_manager
+            slot = manager.lora_index_to_id.index(adapter)
+            manager.modules[layer].lora_b_stacked[part][slot, 0, -1, 0] += 1.0
+
     def damage(self, rank: int, name: str) -> None:
         """Flip the lowest bit of the last element of one worker's part of a tensor."""
         if self.rank != rank:

@@ -10,13 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightComparison
+from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.adapters import adapter_name
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.storage.settings import LoraSettings
 from rollstream.streams.values import Sampling, Version
 from testbed.update_reference import over_old_cache
+from testbed.waiting import WAIT_S
 from tests.support.adapted_models import LORA, adapted, adapter_update, merged, with_fault
 from tests.support.engine_samples import (
     Gained,
@@ -39,7 +41,9 @@ GREEDY = Sampling(temperature=0, tokens_max=24)
 class Adapted:
     """An engine over the base, and by version the adapted models and the same ones merged."""
 
-    def __init__(self, family: str = "qwen3", process: bool = False) -> None:
+    def __init__(
+        self, family: str = "qwen3", process: bool = False, tensor_parallel: int = 1
+    ) -> None:
         self.plain = vllm_model(family)
         self.models = {v: adapted(self.plain, seed=v.number) for v in VERSIONS}
         self.whole = {v: merged(model, self.plain) for v, model in self.models.items()}
@@ -48,7 +52,7 @@ class Adapted:
             self.plain.state_dict(),
             BASE,
             EngineOptions(4, 160, adapter_rank=LORA.rank),
-            settings=VllmSettings(process=process),
+            settings=VllmSettings(process=process, tensor_parallel=tensor_parallel),
         )
 
     def update(self, version: Version, mode: Any = "keep_version") -> None:
@@ -164,13 +168,43 @@ def test_a_stacked_factor_that_changed_is_found() -> None:
     opened, first = Adapted(), VERSIONS[0]
     opened.update(first)
     tensors = adapter_update(first, opened.models[first]).tensors
-    core: Any = opened.engine._core
-    (worker,) = [core._engine.engine_core.engine_core.model_executor.driver_worker.worker]
+    engine_core: Any = opened.engine._core
+    (worker,) = [engine_core._engine.engine_core.engine_core.model_executor.driver_worker.worker]
     manager = worker.model_runner.lora_manager._adapter_manager
     slot = manager.lora_index_to_id.index(adapter_name(first)[1])
     manager.modules["model.layers.0.self_attn.qkv_proj"].lora_a_stacked[2][slot, 0, -1, 0] = 1.0
     name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
     assert opened.engine.read_back(tensors, tensors).differing == (name,)
+
+
+def test_two_workers_serve_their_parts_of_each_adapter_and_each_part_is_read_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Factors of layers that are cut by rows, by columns, and packed beside others."""
+    monkeypatch.setattr(core, "WORKER_CLASS", "tests.vllm.damaged_worker.DamagedWorker")
+    opened, (first, second) = Adapted(process=True, tensor_parallel=2), VERSIONS[:2]
+    for version in (first, second):
+        opened.update(version)
+        opened.engine.submit(named(str(version), version))
+        tensors = adapter_update(version, opened.models[version]).tensors
+        assert opened.engine.read_back(tensors, tensors) == WeightComparison(len(tensors), ())
+    gained = run_all(opened.engine, wait_s=WAIT_S)
+    for version in (first, second):
+        request = named(str(version), version)
+        check(gained[str(version)], request, opened.whole[version])
+    tensors = adapter_update(second, opened.models[second]).tensors
+    other = {name: tensor + 1 for name, tensor in tensors.items()}
+    assert opened.engine.read_back(other, other).differing == tuple(sorted(tensors))
+    for worker, layer, part, name in (
+        (0, "self_attn.qkv_proj", 1, "self_attn.k_proj"),
+        (1, "mlp.gate_up_proj", 0, "mlp.gate_proj"),
+        (1, "mlp.down_proj", 0, "mlp.down_proj"),
+    ):
+        opened.update(second)
+        damaged = adapter_name(second)[1], f"model.layers.1.{layer}", part
+        opened.engine._core.call_all("damage_factor", worker, *damaged)  # pyright: ignore[reportAttributeAccessIssue]
+        (wrong,) = opened.engine.read_back(tensors, tensors).differing
+        assert wrong.endswith(f"layers.1.{name}.lora_B.weight")
 
 
 @pytest.mark.parametrize("process", [False, True])

@@ -147,16 +147,14 @@ class VllmAdapters:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """As `Engine.read_back`, for the version that was loaded last; compares nothing where
-        factors are split between GPUs. B is compared multiplied by the scaling, as vLLM holds it.
+        """As `Engine.read_back`, for the version that was loaded last. Each worker compares its own
+        part, B multiplied by the scaling, as vLLM holds it; a factor differs if it differs at any.
         """
         assert self._latest is not None, "no adapter was loaded"
-        if self.core.is_parallel:
-            return WeightComparison(0, ())
         asked = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
         adapter = self.loaded[self._latest].id, self._scaling
-        (differing,) = self.core.call_with_tensors("differing_factors", *adapter, tensors=asked)
-        return WeightComparison(len(asked), tuple(differing))
+        found = self.core.call_with_tensors("differing_factors", *adapter, tensors=asked)
+        return WeightComparison(len(asked), tuple(sorted(set[str]().union(*found))))
 
     def _load(self, update: WeightUpdate, name: str, number: int) -> None:
         if not isinstance(update.prepared, PreparedAdapter):

@@ -88,7 +88,7 @@ class LocalCore:
         from rollstream.producers.engines.vllm.release import LLMEngine
 
         self.load = CoreLoad()
-        self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
+        self.has_process = shape.process
         self._lock = threading.RLock()
         """Lets one thread in at a time: `read_back` is called from another one."""
         self.loads = 0

@@ -146,10 +146,12 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
     return path, 0, 0
 
 
-def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
+def served_factors(
+    manager: Any, adapter: int, name: str, whole: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """All copies of a factor of the adapter with this id: the one that vLLM's manager of adapters
-    keeps, and while the adapter is active the stacked one that steps read, with its padding. Raises
-    `EngineRefused` where there is none.
+    keeps, and while the adapter is active the stacked one that steps read, with its padding. Each
+    comes with its part of the `whole` factor. Raises `EngineRefused` where there is none.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
     place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))
@@ -157,8 +159,17 @@ def served_factors(manager: Any, adapter: int, name: str) -> list[torch.Tensor]:
     if kept is None or place not in kept.loras or place not in manager.modules:
         raise EngineRefused(f"weights: vLLM holds no factor {name!r} of the adapter {adapter}")
     factor = getattr(kept.loras[place], attribute)
-    copies: list[torch.Tensor] = [factor[part] if count else factor]
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = [(factor[part] if count else factor, whole)]
     if adapter in manager.lora_index_to_id:
-        stacked = getattr(manager.modules[place], f"{attribute}_stacked")[part]
-        copies.append(stacked[manager.lora_index_to_id.index(adapter), 0])
+        layer = manager.modules[place]
+        stacked = getattr(layer, f"{attribute}_stacked")[part]
+        mine = _rank_part(getattr(layer, f"slice_{attribute}"), layer.tp_size, part, count, whole)
+        copies.append((stacked[manager.lora_index_to_id.index(adapter), 0], mine))
     return copies
+
+
+def _rank_part(cut: Any, workers: int, part: int, count: int, whole: torch.Tensor) -> torch.Tensor:
+    """The part of a factor that vLLM's layer stacks at this worker, cut as the layer cuts it."""
+    if workers == 1:
+        return whole
+    return cut([whole if i == part else None for i in range(count)])[part] if count else cut(whole)

@@ -179,14 +179,14 @@ class WorkerExtension(DraftingWorker):
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
         """Names of the factors of an adapter whose served bits differ from those that loading these
-        gives; a padded rank must be zero.
+        gives at this worker; a padded rank must be zero.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         differing: list[str] = []
         for name, factor in factors:
             factor_scaling = scaling if name.endswith(HIGH) else 1.0
-            served = served_factors(manager, adapter, name)
-            if not all(_is_factor(one, factor, factor_scaling) for one in served):
+            served = served_factors(manager, adapter, name, factor)
+            if not all(_is_factor(one, mine, factor_scaling) for one, mine in served):
                 differing.append(name)
         return differing
 
