@@ -1,15 +1,24 @@
 """One engine over two workers, here two processes on the CPU: each takes its slice of a version
-from a file, together they give the tokens of one, and each slice is read back.
+from a file, which none copies; together they give the tokens of one, and each slice is read back.
 """
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks.sizes.rank_memory import RankShape, write_model
+from benchmarks.sizes.rollout_memory import VLLM, write
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
 from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.parameter_map import expected_tensors
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling
+from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
 from tests.vllm.vllm_samples import held_in_file, open_vllm, vllm_model
@@ -25,6 +34,9 @@ DAMAGED = [  # at one worker each
     (0, "model.layers.1.mlp.gate_proj.weight"),  # cut by rows, beside up_proj
     (1, "model.layers.1.mlp.down_proj.weight"),
 ]
+SHAPE = RankShape(layers=24, hidden=768, intermediate=2048, vocabulary=4096)
+SIZE = 308e6
+"""Bytes of the version in bf16."""
 
 
 def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one(
@@ -57,3 +69,17 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one(
         assert everything.differing == tuple(sorted(name for _, name in DAMAGED[:damaged]))
     two.update(WeightUpdate(V2, new), "in_flight")
     assert two.read_back(new, new).differing == ()
+
+
+def test_taking_a_version_needs_less_memory_than_half_of_it(tmp_path: Path) -> None:
+    """In shared memory it would take all of it, and in the rollout as much again."""
+    assert sum(write_model(SHAPE.config(), tmp_path / "model").values()) * 2 > SIZE
+    write(tmp_path)
+    line = [sys.executable, "-m", "benchmarks.sizes.rollout_memory", "apply", str(tmp_path), VLLM]
+    limits = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    environment = {**os.environ, **limits, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        line, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert max(found["delta"], found["full"]) < SIZE / 2, found
