@@ -24,7 +24,6 @@ from rollstream.streams.release import upgrade_advice
 from rollstream.streams.topics import Topic
 from rollstream.streams.values import Address
 
-NOTES_MAX = 10
 READ_BY_TRAINERS = ("trajectories", "annotations")
 _CHECKSUM_AT, _BODY_AT = 8, 16
 
@@ -67,18 +66,13 @@ class UnreadableRecords:
             what = "the bytes differ from their dead-lettered copy"
             self.tally.add_violation(what, seen.topic, seen.address)
         elif archived or _is_foreign(seen.data):
-            self._note(f"no record at {where}: {seen.reason}")
+            self.tally.add_note(f"no record at {where}: {seen.reason}", "no records")
         elif self.was_read(seen.topic, seen.address) and self._is_whole[seen.topic]:
             what = f"a record that a trainer had read is unreadable now: {seen.reason}"
             self.tally.add_violation(what, seen.topic, seen.address)
         else:
             self.tally.counts["no records"] += 1
             self.tally.add_unchecked(f"whether there was a record at {where}: {seen.reason}")
-
-    def _note(self, text: str) -> None:
-        self.tally.counts["no records"] += 1
-        if len(self.tally.notes) < NOTES_MAX:
-            self.tally.notes.append(text)
 
     def _dead(self, topic: str) -> dict[Address, str]:
         """Hashes of the dead-lettered copies by the address of the original; read on first use."""

@@ -20,6 +20,7 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, Version
 
 OFFENDERS_MAX = 10
 UNCHECKED_MAX = 10
+NOTES_MAX = 10  # of one kind
 DERIVED = "derived"
 """In the metadata of a fold's field that is computed from others: a verdict does not hold it."""
 
@@ -72,6 +73,12 @@ class InvariantResult:
         """Record something that could not be checked; repeats are ignored."""
         if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
             self.unchecked.append(what)
+
+    def add_note(self, what: str, kind: str) -> None:
+        """Count an observation under `kind` and record it, the first `NOTES_MAX` of each kind."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= NOTES_MAX:
+            self.notes.append(what)
 
     def withhold(self, why: str) -> None:
         """Turn the violations in the log into notes; violations of objects in the store remain."""

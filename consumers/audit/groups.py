@@ -155,6 +155,11 @@ class GroupAudit:
                 continue
             self._by_step[step, "takes"] -= 1
             self._by_step[step, "trained"] -= size
+        takes = ", ".join(map(str, voids))
+        groups = ", ".join(map(str, record.poisoned))
+        what = f"ledger {at.partition}:{at.offset}: step {step}, update {update}: take {takes}"
+        what = f"{what} superseded, group {groups} poisoned: {record.detail}"
+        self.tally.add_note(what, "decisions to supersede")
         self.tally.counts["takes superseded"] += len(voids)
         for group in record.poisoned:
             end = self.ended.get(group)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
@@ -141,10 +142,13 @@ class HandFed:
 
     def offences(self) -> list[str]:
         """The findings of an audit."""
+        return [offender.what for tally in self.audit() for offender in tally.offenders]
+
+    def audit(self) -> list[InvariantResult]:
+        """The results of an audit."""
         self._apply()
         policy = AuditPolicy(self.max_lag, self.keep_version, rule=self.rule)
-        tallies = Audit(self.bus, self.store, "hand", policy).check()
-        return [offender.what for tally in tallies for offender in tally.offenders]
+        return list(Audit(self.bus, self.store, "hand", policy).check())
 
     def _apply(self) -> None:
         """The one rollout serves the announced version."""

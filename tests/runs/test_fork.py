@@ -4,9 +4,11 @@ parent is unchanged.
 
 import json
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,15 +16,25 @@ from hypothesis import given, settings, strategies as st
 from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
+from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX, ComputeFailed
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.runs.parentage import PromptsLeft, prompts_left, read_parentage
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
-from rollstream.streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
+from rollstream.streams.records import (
+    Admitted,
+    Configured,
+    GroupClosed,
+    Prompt,
+    StepDone,
+    Superseded,
+    Take,
+)
 from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for
-from tests.support.kept_run import STEPS, TASK, made
-from tests.support.tiny_run import TinyRun
+from tests.support.kept_run import STEPS, TASK, made, write_configuration_of
+from tests.support.tiny_run import TinyRun, tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +223,72 @@ def test_a_log_that_holds_another_run_is_refused(parent: Path, tmp_path: Path, c
     assert fork(parent, tmp_path / "three", 4, f"bus=sqlite:{tmp_path}/one/bus") == 2
     assert capsys.readouterr().err.count("holds a run already") == 2
     assert not (tmp_path / "two" / "config.json").exists()
+
+
+POISONED_STEP = 3
+
+
+def poisoned_run(folder: Path) -> int:
+    """A run with a checkpoint of each step; the first group of step 3 fails in the learner until it
+    is superseded. Returns that group.
+    """
+    groups: set[int] = set()
+    with tiny_run(folder, trainer={"steps": POISONED_STEP}, task=TASK, checkpoint_every=1) as run:
+        write_configuration_of(run)
+        run.start_all()
+        for term in range(1, FAILED_MAX + 1):
+            trainer = run.build_trainer(term)
+            feeder = trainer.take_feeder
+            feeder.learner = FailsInStep(feeder.learner, groups)  # pyright: ignore[reportAttributeAccessIssue]
+            with pytest.raises(ComputeFailed):
+                trainer.run(threading.Event())
+        assert run.train(FAILED_MAX + 1)
+    (group,) = groups
+    return group
+
+
+@dataclass
+class FailsInStep:
+    """A learner that fails on the samples of the first group of step 3."""
+
+    learner: Any
+    groups: set[int]
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        self.learner.submit(samples)
+        groups = {int(sample.trajectory.partition(".")[0]) for sample in samples}
+        if self.learner.updates == POISONED_STEP - 1 and not self.groups:
+            self.groups.add(min(groups))
+        if self.groups & groups:
+            cause = RuntimeError("CUDA error: device-side assert")
+            raise ComputeFailed((self.learner.micro_batches - 1,), cause) from cause
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learner, name)
+
+
+def test_forks_before_and_after_a_poisoned_step_repeat_the_decision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the poisoned step the group is dead and its prompt is not asked again; before it, it had
+    not ended, and its prompt is.
+    """
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    group = poisoned_run(parent)
+    (superseded,) = read(parent, "ledger", Superseded)
+    assert (superseded.step, group in superseded.poisoned) == (POISONED_STEP, True)
+    for at in (POISONED_STEP - 1, POISONED_STEP):
+        out = tmp_path / f"at-{at}"
+        assert fork(parent, out, at) == 0, capsys.readouterr().err
+        parentage = read_parentage(open_store(f"file:{out}/store"))
+        assert parentage is not None
+        assert parentage.step == at
+        assert (group in parentage.prompts) == (at < POISONED_STEP)
+        ended = ended_until(parent, at)
+        assert {g for g in range(parentage.prompts.on) if g in parentage.prompts} == set(
+            range(parentage.prompts.on)
+        ) - ended
 
 
 def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from rollstream.consumers.audit.folds import NOTES_MAX
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.trainer.data.poisoned_takes import (
@@ -68,6 +69,31 @@ def test_the_other_groups_of_a_superseded_take_are_trained_by_a_later_one(tmp_pa
     ]
     assert sorted(trained) == [f"{g}.{i}" for g in (1, 2, 3, 4) for i in (0, 1)]
     assert run.offences() == []
+
+
+def test_audit_names_the_superseded_takes_their_groups_and_the_reason(tmp_path):
+    run = HandFed(tmp_path, settings={"micro_batch_tokens": 4})
+    run.feed(*range(6))
+    die(run, ComputeFailed, FAILED_MAX)
+    assert run.train(BAD)
+    (superseded,) = run.ledger(Superseded)
+    takes = ", ".join(map(str, superseded.micro_batches))
+    (groups,) = [tally for tally in run.audit() if tally.number == 1]
+    (note,) = groups.notes
+    assert f"step 1, update 0: take {takes} superseded, group 0 poisoned: " in note
+    assert note.endswith("RuntimeError: CUDA error: device-side assert")
+    assert groups.counts["takes superseded"] == len(superseded.micro_batches)
+    assert groups.state == "kept"
+
+
+def test_an_audit_lists_the_first_decisions_and_counts_all(tmp_path):
+    run = HandFed(tmp_path)
+    ledger = Ledger(run.bus, 1)
+    ledger.open(Position())
+    ledger.append([Superseded(1, 0, (n,), (n,), "out of memory") for n in range(NOTES_MAX + 5)])
+    (groups,) = [tally for tally in run.audit() if tally.number == 1]
+    assert len(groups.notes) == NOTES_MAX
+    assert groups.counts["takes superseded"] == NOTES_MAX + 5
 
 
 def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
