@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         write_checkpoint as write_checkpoint,
     )
     from rollstream.storage.claim_check import (
+        BlobCollector as BlobCollector,
         ClaimCheck as ClaimCheck,
-        collect_blobs as collect_blobs,
         open_log as open_log,
     )
     from rollstream.storage.leases import (

@@ -15,13 +15,13 @@ may be, itself a claim, or a record with another envelope. No reader takes a cla
 goes to `dead` with the reason. If the store does not answer, nothing is decided: the read
 fails and is repeated.
 
-`collect_blobs` deletes blobs by hour of upload. A blob is put before its claim is appended, so a
-claim's own timestamp is never before the hour in its blob's key, except by clock differences and
-the duration of an append; `MARGIN_S` is far above both. Once the oldest kept record of every
-partition is younger than an hour's end plus the margin, truncation has passed every record that
-names the hour. (A writer that was stopped between upload and append for longer than the margin
-would append a claim without a blob: its lease expired long before, and the record goes to
-`dead`.) Blobs are never shared between hours.
+`BlobCollector` deletes blobs by the hour in their key. The hour is of the writer's clock and only
+groups blobs: it is compared with no other clock. A blob is put before its claim is appended, so
+once an hour has had the same blobs for `SETTLED_S` on the collector's own clock, its claims are
+below the ends that the topic has then. Once truncation has passed these ends in every partition, no
+kept record names the hour. (A writer that was stopped between upload and append for longer would
+append a claim without a blob: it counts as dead long before, and the record goes to `dead`.) Blobs
+are never shared between hours.
 """
 
 import dataclasses
@@ -41,8 +41,7 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Claim
 from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
-HOUR_S = 3600
-MARGIN_S = 24 * HOUR_S
+SETTLED_S = 3600.0  # far above the duration of an append and its repetitions
 _FORM = "%Y-%m-%dT%H"
 _KEY = re.compile(r"blobs/([A-Za-z0-9._-]+)/(\d{4}-\d\d-\d\dT\d\d)/([0-9a-f]{32})", re.ASCII)
 
@@ -71,30 +70,57 @@ def parse_blob_key(key: str) -> BlobKey | None:
     return None if match is None else BlobKey(*match.groups())
 
 
-def collect_blobs(bus: Bus, store: ObjectStore) -> int:
-    """Delete the hours that no kept record can name. Returns the number of deleted blobs."""
-    unneeded: list[str] = []
-    topics = {topic.name for topic in catalogue()}
-    needed_from: dict[str, str] = {}  # hours in time order are in text order
-    for blob in store.list("blobs/"):
-        named = parse_blob_key(blob.key)
-        if named is None or named.topic not in topics:
-            continue  # an object of another program
-        if named.topic not in needed_from:
-            needed_from[named.topic] = _first_hour_needed(bus, named.topic)
-        if named.hour < needed_from[named.topic]:
-            unneeded.append(blob.key)
-    store.delete_all(unneeded)
-    return len(unneeded)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _BlobHour:
+    """One hour of a topic's blobs: the hash of their keys, since when it is the same, and the
+    topic's ends once it has been for `SETTLED_S`.
+    """
+
+    keys: str
+    since_s: float
+    ends: Mapping[int, int] | None = None
 
 
-def _first_hour_needed(bus: Bus, topic: str) -> str:
-    """The first hour that kept records may need; "" (before any hour) if all may be needed."""
-    oldest_s = float("inf")
-    for partition, offset in bus.begin(topic).items():
-        for message in bus.read(topic, {partition: offset}, records_max=1):
-            oldest_s = min(oldest_s, message.timestamp_ms / 1000)
-    return upload_hour(oldest_s - MARGIN_S) if oldest_s < float("inf") else ""
+class BlobCollector:
+    """Deletes the hours of blobs that no kept record can name. After a restart it observes all
+    hours again.
+    """
+
+    def __init__(
+        self, bus: Bus, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bus, self._store, self._monotonic = bus, store, monotonic
+        self._known: dict[tuple[str, str], _BlobHour] = {}
+
+    def run(self) -> int:
+        """Returns the number of deleted blobs."""
+        topics = {topic.name for topic in catalogue()}
+        listed: dict[tuple[str, str], list[str]] = {}
+        for blob in self._store.list("blobs/"):
+            named = parse_blob_key(blob.key)
+            if named is not None and named.topic in topics:  # others are of another program
+                listed.setdefault((named.topic, named.hour), []).append(blob.key)
+        present = {key: self._observe(key, blobs) for key, blobs in listed.items()}
+        unneeded = [key for key, hour in present.items() if self._is_passed(key[0], hour)]
+        self._known = {key: hour for key, hour in present.items() if key not in unneeded}
+        deleted = [blob for key in unneeded for blob in listed[key]]
+        self._store.delete_all(deleted)
+        return len(deleted)
+
+    def _observe(self, key: tuple[str, str], blobs: Sequence[str]) -> _BlobHour:
+        found, now_s = content_hash("\n".join(sorted(blobs)).encode()), self._monotonic()
+        known = self._known.get(key)
+        if known is None or known.keys != found:
+            return _BlobHour(found, now_s)
+        if known.ends is None and now_s - known.since_s >= SETTLED_S:
+            return dataclasses.replace(known, ends=self._bus.end(key[0]))
+        return known
+
+    def _is_passed(self, topic: str, hour: _BlobHour) -> bool:
+        if hour.ends is None:
+            return False
+        begins = self._bus.begin(topic)
+        return all(begins[partition] >= end for partition, end in hour.ends.items())
 
 
 class ClaimCheck(BusWrapper):

@@ -88,6 +88,15 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
     return {p: at.offset - begin[p] for p, at in ahead.items()}
 
 
+def renew_truncated(bus: Bus, topic: str) -> None:
+    """Commit the positions below which the topic is truncated again: a broker forgets positions
+    not committed for as long as `offsets.retention.minutes`, and with them the fence.
+    """
+    known = bus.committed(TRUNCATED_GROUP, topic)
+    if known:
+        bus.commit(TRUNCATED_GROUP, topic, known)
+
+
 def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
     """Positions of the first records that count, with the fence there."""
     known = bus.committed(TRUNCATED_GROUP, topic)

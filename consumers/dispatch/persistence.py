@@ -31,7 +31,13 @@ from rollstream.errors import CorruptObject, Fenced, ObjectExists, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.bus import Bus
-from rollstream.streams.fence import DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, truncate
+from rollstream.streams.fence import (
+    DISPATCH_GROUP,
+    REBUILD_TOPICS,
+    move_back_to_oldest,
+    renew_truncated,
+    truncate,
+)
 from rollstream.streams.records import Admitted, Position
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
@@ -169,6 +175,7 @@ log = logging.getLogger(__name__)
 
 LENGTHS_KEY = "dispatch/lengths.json"
 LENGTHS_SAVE_S = 60.0  # between two writes: some MB where a run has many prompts
+RENEW_S = 3600.0  # between two commits of positions that do not move; brokers forget after days
 
 
 @dataclass(slots=True)
@@ -184,11 +191,13 @@ class DispatchPersistence:
     _state_file: StateFile = field(init=False)
     _due_s: float = field(init=False)
     _lengths_due_s: float = field(init=False)
+    _renew_due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._state_file = StateFile(self.store, self.term)
         self._due_s = self.monotonic() + self.keep_s
         self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
+        self._renew_due_s = self.monotonic()
 
     def recall(self) -> PersistedState | None:
         """Take the persisted state over for this term and return it."""
@@ -248,7 +257,12 @@ class DispatchPersistence:
             "assignments": assignments,
             "partials": partials,
         }
+        is_renewed = self.monotonic() >= self._renew_due_s
+        if is_renewed:
+            self._renew_due_s = self.monotonic() + RENEW_S
         for topic, addresses in needed.items():
+            if is_renewed:
+                renew_truncated(self.bus, topic)
             truncate(
                 self.bus, topic, move_back_to_oldest(self.bus, topic, positions[topic], addresses)
             )

@@ -48,6 +48,7 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
+from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore, content_hash
@@ -159,7 +160,8 @@ def build_trainer(
         annotation_watch=annotation_watch,
         believed=lambda: versions.highest,
     )
-    truncation = LogTruncation(bus, store, plan.archived) if plan.truncate else None
+    blobs = BlobCollector(bus, store, monotonic)
+    truncation = LogTruncation(bus, store, plan.archived, blobs) if plan.truncate else None
     retention = CheckpointRetention(plan.checkpoints.keep, truncation)
     return Trainer(
         take_feeder=take_feeder,

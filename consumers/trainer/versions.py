@@ -81,14 +81,23 @@ class VersionWriter:
 
     def open(self) -> None:
         """Fence lower terms in topic and store, and announce the believed version under this
-        term.
+        term. If its manifest is damaged or missing, the next version is an anchor.
         """
         if self.leads:
             self.writer.open()
             take_pointer(self.store, self.run, self.term)
         self.pointer = believed_pointer(self.store)
         if self.pointer is not None and self.highest is not None:
-            self._manifest = read_manifest(self.store, self.highest, self.pointer.manifest_hash)
+            try:
+                self._manifest = read_manifest(self.store, self.highest, self.pointer.manifest_hash)
+            except (CorruptObject, ObjectMissing) as error:
+                log.warning(
+                    "the manifest of %s cannot be read: no rollout can fetch this version, and the "
+                    "next one is an anchor: %s",
+                    self.highest,
+                    error,
+                )
+                return
             self._announce(self._manifest)
 
     @property
@@ -152,9 +161,10 @@ class VersionWriter:
 
     def _check_repeated(self, tensors: Tensors) -> None:
         """Compare a repeated step's tensors with the believed version's; where they differ, the run
-        is a fork.
+        is a fork. Without its manifest there is nothing to compare with.
         """
-        assert self._manifest is not None
+        if self._manifest is None:
+            return
         hashes, tied = tensor_hashes(tensors)
         weights = self._manifest.weights
         same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}

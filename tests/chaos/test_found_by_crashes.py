@@ -1,5 +1,6 @@
 """Faults that seeded crashes found, each reproduced by itself."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,23 @@ from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPubl
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import Fenced
 from rollstream.storage.checkpoints import stored_checkpoints, write_checkpoint
+from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
-from rollstream.streams.fence import DISPATCH_GROUP
+from rollstream.streams.fence import DISPATCH_GROUP, TRUNCATED_GROUP
 from rollstream.streams.reader import from_begin, from_end
-from rollstream.streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
+from rollstream.streams.records import (
+    Admitted,
+    Fence,
+    GroupClosed,
+    Position,
+    StepDone,
+    Take,
+    Trajectory,
+)
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Span, Version
 from rollstream.streams.writer import FencedWriter, publish
@@ -61,8 +71,37 @@ def test_nothing_is_truncated_while_a_checkpoint_has_takes_of_later_steps_ahead(
         intake = GroupIntake(bus, end | beginnings(bus), lambda: 0.0)
         state = trainer_state(2, 2, Position(), intake, "", ahead)
         kept = write_checkpoint(store, 2 + (not ahead), 1, {}, state.encode())
-        LogTruncation(bus, store, ()).run([kept])
+        LogTruncation(bus, store, (), BlobCollector(bus, store)).run([kept])
         assert bus.begin("trajectories")[0] == begin
+
+
+class ForgetfulBus(MemoryBus):
+    """Forgets the positions that were not committed again, as a broker does after days."""
+
+    def forget(self) -> None:
+        self.renewed: dict[str, set[int]] = {}
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        super().commit(group, topic, positions)
+        if group == TRUNCATED_GROUP:
+            self.renewed.setdefault(topic, set()).update(positions)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_checkpoint_that_truncates_nothing_still_commits_where_topics_begin(ahead: bool) -> None:
+    """Invariant 7: without the committed fence, a zombie's record could be first."""
+    bus, store = ForgetfulBus(), MemoryStore()
+    bus.create(catalogue(1))
+    bus.forget()
+    for topic in ("trajectories", "ledger"):
+        bus.commit(TRUNCATED_GROUP, topic, {0: Position(0, Fence(3, 2))})
+    bus.forget()
+    intake = GroupIntake(bus, beginnings(bus) | {"trajectories": {0: Position(0)}}, lambda: 0.0)
+    state = trainer_state(2, 2, Position(), intake, "", ahead)
+    kept = write_checkpoint(store, 2, 1, {}, state.encode())
+    LogTruncation(bus, store, (), BlobCollector(bus, store)).run([kept])
+    assert bus.renewed == {"trajectories": {0}, "ledger": {0}}
+    assert bus.committed(TRUNCATED_GROUP, "ledger") == {0: Position(0, Fence(3, 2))}
 
 
 def completion(group: int) -> Trajectory:

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
 from rollstream.consumers.dispatch.inbox import DispatchInbox
-from rollstream.consumers.dispatch.persistence import DispatchPersistence
+from rollstream.consumers.dispatch.persistence import RENEW_S, DispatchPersistence
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
+from rollstream.streams.fence import TRUNCATED_GROUP
 from rollstream.streams.records import Admitted
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Version
@@ -73,3 +74,9 @@ def test_the_topic_is_truncated_up_to_the_oldest_partial_of_an_open_trajectory()
         now[0] += 2.0
         memory.keep(state, inbox, admissions, assignments)
         assert bus.begin("partials")[0] == min(begin, 3), "the last record of a partition stays"
+    known, commits = bus.committed(TRUNCATED_GROUP, "partials"), list[str]()
+    bus.commit = lambda group, topic, positions: commits.append(topic)  # pyright: ignore[reportAttributeAccessIssue]
+    now[0] += RENEW_S
+    memory.keep(state, inbox, admissions, assignments)
+    assert known
+    assert "partials" in commits, "brokers forget positions that are not committed again"

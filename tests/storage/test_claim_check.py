@@ -9,10 +9,10 @@ from xxhash import xxh3_64_intdigest
 
 from rollstream.errors import CorruptObject, RecordTooLarge, StoreTimeout
 from rollstream.storage.claim_check import (
-    MARGIN_S,
+    SETTLED_S,
+    BlobCollector,
     ClaimCheck,
     blob_key,
-    collect_blobs,
     is_claim,
     upload_hour,
 )
@@ -178,19 +178,61 @@ def test_a_read_stays_within_its_bytes_though_claims_are_small(bus):
     assert len(bus.read("annotations", begin)) == 6
 
 
+def cut(bus, before: Address) -> None:
+    """Truncate `annotations` up to this record."""
+    truncate(bus, "annotations", {before.partition: position_before(bus, "annotations", before)})
+
+
 def test_an_hour_of_blobs_goes_once_truncation_has_passed_every_record_that_names_it(
     bus, store, clock
 ):
     """Invariant 11."""
-    first = publish(bus, "annotations", "same", annotation(1, SMALL))
-    clock.now_s += MARGIN_S + 7200
+    collector = BlobCollector(bus, store, clock)
+    publish(bus, "annotations", "same", annotation(1, SMALL))
+    assert collector.run() == 0
+    clock.now_s += SETTLED_S
+    assert collector.run() == 0  # every claim of the hour is below the ends of this moment
     second = publish(bus, "annotations", "same", annotation(2, SMALL))
-    assert first.partition == second.partition
-    assert collect_blobs(bus, store) == 0
-    truncate(bus, "annotations", {second.partition: position_before(bus, "annotations", second)})
-    assert collect_blobs(bus, store) == 1
+    assert collector.run() == 0
+    cut(bus, second)
+    assert collector.run() == 1
     assert [r.record.group for r in read(bus)] == [2]
     assert len(blobs(store)) == 1
+
+
+@pytest.mark.parametrize("behind_s", [-2 * 86_400.0, 2 * 86_400.0])
+def test_no_blob_of_a_writer_whose_clock_is_two_days_off_is_deleted_before_its_record(
+    inner, bus, store, clock, behind_s
+):
+    """Invariant 11: no clocks of two machines are compared."""
+    other = ClaimCheck(inner, store, SMALL, lambda: clock.now_s - behind_s)
+    collector = BlobCollector(bus, store, clock)
+    for group in range(6):
+        first = publish(bus, "annotations", "same", annotation(2 * group, 1))
+        publish(other, "annotations", "same", annotation(2 * group + 1, SMALL))
+        cut(bus, first)
+        collector.run()
+        clock.now_s += SETTLED_S
+        collector.run()
+        assert [r.record.group for r in read(bus)] == [2 * group, 2 * group + 1]
+        assert len(blobs(store)) <= 2
+    cut(bus, publish(bus, "annotations", "same", annotation(12, 1)))
+    clock.now_s += SETTLED_S
+    collector.run()
+    assert blobs(store) == []
+
+
+def test_an_hour_that_still_gets_blobs_is_not_deleted(inner, bus, store, clock):
+    """A writer whose clock stands still names the same hour for ever."""
+    slow = ClaimCheck(inner, store, SMALL, lambda: START_S)
+    collector = BlobCollector(bus, store, clock)
+    for group in range(4):
+        at = publish(slow, "annotations", "same", annotation(group, SMALL))
+        cut(bus, at)
+        collector.run()
+        clock.now_s += SETTLED_S
+    assert len(blobs(store)) == 4
+    assert [r.record.group for r in read(bus)] == [3]
 
 
 class Fetches:
@@ -284,7 +326,10 @@ def test_a_store_that_does_not_answer_is_no_verdict(inner, store, clock):
     assert reader.positions == from_begin(slow, "annotations")
 
 
-def test_an_object_of_another_program_among_the_blobs_is_left_alone(bus, store):
+def test_an_object_of_another_program_among_the_blobs_is_left_alone(bus, store, clock):
     store.put("blobs/notes", b"not ours")
     store.put("blobs/other_topic/2001-01-01T00/" + "0" * 32, b"not ours")
-    assert collect_blobs(bus, store) == 0
+    collector = BlobCollector(bus, store, clock)
+    for _ in range(3):
+        assert collector.run() == 0
+        clock.now_s += SETTLED_S

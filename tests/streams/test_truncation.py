@@ -3,7 +3,13 @@
 import pytest
 
 from rollstream.errors import PositionLost
-from rollstream.streams.fence import TRUNCATED_GROUP, earliest_positions, position_before, truncate
+from rollstream.streams.fence import (
+    TRUNCATED_GROUP,
+    earliest_positions,
+    position_before,
+    renew_truncated,
+    truncate,
+)
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Fence, GroupClosed, Position
 from rollstream.streams.topics import catalogue
@@ -92,3 +98,16 @@ def test_records_of_many_writers_have_no_fence(topics):
     dispatch.open()
     (at,) = dispatch.append([("1", Admitted(1, 0, ("1.0",), 60.0, Address(0, 0)))])
     assert position_before(bus, "admissions", at) == Position(at.offset, Fence(4, 1))
+
+
+def test_renewed_positions_keep_their_fence(topics):
+    bus = topics
+    renew_truncated(bus, "ledger")
+    assert bus.committed(TRUNCATED_GROUP, "ledger") == {}
+    living = writer(bus, 1)
+    at = living.append([(str(n), closed(n)) for n in range(4)])
+    truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2])})
+    before = bus.committed(TRUNCATED_GROUP, "ledger")
+    renew_truncated(bus, "ledger")
+    assert bus.committed(TRUNCATED_GROUP, "ledger") == before != {}
+    assert read(bus) == [2, 3]

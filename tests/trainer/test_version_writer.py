@@ -143,6 +143,31 @@ def test_a_broken_chain_is_ended_by_an_anchor(bus, store, caplog):
     assert "broken" in caplog.text
 
 
+@pytest.mark.parametrize("damage", [b"{}", None])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_after_a_damaged_manifest_of_the_believed_version_comes_an_anchor(
+    bus, store, caplog, damage, repeats
+):
+    writer = opened(bus, store, 1)
+    for number in range(3):
+        writer.publish(number, tensors_at(number))
+    if damage is None:
+        store.delete(manifest_key(Version(2, 1)))
+    else:
+        store.put(manifest_key(Version(2, 1)), damage)
+    second = opened(bus, store, 2)
+    assert "v00000002-t0001 cannot be read" in caplog.text
+    assert "the next one is an anchor" in caplog.text
+    if repeats:
+        assert second.publish(2, tensors_at(2)) == Version(2, 1)
+        assert second.weights_hash(Version(2, 1), tensors_at(2))
+    version = second.publish(3, tensors_at(3))
+    assert kinds(store, version) == ["anchor"]
+    assert torch.equal(fetch_tensors(store, version)[1]["weight"], tensors_at(3)["weight"])
+    second.retain()
+    assert kinds(store, second.publish(4, tensors_at(4))) == ["delta"]
+
+
 def test_a_base_of_a_version_that_a_rollout_holds_stays(bus, store):
     writer = opened(bus, store, 1, versions_max=4, held={Version(1, 1)})
     for number in range(3):

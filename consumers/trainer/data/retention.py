@@ -11,7 +11,7 @@ from rollstream.consumers.dispatch.persistence import read_persisted_state
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import PositionLost
 from rollstream.storage.checkpoints import CheckpointId, checkpoint_state
-from rollstream.storage.claim_check import collect_blobs
+from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, BusWrapper, Message
 from rollstream.streams.fence import (
@@ -20,6 +20,7 @@ from rollstream.streams.fence import (
     REBUILD_TOPICS,
     earliest_positions,
     move_back_to_oldest,
+    renew_truncated,
     truncate,
 )
 from rollstream.streams.reader import TopicReader, from_begin
@@ -145,16 +146,20 @@ class LogTruncation:
     Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would
     read again (its positions, and the records of groups that were open in it), the position from
     which dispatch can rebuild its state, and the archived position (the end, where no archive
-    runs). A role that never committed its position stops truncation. A trainer that was replaced
-    but still runs truncates less, never more: each bound only moves forwards.
+    runs). A role that never committed its position stops truncation. The positions of group
+    `truncated` are committed at each checkpoint, also where nothing is truncated. A trainer that
+    was replaced but still runs truncates less, never more: each bound only moves forwards.
     """
 
     bus: Bus
     store: ObjectStore
     archived: Collection[str]
+    blobs: BlobCollector
 
     def run(self, kept: Iterable[CheckpointId]) -> None:
         """Truncate the records that none of these kept checkpoints needs."""
+        for topic in TOPICS:
+            renew_truncated(self.bus, topic)
         states = [TrainerState.decode(checkpoint_state(self.store, one)) for one in kept]
         if not states or any(state.ahead for state in states):
             return
@@ -167,7 +172,7 @@ class LogTruncation:
             lost = truncate(self.bus, topic, earliest_positions(bounds))
             if lost:
                 log.info("%s: %d records truncated", topic, sum(lost.values()))
-        collect_blobs(self.bus, self.store)
+        self.blobs.run()
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
         """The positions from which a trainer that starts from this checkpoint reads."""
