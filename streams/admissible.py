@@ -25,6 +25,8 @@ RefusalKind = Literal[
     "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
+REFUSED_ANNOTATIONS = "refused_annotations"
+"""Name of the count in `StepDone.counts`: annotations refused since the previous step."""
 """All kinds of refusal: a metric label has no other value."""
 
 LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1

@@ -185,6 +185,10 @@ class DispatchInbox:
         self._terms = terms
         self.refused: Counter[str] = Counter()
         """Records of many writers that dispatch did not act on, by topic."""
+        self.foreign: Counter[str] = Counter()
+        """Those among them that no program of this run writes: out of bounds, or of a name or term
+        that was never taken. Others are normal, such as partials of an ended trajectory.
+        """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
         self._status_keys = StatusKeys()
@@ -335,6 +339,8 @@ class DispatchInbox:
             self._status_keys.note(_status_key(record), self._listening.now_s)
         if reason := self._refusal(record):
             self.refused[received.topic] += 1
+            if not isinstance(record, Partial) or malformed_partial(record):
+                self.foreign[received.topic] += 1
             log.debug("%s %s: %s", received.topic, received.address, reason)
             return
         match record:

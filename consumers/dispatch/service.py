@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, WaveLayouts, admissible_groups
@@ -42,6 +42,7 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
+FOREIGN_S = 5.0  # between two calls of `on_foreign`: a flood of records is no flood of lines
 ROUND_S = 0.05  # between two rounds; queued assignments keep slots busy meanwhile
 
 
@@ -59,6 +60,10 @@ class Dispatch:
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[MoveSummary, float], None] = lambda handed, plan_s: None
     """Called for each requested move with the seconds that planning took; observers use it."""
+    on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
+    """Called with the number of foreign records by topic (`DispatchInbox.foreign`) since the last
+    call, at most every `FOREIGN_S`; observers use it.
+    """
     has_adapters: bool = False
     """Whether the run's versions are adapters, which rollouts serve side by side."""
     state: DispatchState = field(default_factory=DispatchState)
@@ -113,6 +118,7 @@ class Dispatch:
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
+        told, told_s = Counter[str](), -FOREIGN_S
         while not stop.is_set():
             left = state.departed()  # the records published before they left are read below
             news, released = inbox.read()
@@ -131,6 +137,9 @@ class Dispatch:
                 )
                 self._append_and_apply(state, assignments, plan)
             self._repack(state, inbox, assignments)
+            if inbox.foreign != told and self.monotonic() - told_s >= FOREIGN_S:
+                self.on_foreign(inbox.foreign - told)
+                told, told_s = inbox.foreign.copy(), self.monotonic()
             if news:
                 persistence.keep(state, inbox, admissions, assignments)
                 persistence.save_lengths(inbox.lengths)

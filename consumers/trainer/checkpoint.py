@@ -111,4 +111,5 @@ def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
     for group in state.ended:
         intake.end(group)
     intake.counts.update(state.counts)
+    intake.take_refused_annotations()  # those are counted in the steps up to the checkpoint's
     intake.next_group = max(intake.next_group, state.next_group)

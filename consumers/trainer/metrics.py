@@ -8,7 +8,7 @@ import numpy as np
 
 from rollstream.consumers.trainer.data.prepare import lag_counts, lags_of
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.streams.admissible import LABEL_MAX
+from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
@@ -39,6 +39,11 @@ class StepMetrics:
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
+
+    def count_refused_annotations(self, number: int) -> None:
+        """Count annotations that the trainer refused; nothing is recorded for 0."""
+        if number:
+            self.counts[REFUSED_ANNOTATIONS] += number
 
     def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]

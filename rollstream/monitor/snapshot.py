@@ -27,7 +27,7 @@ from rollstream.monitor.rollouts import (
 )
 from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, passes_newest_first
 from rollstream.monitor.state import DeadLetters, RunState
-from rollstream.streams.admissible import REFUSAL_KINDS
+from rollstream.streams.admissible import REFUSAL_KINDS, REFUSED_ANNOTATIONS
 from rollstream.streams.records import StepDone
 from rollstream.supervisor.supervisor import RoleState
 
@@ -171,6 +171,8 @@ class RunSnapshot:
     """Kept steps with an update that was skipped because it was not finite."""
     refused: Mapping[str, int]
     """Trajectories that the kept steps could not train, by kind (`streams/admissible.py`)."""
+    foreign: Mapping[str, int]
+    """Other readable records that trainer and dispatch refused, by topic."""
     drafts: tuple[PassDrafts, ...]
     """Draft totals of the last trajectories; empty without drafting."""
     evaluation: Mapping[str, float] | None
@@ -231,6 +233,7 @@ def take_snapshot(
         mismatch=mismatch_by_task(state.steps),
         skipped=sum(done.metrics.get("updates_skipped", 0.0) > 0 for done in state.steps),
         refused=_refused(state.steps),
+        foreign=_foreign(state),
         drafts=passes_newest_first(state.samples.drafts(state.epochs)),
         evaluation=state.evaluations[-1] if state.evaluations else None,
         version=state.weights.version.number if state.weights else None,
@@ -306,6 +309,11 @@ def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
         for one in reversed(state.events)
         if one.get("event") == "death"
     )
+
+
+def _foreign(state: RunState) -> dict[str, int]:
+    notes = sum(done.counts.get(REFUSED_ANNOTATIONS, 0) for done in state.steps)
+    return {topic: n for topic, n in {**state.foreign, "annotations": notes}.items() if n}
 
 
 def _refused(steps: Sequence[StepDone]) -> dict[str, int]:

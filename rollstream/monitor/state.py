@@ -8,7 +8,7 @@ steps, heartbeats and trajectories, the open groups, the restarted roles, and co
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rollstream.storage.archive.segments import Hole
 
 MOVES_FILE = "moves.jsonl"
+FOREIGN_TOPICS = ("partials", "status", "applied")
 
 
 class RequestMove(msgspec.Struct, frozen=True):
@@ -56,6 +57,13 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
     """Returns the move as a line of `moves.jsonl`."""
     found = RequestMove(time_s, move.source, move.destination, move.requests, plan_s)
     return msgspec.to_builtins(found)
+
+
+def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
+    """Returns foreign records by topic that dispatch refused since the last such line, as a line of
+    `moves.jsonl`.
+    """
+    return {"time_s": time_s, "foreign": dict(counts)}
 
 
 def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
@@ -129,6 +137,8 @@ class RunState:
     """Events of the supervisor."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
+    foreign: Counter[str] = field(default_factory=Counter[str])
+    """Readable records that dispatch refused as foreign, by topic."""
     terms: dict[str, int] = field(default_factory=dict[str, int])
     """Newest term of each role and rollout, from the second term on."""
     relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
@@ -206,7 +216,14 @@ class RunState:
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """Apply a line of `moves.jsonl`; a line without a move is ignored."""
+        """Apply a line of `moves.jsonl`: a move, or counts of foreign records; others are
+        ignored.
+        """
+        counts = line.get("foreign")
+        if isinstance(counts, dict):
+            for topic, number in cast(dict[str, object], counts).items():
+                if topic in FOREIGN_TOPICS and isinstance(number, int):
+                    self.foreign[topic] += number
         move = parse_move(line)
         if move is not None:
             self.moves.append(move)

@@ -150,9 +150,23 @@ def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
         )
 
 
+def foreign_records(at: RunSnapshot) -> Iterator[RunWarning]:
+    if at.foreign:
+        topics = ", ".join(f"{number} in {topic}" for topic, number in sorted(at.foreign.items()))
+        yield RunWarning(
+            "foreign_records",
+            f"trainer and dispatch refused readable records that no role of this run writes: "
+            f"{topics}",
+            "find the program that writes values out of bounds or under a name or term that it "
+            "never took (rollstream tail TOPIC), and restrict who may write (docs/reference/"
+            "kafka.md, ACLs)",
+        )
+
+
 LEARNING_CHECKS = (
     skipped_updates,
     refused_trajectories,
+    foreign_records,
     equal_rewards,
     constant_reward,
     filtered_groups,

@@ -148,7 +148,7 @@ def run_prompts(place: RoleContext) -> bool:
 def run_dispatch(place: RoleContext) -> bool:
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
-    from rollstream.monitor.state import MOVES_FILE, move_line
+    from rollstream.monitor.state import MOVES_FILE, foreign_line, move_line
 
     c = place.configuration
     pace = AdmissionPace(
@@ -174,6 +174,7 @@ def run_dispatch(place: RoleContext) -> bool:
             has_adapters=c.model.lora.rank > 0,
         )
         dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
+        dispatch.on_foreign = lambda counts: lines.append(foreign_line(counts, time.time()))
         place.watch.offer(dispatch.metric_values, dispatch.readers)
         dispatch.run(place.stop)
     return False

@@ -2,6 +2,8 @@
 that does not exist (invariants 8 and 12).
 """
 
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +16,9 @@ from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence
 from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.settings import DispatchSettings
 from rollstream.storage.terms import LOOKUP_S, RoleTerms, next_term
 from rollstream.streams.records import (
     Admitted,
@@ -146,6 +150,7 @@ def test_a_status_in_a_term_that_was_never_taken_makes_no_zombie_of_the_living()
     scene.round()
     assert {n: seen.status.term for n, seen in scene.state.rollouts.items()} == {"a": 1, "b": 1}
     assert scene.inbox.refused["status"] == 2
+    assert scene.inbox.foreign == {"status": 2}
 
 
 def test_a_restarted_rollout_is_known_at_once():
@@ -182,6 +187,7 @@ def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
     assert scene.state.chains["0.0"].attempt == 1
     assert not scene.state.assignments["0.0"].given_up
     assert scene.inbox.refused["partials"] == 3
+    assert not scene.inbox.foreign, "late partials of a living rollout look the same"
     assert scene.state.chains["0.0"].version == V3
 
 
@@ -198,3 +204,23 @@ def test_a_completion_outside_its_groups_partition_ends_no_trajectory():
     publish(scene.bus, "trajectories", "0", record)
     scene.round()
     assert (scene.state.completed, scene.state.late) == (1, 1)
+
+
+def test_dispatch_tells_observers_how_many_records_are_foreign():
+    scene, stop = Scene(), threading.Event()
+    for number in range(3):
+        scene.append(status(f"hostile-{number}"))
+    told: list[Mapping[str, int]] = []
+
+    def observe(counts: Mapping[str, int]) -> None:
+        told.append(counts)
+        stop.set()
+
+    dispatch = Dispatch(
+        scene.bus, scene.store, DispatchSettings(), PACE, False, 2, on_foreign=observe
+    )
+    alarm = threading.Timer(30.0, stop.set)
+    alarm.start()
+    dispatch.run(stop)
+    alarm.cancel()
+    assert told == [{"status": 3}]

@@ -8,10 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.state import MOVES_FILE, MOVES_KEPT, RequestMove, parse_move, parse_moves
+from rollstream.monitor.state import (
+    MOVES_FILE,
+    MOVES_KEPT,
+    RequestMove,
+    foreign_line,
+    parse_move,
+    parse_moves,
+)
 from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
-from rollstream.report.summary import open_history
+from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline
+from rollstream.report.write import report_page
 from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
@@ -126,6 +134,12 @@ def test_the_report_reads_moves_from_the_runs_folder(run_folder):
     assert open_history(run_folder).moves == [
         RequestMove(planted.NOW_S - 1, "rollout-0", "rollout-1", 3, 0.001)
     ]
+    with MetricsFile(run_folder.metrics / MOVES_FILE) as lines:
+        lines.append(foreign_line({"status": 7}, planted.NOW_S))
+    read = open_history(run_folder)
+    assert len(read.moves) == 1
+    assert read.state.foreign == {"status": 7}
+    assert "7 in status" in report_page(read, summarise(read))
     (run_folder.metrics / MOVES_FILE).unlink()
     assert open_history(run_folder).moves == []
 

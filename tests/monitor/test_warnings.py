@@ -152,6 +152,17 @@ def test_a_step_that_moved_nothing_is_said():
     assert concern.what.startswith("1 of the last steps changed no weight")
 
 
+def test_refused_records_of_other_topics_are_counted_by_topic():
+    state = healthy()
+    state.apply(planted.done(19, counts={"refused_annotations": 2, "trained": 8}))
+    state.apply(planted.done(20, counts={"refused_annotations": 1, "trained": 8}))
+    for counts in ({"status": 3}, {"status": 1, "partials": 5, "rubbish": 1}, {"applied": "x"}):
+        state.apply_move({"time_s": 1.0, "foreign": counts})
+    (concern,) = warnings_of(moment(state))
+    assert concern.kind == "foreign_records"
+    assert concern.what.endswith("3 in annotations, 5 in partials, 4 in status")
+
+
 def test_trajectories_that_cannot_be_trained_are_said_by_kind():
     state = healthy()
     for step, counts in ((19, {"refused_logprobs": 2}), (20, {"refused_logprobs": 1})):

@@ -98,6 +98,7 @@ class GroupIntake:
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, TrainerGroup] = {}
         self.counts: Counter[str] = Counter()
+        self._told = 0
         self.next_group = 0
         """The group after the last one whose admission was read; 0 if none is known."""
         self.annotated_s = 0.0
@@ -146,6 +147,12 @@ class GroupIntake:
             )
             for topic in ("trajectories", "annotations")
         )
+
+    def take_refused_annotations(self) -> int:
+        """Returns the number of annotations refused since the previous call."""
+        new = self.counts["malformed"] - self._told
+        self._told = self.counts["malformed"]
+        return new
 
     def restore(
         self, admitted: Address, arrived: Iterable[Address], annotations: Iterable[Address]

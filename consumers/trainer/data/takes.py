@@ -206,6 +206,7 @@ class TakeFeeder(TakeRepeater):
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
         """Take the ready groups if they are worth it; returns the number of groups taken."""
+        step_metrics.count_refused_annotations(self.intake.take_refused_annotations())
         believed = self.believed()  # read once: a take records the version that decided its groups
         ready = self._ready(progress, believed, step_metrics, now_s)
         tokens = sum(r.tokens for r in ready.values())

@@ -17,13 +17,15 @@ from rollstream.consumers.trainer.data.sample import (
     names_needed,
 )
 from rollstream.consumers.trainer.data.selection import NO_ANNOTATION_S, AnnotationWatch
+from rollstream.streams.admissible import REFUSED_ANNOTATIONS
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import from_begin
-from rollstream.streams.records import Admitted, Annotation, Trajectory
+from rollstream.streams.records import Admitted, Annotation, StepDone, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter, publish
 from testbed.memory import MemoryBus
+from testbed.stepped.hand_fed_trainer import HandFed
 from tests.trainer.data.test_intake_of_foreign_records import RECORD
 
 MEMBERS = ("0.0", "0.1", "0.2")
@@ -150,3 +152,19 @@ def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, an
     patience.check(3, annotated_s=0.0, now_s=100.0)
     patience.check(waiting, annotated_s=annotated_s, now_s=125.0)
     assert not patience.check(3, annotated_s=annotated_s, now_s=110 + NO_ANNOTATION_S)
+
+
+def test_refused_annotations_are_counted_in_the_steps(tmp_path):
+    run = HandFed(tmp_path, settings={"annotations": ("checked",)})
+    run.feed(*range(6))
+    for group in range(6):
+        for index in (0, 1):
+            good = Annotation(f"{group}.{index}", group, "checked", np.ones(1, np.float32), "s")
+            bad = msgspec.structs.replace(good, values=np.array([np.nan], np.float32))
+            publish(run.bus, "annotations", str(group), bad)
+            publish(run.bus, "annotations", str(group), good)
+    assert run.train()
+    done = run.ledger(StepDone)
+    assert len(done) == 2
+    assert sum(one.counts.get(REFUSED_ANNOTATIONS, 0) for one in done) == 12
+    assert run.offences() == []
