@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_RECORDS = 8192  # of one read; a bus returns at most 16 MiB
+POLLED_ROWS = 1024  # as records; so a follower takes no more memory for a merged file of months
 
 
 class LogView(ArchiveBus):
@@ -133,13 +134,16 @@ class TopicView:
         self._rows: dict[int, Iterator[ArchivedRows | Hole]] = {}
         self._ended: set[int] = set()  # partitions of an archive without log that were read
         self._first = 0  # rotates, so that a full partition does not starve the others
+        self._rows_max = OFFSET_MAX  # of the next archived part
 
     def poll(
         self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
     ) -> list[LogRecord]:
-        """The next messages of all partitions; about `records_max`, more from an archived file. []
-        if none came within `wait_s` or, unless `exact`, if existing ones have not arrived yet.
+        """The next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from an
+        archived file. [] if none came within `wait_s` or, unless `exact`, if existing ones have not
+        arrived yet.
         """
+        self._rows_max = POLLED_ROWS
         while True:
             segment = self._next(self._offsets(), {}, records_max, wait_s, exact)
             if not isinstance(segment, Hole):
@@ -171,6 +175,7 @@ class TopicView:
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
+        self._rows_max = OFFSET_MAX
         for partition in list(self.positions):
             end = ends.get(partition, OFFSET_MAX if self._view.bus is None else 0)
             while (at := self.positions[partition]).offset < end:
@@ -271,6 +276,7 @@ class TopicView:
                     self._view, self._topic, partition, self.positions[partition],
                     high if high.offset <= end else Position(end), self.columns, self.skip_damaged,
                 )  # fmt: skip
+                part.rows_max = self._rows_max
                 self._rows[partition] = iter(part)
         return bool(offsets.keys() & self._parts.keys())
 

@@ -180,11 +180,12 @@ def _copied() -> str:
         world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
-        from rollstream.storage.archive.originals import messages_of
+        from rollstream.storage.archive.originals import FileMessages
         from rollstream.storage.archive.reading import archived_files
 
         files = archived_files(world.store, world.configuration.run, "trajectories")
-        kept = [m.value for file in files for m in messages_of(world.store, "trajectories", file)]
+        found = [FileMessages(world.store, f.topic, f).since(f.first, 100) for f in files]
+        kept = [message.value for messages in found for message in messages]
         return "agrees" if value in kept else "the archive lost its bytes"
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         EncodedFile as EncodedFile,
         encode_file as encode_file,
     )
-    from rollstream.storage.archive.originals import messages_of as messages_of
     from rollstream.storage.archive.reading import (
         archived_files as archived_files,
         archived_to as archived_to,

@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from rollstream.errors import BusError, ObjectMissing, PositionLost
 from rollstream.storage.archive import reading
@@ -17,7 +19,10 @@ from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic, catalogue, is_dead_letter_topic
 
-FILES_MAX = 6  # archived files cached in memory: takes read one file per partition in order
+if TYPE_CHECKING:
+    from rollstream.storage.archive.originals import FileMessages
+
+FILES_MAX = 6  # archived files being read: takes read one file per partition in order
 
 
 class ArchiveBus:
@@ -29,7 +34,8 @@ class ArchiveBus:
         self.bus, self.store, self.run = bus, store, run
         self._files: dict[str, dict[int, list[ArchiveFile]]] = {}
         self._ends: dict[str, dict[int, int]] = {}
-        self._cache: OrderedDict[str, list[Message]] = OrderedDict()
+        self._cache: OrderedDict[str, FileMessages] = OrderedDict()
+        self._lock = Lock()
 
     def archived(self, topic: str, *, again: bool = False) -> dict[int, list[ArchiveFile]]:
         """The archived files by partition, ordered by first offset; listed once unless `again`."""
@@ -158,17 +164,17 @@ class ArchiveBus:
         if not below:
             return []
         file = files[below - 1]
-        start = offset - file.first
-        found = self._messages(topic, file)[start : start + most]
+        with self._lock:
+            found = self._messages(topic, file).since(offset, most)
         assert not found or found[0].offset == offset, f"{file.key} has a hole at {offset}"
         return found
 
-    def _messages(self, topic: str, file: ArchiveFile) -> list[Message]:
+    def _messages(self, topic: str, file: ArchiveFile) -> FileMessages:
         if file.key not in self._cache:
-            from rollstream.storage.archive.originals import messages_of
+            from rollstream.storage.archive.originals import FileMessages
 
             assert self.store is not None
-            self._cache[file.key] = list(messages_of(self.store, topic, file))
+            self._cache[file.key] = FileMessages(self.store, topic, file)
         self._cache.move_to_end(file.key)
         while len(self._cache) > FILES_MAX:
             self._cache.popitem(last=False)

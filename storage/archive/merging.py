@@ -114,7 +114,7 @@ def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: 
     after = at + batch.num_rows
     if not np.array_equal(batch.column("offset").to_numpy(), np.arange(at, after)):
         raise NotMergeable(f"{file.key} does not hold each offset from {at} to {after - 1} once")
-    for _ in originals.values(batch):
+    for _ in originals.views(batch):
         pass
     return after
 

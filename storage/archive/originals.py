@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from rollstream.errors import CorruptObject
 from rollstream.storage.archive.file_names import ArchiveFile
-from rollstream.storage.archive.reading import batches_from, damaged_file
+from rollstream.storage.archive.reading import ROWS_MAX, batches_from, damaged_file
 from rollstream.storage.archive.schema import (
     ENVELOPE_COLUMNS,
     ArchiveColumn,
@@ -52,19 +52,25 @@ class OriginalBytes:
 
         Raises `CorruptObject` at a row that no longer gives the bytes of its hash.
         """
-        found: list[bytes | None] = [None] * batch.num_rows
+        return map(_copied, self.views(batch))
+
+    def views(self, batch: pa.RecordBatch) -> Iterator[memoryview | bytes | None]:
+        """As `values`, without copying: a view keeps `SLICE_BYTES` of other rows in memory."""
+        found: list[memoryview | bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
             for part, values, is_right in _restored(batch, rows, cls):
+                if is_right.all() and len(rows) == batch.num_rows:
+                    found[part[0] : part[-1] + 1] = values
+                    continue
                 for row, value, right in zip(part.tolist(), values, is_right.tolist(), strict=True):
-                    found[row] = value.tobytes() if right else None
+                    found[row] = value if right else None
         left = [row for row, value in enumerate(found) if value is None]
         if not left:
-            yield from found
-            return
+            return iter(found)
         others = originals_of(
             pa.Table.from_batches([batch.take(pa.array(left, pa.int64()))]), self.topic
         )
-        yield from (next(others) if value is None else value for value in found)
+        return (next(others) if value is None else value for value in found)
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
         """Which rows are surely records of `cls` whose columns give the bytes of their hashes. A
@@ -162,34 +168,129 @@ _NEEDED = (
 )  # fmt: skip
 
 
-def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[Message]:
-    """The file's messages in the order of their offsets. Raises `CorruptObject` at a row that
-    differs from its hash, or if the file is not an archive file.
+class FileMessages:
+    """The messages of one file, at consecutive offsets; all that are returned match their hashes.
 
-    Headers and arrays suffice for intact rows; after a row that they do not restore, and in files
+    A file is read as far as it is asked for, and a part whose messages were all returned is
+    dropped: a reader in order holds one part, and its memory is used again for the next. (Fresh
+    memory costs more than all other work on a record.) What was dropped is read again.
+
+    Raises `CorruptObject` at a row that differs from its hash, or if the file is not an archive
+    file. Headers and arrays suffice for intact rows; if a row is not restored by them, and in files
     of 0.1.0, all columns are read.
     """
-    originals, at = OriginalBytes(topic), file.first
-    arrays = [column.name for column in topic_columns(topic) if column.is_array]
-    try:
-        for batch in batches_of(store, file, arrays):
-            for message in messages_in(batch, originals, file.partition):
-                yield message
-                at = message.offset + 1
-    except CorruptObject:
-        for batch in batches_of(store, file):
-            skipped = int(batch.column("offset").to_numpy().searchsorted(at))
-            yield from messages_in(batch.slice(skipped), originals, file.partition)
+
+    def __init__(self, store: ObjectStore, topic: str, file: ArchiveFile) -> None:
+        self._store, self._topic, self._file = store, topic, file
+        arrays = [column.name for column in topic_columns(topic) if column.is_array]
+        self._columns: list[str] | None = arrays
+        self._parts: list[_FilePart] = []
+        self._newest = _NO_PART
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._next = ROWS_MAX
+        """The first offset that `_batches` has not returned."""
+
+    def since(self, offset: int, count: int) -> list[Message]:
+        """At most `count` messages from this offset on."""
+        found: list[Message] = []
+        while len(found) < count:
+            at = offset + len(found)
+            part = self._newest
+            if not part.first <= at < part.end:
+                held = [one for one in self._parts if one.first <= at < one.end]
+                if not held and not self._read_to(at):
+                    break
+                part = self._newest = held[0] if held else self._parts[-1]
+            found += part.messages(self._topic, self._file.partition, at, count - len(found))
+            if not part.unread:
+                self._parts.remove(part)
+                self._newest = _NO_PART
+        return found
+
+    def _read_to(self, offset: int) -> bool:
+        """Read the part with this offset; False if the file ends before it."""
+        try:
+            return self._advance(offset)
+        except CorruptObject:
+            self._next = ROWS_MAX
+            if self._columns is None:
+                raise
+        self._columns = None
+        return self._read_to(offset)
+
+    def _advance(self, offset: int) -> bool:
+        if offset < self._next:
+            row = offset - self._file.first
+            self._batches = batches_of(self._store, self._file, self._columns, row)
+        for batch in self._batches:
+            offsets, stamps, keys = _places_in(batch)
+            self._next = offsets[-1] + 1
+            if offsets[0] <= offset < self._next:
+                values = list(OriginalBytes(self._topic).views(batch))
+                self._parts.append(_FilePart(offsets, stamps, keys, values))
+                return True
+            if offset < self._next:  # between two rows of a damaged file
+                break
+        self._next = ROWS_MAX
+        return False
+
+
+class _FilePart:
+    """Messages at consecutive offsets; `unread` is the number of those that were not returned."""
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        stamps: Sequence[int],
+        keys: Sequence[bytes],
+        values: Sequence[memoryview | bytes | None],
+    ) -> None:
+        self._columns = offsets, stamps, keys, values
+        self.first, self.end = (offsets[0], offsets[-1] + 1) if offsets else (0, 0)
+        self.unread = len(offsets)
+
+    def messages(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
+        """At most `count` messages from this offset on. A record's bytes are copied here, so that
+        keeping one does not keep the others.
+        """
+        row = offset - self.first
+        offsets, stamps, keys, values = self._columns
+        found = [
+            Message(topic, partition, offsets[at], stamps[at], keys[at], _copied(values[at]))
+            for at in range(row, min(row + count, len(offsets)))
+        ]
+        self.unread -= len(found)
+        return found
+
+
+_NO_PART = _FilePart((), (), (), ())
+
+
+def _places_in(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes]]:
+    """Offset, timestamp in ms and key of each row."""
+    return (
+        batch.column("offset").to_numpy().tolist(),
+        batch.column("timestamp").cast("int64").to_numpy().tolist(),
+        batch.column("key").cast(pa.binary()).to_numpy(zero_copy_only=False).tolist(),
+    )
+
+
+def _copied(value: memoryview | bytes | None) -> bytes | None:
+    return value.tobytes() if isinstance(value, memoryview) else value
 
 
 def batches_of(
-    store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
+    store: ObjectStore,
+    file: ArchiveFile,
+    columns: Sequence[str] | None = None,
+    row: int = 0,
+    rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The file's rows in the order of their offsets: all columns, or the envelope and `columns`.
-    Raises `CorruptObject` if it is not an archive file.
+    Rows before `row` may be left out. Raises `CorruptObject` if it is not an archive file.
     """
     wanted = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
-    for batch in batches_from(store, file, wanted):
+    for batch in batches_from(store, file, wanted, row, rows_max):
         lacking = [name for name in _NEEDED if name not in batch.schema.names]
         if lacking:
             raise damaged_file(file, f"it lacks {', '.join(lacking)}")
@@ -200,9 +301,6 @@ def messages_in(
     batch: pa.RecordBatch, originals: OriginalBytes, partition: int
 ) -> Iterator[Message]:
     """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
-    offsets = batch.column("offset").to_numpy().tolist()
-    stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()
-    keys = batch.column("key").to_numpy(zero_copy_only=False).tolist()
     values = originals.values(batch)
-    for offset, stamp, key, value in zip(offsets, stamps, keys, values, strict=True):
-        yield Message(originals.topic, partition, offset, stamp, key.encode(), value)
+    for offset, stamp, key, value in zip(*_places_in(batch), values, strict=True):
+        yield Message(originals.topic, partition, offset, stamp, key, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 LISTINGS_MAX = 5  # in a row of a partition, of which a file is gone when it is read
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
-BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time when rows are processed in order
+BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # read at a time when rows are processed in order
+ROWS_MAX = 1 << 62  # no limit
 _MAGIC = b"PAR1"
 
 
@@ -109,10 +111,15 @@ def table_from(
 
 
 def batches_from(
-    store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
+    store: ObjectStore,
+    file: ArchiveFile,
+    columns: Sequence[str] | None = None,
+    row: int = 0,
+    rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """A file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values at a time:
-    reusing such a small memory at once takes half the CPU time of reading a whole row group.
+    """A file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values and at most
+    `rows_max` at a time: reusing such a small memory at once takes half the CPU time of reading a
+    whole row group. Row groups that end before `row` are left out.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -124,9 +131,15 @@ def batches_from(
         with pq.ParquetFile(source) as parquet:
             _refuse_newer(file, parquet.metadata.metadata or {})
             found = parquet.metadata
-            size = sum(found.row_group(n).total_byte_size for n in range(found.num_row_groups))
+            groups = [found.row_group(number) for number in range(found.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups)
             batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * found.num_rows // max(1, size))
-            yield from parquet.iter_batches(batch_rows, columns=columns, use_threads=False)
+            batch_rows = min(batch_rows, rows_max)
+            ends = list(accumulate(group.num_rows for group in groups))
+            wanted = [number for number, end in enumerate(ends) if end > row]
+            yield from parquet.iter_batches(
+                batch_rows, row_groups=wanted, columns=columns, use_threads=False
+            )
     except ObjectMissing:
         raise
     except FileNotFoundError as error:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.archive.file_names import ArchiveFile
 from rollstream.storage.archive.log import ArchiveBus
-from rollstream.storage.archive.reading import LISTINGS_MAX
+from rollstream.storage.archive.reading import LISTINGS_MAX, ROWS_MAX
 from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence, Opened, Position, Record
 from rollstream.streams.topics import Topic
@@ -25,7 +25,7 @@ from rollstream.streams.values import Address
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OFFSET_MAX = 1 << 62  # of a partition without a known end
+OFFSET_MAX = ROWS_MAX  # of a partition without a known end
 NO_FENCE = Fence()  # unknown
 
 HoleReason = Literal["truncated", "not archived", "lost", "damaged", "archived twice", "numbering"]
@@ -172,6 +172,8 @@ class ArchivedPart:
     high: Position
     columns: Sequence[str] | None
     skip_damaged: bool
+    rows_max: int = field(default=OFFSET_MAX, init=False)
+    """Rows of one `ArchivedRows`."""
 
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
         failed_listings = 0
@@ -220,7 +222,7 @@ class ArchivedPart:
         from rollstream.storage.archive.originals import batches_of
 
         assert self.log.store is not None
-        for batch in batches_of(self.log.store, file, self.columns):
+        for batch in batches_of(self.log.store, file, self.columns, rows_max=self.rows_max):
             offsets = batch.column("offset").to_numpy()
             low = int(offsets.searchsorted(self.position.offset))
             high = int(offsets.searchsorted(self.high.offset))

@@ -4,6 +4,7 @@ ones.
 
 import io
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import msgspec
@@ -25,8 +26,9 @@ from rollstream.storage.archive.file_names import (
     utc_day,
 )
 from rollstream.storage.archive.files import encode_file
-from rollstream.storage.archive.originals import messages_of
+from rollstream.storage.archive.originals import FileMessages
 from rollstream.storage.archive.reading import (
+    BATCH_BYTES,
     archived_files,
     archived_to,
     file_end,
@@ -282,10 +284,26 @@ def test_messages_of_rows_whose_header_is_damaged_come_from_their_columns(
     sink = io.BytesIO()
     pq.write_table(table, sink)
     store.put(file.key, sink.getvalue())
-    found = messages_of(store, "trajectories", file)
     if columns == ["header"]:
-        assert list(found) == given
+        found = FileMessages(store, "trajectories", file)
+        assert found.since(0, 9) == given
+        assert found.since(1, 2) == given[1:3]
         return
-    assert [next(found) for _ in range(3)] == given[:3]
     with pytest.raises(CorruptObject, match="row 0:3 differs from its hash"):
-        next(found)
+        FileMessages(store, "trajectories", file).since(0, 1)
+
+
+def test_a_reader_in_order_holds_one_part_of_a_file_and_may_go_back() -> None:
+    given = log_of("trajectories", [trajectory(n, tokens=8_000) for n in range(600)])
+    store, file = store_with(bytes(encode_file("trajectories", given, Fence()).data))
+    messages = FileMessages(store, "trajectories", file)
+    pool, held = cast("Any", pa).default_memory_pool(), list[int]()  # missing in the stubs
+    for message in given:
+        assert messages.since(message.offset, 1) == [message]
+        held.append(pool.bytes_allocated())
+    assert sum(len(message.value or b"") for message in given) > 6 * BATCH_BYTES
+    assert max(held) <= held[0] + BATCH_BYTES
+    assert messages.since(599, 5) == given[599:]
+    assert messages.since(600, 5) == []
+    for first in (0, 310, 3, 595, 594):
+        assert messages.since(first, 150) == given[first : first + 150]

@@ -8,7 +8,7 @@ import pytest
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.segments import LogRecord
-from rollstream.storage.log_view import LogView
+from rollstream.storage.log_view import POLLED_ROWS, LogView
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.fence import position_before, truncate
 from rollstream.streams.records import Fence, GroupClosed
@@ -72,3 +72,15 @@ def test_what_was_forgotten_while_it_was_read_comes_from_the_archive(bus, store)
     found = [next(reading) for _ in range(10)]
     truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2500])})
     assert found + list(reading) == list(range(3000))
+
+
+def test_a_follower_takes_a_large_archived_file_a_bounded_number_of_records_at_a_time(bus, store):
+    writer = FencedWriter(bus, "ledger", "trainer", 1)
+    writer.open()
+    writer.append([(str(n), GroupClosed(n, "filtered", "", 1)) for n in range(3000)])
+    archive(bus, store, 0, 3000)
+    reader = LogView(None, store, RUN).topic("ledger")
+    polled = list(iter(lambda: reader.poll(4096), []))
+    assert max(map(len, polled)) <= POLLED_ROWS
+    records = [one for found in polled for one in found if one.kind == "records"]
+    assert list(group_of(iter(records))) == list(range(3000))
