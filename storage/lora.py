@@ -39,10 +39,13 @@ class HighFactor(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class AttachedAdapter:
-    """The adapters of one model: their `adapter_config.json`, and s."""
+    """The adapters of one model: their `adapter_config.json`, s, and the type that the frozen
+    parameters are rounded to.
+    """
 
     config: bytes
     scaling: float
+    dtype: torch.dtype
 
 
 def attach_adapters(
@@ -51,8 +54,9 @@ def attach_adapters(
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
 
     The frozen parameters are rounded to `dtype`, in which they are published: trainer and rollouts
-    compute with the same base. `base` is its name in `adapter_config.json`. Raises
-    `ConfigurationError` for a target that the model does not have.
+    compute with the same base. Parameters on the meta device are rounded by the code that fills
+    them. `base` is its name in `adapter_config.json`. Raises `ConfigurationError` for a target that
+    the model does not have.
     """
     layers = _target_layers(model, lora.targets)
     model.requires_grad_(False)
@@ -70,7 +74,7 @@ def attach_adapters(
             layer.lora_B = high
             layer.register_forward_hook(_add_low_rank)
     config = _peft_config(lora, _target_names(model, layers), base)
-    vars(model)["attached_adapter"] = AttachedAdapter(config, scaling)
+    vars(model)["attached_adapter"] = AttachedAdapter(config, scaling, dtype)
 
 
 def attached_adapter(model: nn.Module) -> AttachedAdapter | None:

@@ -17,7 +17,7 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import join_ranks
-from rollstream.consumers.trainer.sharded.shard import StartingModel
+from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.storage.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
 from rollstream.storage.models import load_empty_model
 from rollstream.storage.stores.connect import open_store

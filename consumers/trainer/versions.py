@@ -145,10 +145,10 @@ class VersionWriter:
         if self._base is None:
             files, shard_bytes = self.model_files, self.settings.shard_bytes
             self._base = publish_base(
-                self.store, self.run, tensors.base(), files, shard_bytes, self.clock()
+                self.store, self.run, tensors.base(), files, shard_bytes, self.clock(), self.leads
             )
         parent, now_s = self._manifest, self.clock()
-        return publish_adapter(self.store, version, tensors, self._base, parent, now_s)
+        return publish_adapter(self.store, version, tensors, self._base, parent, now_s, self.leads)
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
         """Hash of the tensors that were just published as `version`. Only those of a repeated step

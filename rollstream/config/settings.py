@@ -176,9 +176,6 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
 def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
     if not c.model.lora.rank:
         return
-    if c.trainer.processes > 1:
-        must = "must be 1 with model.lora.rank > 0: adapters are trained by one process so far"
-        yield SettingProblem("trainer.processes", must)
     if c.rollouts.engine == "paced":
         must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
         yield SettingProblem("rollouts.engine", must)

@@ -42,7 +42,7 @@ from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
     from rollstream.consumers.trainer.sharded.ranks import Ranks
-    from rollstream.consumers.trainer.sharded.shard import StartingModel
+    from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,7 @@ def starting_model(configuration: Configuration, folder: Path) -> PreTrainedMode
     """The weights of version 0, with the adapters that are trained if there are any."""
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
-        model = load_model(str(model_folder(c, folder)))
-        if c.model.lora.rank:
-            dtype: torch.dtype = getattr(torch, c.weights.dtype)
-            base = c.model.path or f"{c.run}/model"
-            attach_adapters(model, c.model.lora, c.seed, dtype, base)
-        return model
+        return _with_adapters(load_model(str(model_folder(c, folder))), c)
     return PacedModel(
         seed=c.seed,
         weights_bytes=c.paced.weights_bytes,
@@ -76,6 +71,13 @@ def starting_model(configuration: Configuration, folder: Path) -> PreTrainedMode
         step_s=c.paced.train_step_s / c.paced.time_scale,
         token_s=c.paced.train_token_s / c.paced.time_scale,
     )
+
+
+def _with_adapters(model: PreTrainedModel, c: Configuration) -> PreTrainedModel:
+    if c.model.lora.rank:
+        dtype: torch.dtype = getattr(torch, c.weights.dtype)
+        attach_adapters(model, c.model.lora, c.seed, dtype, c.model.path or f"{c.run}/model")
+    return model
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
@@ -95,17 +97,17 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """The weights of version 0, of which each rank reads its rows, or all where the checkpoint does
-    not have the model's own names.
+    """As `starting_model`: the weights, of which each rank reads its rows, or all where the
+    checkpoint does not have the model's own names.
     """
-    from rollstream.consumers.trainer.sharded.shard import StartingModel
+    from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 
     path = str(model_folder(configuration, folder))
     empty = load_empty_model(path)
     if empty is not None:
-        return StartingModel(*empty)
+        return StartingModel(_with_adapters(empty[0], configuration), empty[1])
     log.warning("model.path: %s is loaded whole by every rank: its names are converted", path)
-    return StartingModel(load_model(path))
+    return StartingModel(_with_adapters(load_model(path), configuration))
 
 
 @contextmanager
@@ -123,11 +125,6 @@ def join_rank_group(place: RoleContext) -> Generator["Ranks | None"]:
         raise ConfigurationError(
             'trainer.learner = "paced" must run as one process: it has no model to share; '
             "start it without torchrun"
-        )
-    if place.configuration.model.lora.rank:
-        raise ConfigurationError(
-            "model.lora.rank must be 0 with several trainer processes: adapters are trained by one "
-            "process so far; start it without torchrun"
         )
     with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
         yield ranks
@@ -167,7 +164,7 @@ def initial_model(place: RoleContext, ranks: "Ranks | None" = None) -> InitialMo
     if ranks is None:
         return InitialModel(starting_model(c, folder), files)
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
-    from rollstream.consumers.trainer.sharded.shard import model_hash
+    from rollstream.consumers.trainer.sharded.starting_model import model_hash
 
     start = shared_starting_model(c, folder)
     return InitialModel(ShardedModel(start, ranks), files, ranks, model_hash(start))

@@ -12,7 +12,7 @@ import torch
 
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.lora import merge_adapter
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent
 from rollstream.storage.weights.manifest import (
     AdapterEntry,
@@ -24,7 +24,7 @@ from rollstream.storage.weights.manifest import (
 from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.shards import pack_tensors
-from rollstream.storage.weights.tensors import tensor_hashes
+from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
 BASE = Version(0, 0)
@@ -34,7 +34,9 @@ ADAPTER_TENSORS = "adapter_model.safetensors"
 
 class AdapterTensors(dict[str, torch.Tensor]):
     """The tensors of an adapter under PEFT's names, its `adapter_config.json`, its scaling (alpha /
-    rank), and how to get the tensors of the base, in the type of publication.
+    rank), and how to get the tensors of the base, in the type of publication. Of ranks that share a
+    model each has the whole adapter and a part of the base: `base` is then a collective of the
+    publishing threads.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class AdapterTensors(dict[str, torch.Tensor]):
         tensors: Mapping[str, torch.Tensor],
         config: bytes,
         scaling: float,
-        base: Callable[[], Mapping[str, torch.Tensor]],
+        base: Callable[[], Tensors],
     ) -> None:
         super().__init__(tensors)
         self.config, self.scaling, self.base = config, scaling, base
@@ -51,21 +53,23 @@ class AdapterTensors(dict[str, torch.Tensor]):
 def publish_base(
     store: ObjectStore,
     run: str,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     model_files: Mapping[str, bytes],
     shard_bytes: int,
     created_s: float,
+    leads: bool = True,
 ) -> Manifest:
-    """Write the base, or compare it with the stored one; returns its manifest.
+    """Write the base, or compare it with the stored one; returns its manifest. A rank that does
+    not lead writes its part of the tensors.
 
     Raises `ConfigurationError` if the run has another base: its adapters mean nothing on this one.
     """
-    try:
-        present = read_manifest(store, BASE)
-    except ObjectMissing:
-        new = NewVersion(run, BASE, tensors, model_files, shard_bytes, created_s)
-        return publish_version(store, new)
+    present = _stored_base(store)
+    # Of several ranks each waits here for all others: none completes the base before all looked.
     hashes, tied = tensor_hashes(tensors)
+    if present is None:
+        new = NewVersion(run, BASE, tensors, model_files, shard_bytes, created_s, leads)
+        return publish_version(store, new)
     weights = present.weights
     if tied != weights.tied or hashes != {n: e.hash for n, e in weights.tensors.items()}:
         raise ConfigurationError(
@@ -75,6 +79,13 @@ def publish_base(
     return present
 
 
+def _stored_base(store: ObjectStore) -> Manifest | None:
+    try:
+        return read_manifest(store, BASE)
+    except ObjectMissing:
+        return None
+
+
 def publish_adapter(
     store: ObjectStore,
     version: Version,
@@ -82,13 +93,17 @@ def publish_adapter(
     base: Manifest,
     parent: Manifest | None,
     created_s: float,
+    leads: bool = True,
 ) -> Manifest:
-    """Write the complete adapter and return its manifest; idempotent, as `publish_version`."""
+    """Write the complete adapter and return its manifest; idempotent, as `publish_version`. A rank
+    that does not lead writes nothing.
+    """
     files: list[FileEntry] = []
     data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
     for name, content in ((ADAPTER_TENSORS, data), (ADAPTER_CONFIG, tensors.config)):
         key = f"weights/{version}/{name}"
-        files.append(FileEntry(name, len(content), create_idempotent(store, key, content)))
+        digest = create_idempotent(store, key, content) if leads else content_hash(content)
+        files.append(FileEntry(name, len(content), digest))
     manifest = Manifest(
         base.run,
         version,
@@ -100,7 +115,7 @@ def publish_adapter(
         base.model_files,
         adapter=AdapterEntry(base.hash, tensors.scaling),
     )
-    return complete_version(store, manifest)
+    return complete_version(store, manifest) if leads else manifest
 
 
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:

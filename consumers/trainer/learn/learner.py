@@ -18,7 +18,13 @@ from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
-from rollstream.consumers.trainer.learn.masters import Masters, Optimiser
+from rollstream.consumers.trainer.learn.masters import (
+    BASE_HASH,
+    Masters,
+    Optimiser,
+    check_base_hash,
+    hash_tensor,
+)
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.workers import (
@@ -28,7 +34,6 @@ from rollstream.consumers.trainer.learn.workers import (
     keep_freed_memory,
     lends_state,
 )
-from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import adapter_state, attached_adapter, base_state
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.tensors import state_hash
@@ -50,9 +55,6 @@ class _BatchResult:
     sums: LossStatistics
 
 
-BASE_HASH = "base.hash"
-
-
 class TorchLearner:
     """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
     masters rounded to `trainer.compute`. To be called from one thread.
@@ -68,8 +70,7 @@ class TorchLearner:
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
         if self._adapter is not None:
-            digest = bytes.fromhex(state_hash(base_state(model.state_dict())))
-            self._base_hash = torch.tensor(list(digest), dtype=torch.uint8)
+            self._base_hash = hash_tensor(state_hash(base_state(model.state_dict())))
         self._device = device_of(settings.device)
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
@@ -178,7 +179,7 @@ class TorchLearner:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
-        self._check_base(tensors.get(BASE_HASH))
+        check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         for prefix, flat in self._buffers().items():
             self._masters.fill(flat, tensors, prefix)
         self._masters.round()
@@ -196,17 +197,6 @@ class TorchLearner:
     def close(self) -> None:
         """End the worker threads."""
         self._workers.close()
-
-    def _check_base(self, found: Tensor | None) -> None:
-        mine = self._base_hash
-        if (found is None) == (mine is None) and (
-            found is None or mine is None or torch.equal(found, mine)
-        ):
-            return
-        raise ConfigurationError(
-            "checkpoint: its adapter belongs to another base model, or one of the two has no "
-            "adapter; give the model and model.lora that the run began with"
-        )
 
     def _buffers(self) -> dict[str, Tensor]:
         """Name prefix in a checkpoint → flat buffer."""

@@ -150,6 +150,29 @@ def check_checkpoint_shape(
     )
 
 
+BASE_HASH = "base.hash"
+"""Name in a checkpoint of an adapter: the hash of its frozen base."""
+
+
+def hash_tensor(digest: str) -> Tensor:
+    """A hash in hexadecimal digits as the tensor that checkpoints hold."""
+    return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+
+
+def check_base_hash(found: Tensor | None, mine: Tensor | None) -> None:
+    """Raise `ConfigurationError` unless a checkpoint's base is the model's own; None: no adapter is
+    trained.
+    """
+    if (found is None) == (mine is None) and (
+        found is None or mine is None or torch.equal(found, mine)
+    ):
+        return
+    raise ConfigurationError(
+        "checkpoint: its adapter belongs to another base model, or one of the two has no "
+        "adapter; give the model and model.lora that the run began with"
+    )
+
+
 NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 

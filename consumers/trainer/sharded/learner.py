@@ -19,7 +19,9 @@ from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_mem
 from rollstream.consumers.trainer.sharded.rank_plan import rounds
 from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
-from rollstream.consumers.trainer.sharded.shard import Shard, StartingModel
+from rollstream.consumers.trainer.sharded.shard import Shard
+from rollstream.consumers.trainer.sharded.starting_model import StartingModel
+from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors
 
 
@@ -98,12 +100,12 @@ class ShardedLearner:
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
-    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors:
-        """A copy of the weights to publish, distributed over the ranks; its memory is its own, not
-        from `pool`.
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
+        """A copy of the weights to publish, distributed over the ranks, or of the whole adapter at
+        each of them; its memory is its own, not from `pool`.
         """
         with self._ranks.collective():
-            return RankTensors(self._shard.snapshot(dtype), self._ranks)
+            return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
         """Everything that the next update depends on, each rank's rows of it at that rank: a copy,

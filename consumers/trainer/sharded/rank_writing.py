@@ -96,15 +96,18 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """A copy of the model's tensors, of which every rank holds a part, this one `mine`."""
+    """A copy of the model's tensors, of which every rank holds a part, this one `mine`. `label`
+    begins the names of their files: a folder that belongs to no term may hold files that another
+    number of ranks has written.
+    """
 
-    def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
-        self.mine, self._ranks = mine, ranks
+    def __init__(self, mine: dict[str, Tensor], ranks: Ranks, label: str = "") -> None:
+        self.mine, self._ranks, self._label = mine, ranks, label
 
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        own = rank_stem(stem, self._ranks.rank)
+        own = rank_stem(stem + self._label, self._ranks.rank)
         return merge_files(
             gather_written(
                 store,

@@ -9,14 +9,14 @@ any number of ranks resumes from a checkpoint, and versions are independent of t
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel
+from torch.distributed.tensor import DTensor
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
@@ -29,20 +29,31 @@ from rollstream.consumers.trainer.learn.forward import (
 )
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
 from rollstream.consumers.trainer.learn.masters import (
+    BASE_HASH,
     NORM_EPS,
     UpdateResult,
+    check_base_hash,
     check_checkpoint_shape,
+    hash_tensor,
     learning_rate,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
+from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
 from rollstream.consumers.trainer.sharded.ranks import Ranks
-from rollstream.consumers.trainer.sharded.tensors import TensorOwnership, shard_model
+from rollstream.consumers.trainer.sharded.starting_model import StartingModel, base_hash
+from rollstream.consumers.trainer.sharded.tensors import (
+    TensorOwnership,
+    gather_everywhere,
+    shard_model,
+)
+from rollstream.storage.lora import adapter_state, attached_adapter, base_state
 from rollstream.storage.models import ModelRows, parameter_names
+from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors, part_name
-from rollstream.storage.weights.tensors import state_hash, tensor_bytes
+from rollstream.storage.weights.tensors import state_hash
 
 
 class ShardOptimiser:
@@ -120,18 +131,12 @@ COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
 
 
-@dataclass(frozen=True, slots=True)
-class StartingModel:
-    """The model that training starts from: whole, or with empty parameters (on the meta device)
-    that each rank fills with its `rows`.
-    """
-
-    model: PreTrainedModel
-    rows: ModelRows | None = None
-
-
 class Shard:
-    """Owns and shards the model (float32), which must be the same on all ranks."""
+    """Owns and shards the model (float32), which must be the same on all ranks.
+
+    Of a model with adapters (`storage/lora.py`) only these are trained, published and part of the
+    state, as in `learner.py`; each rank holds its slices of the frozen base as well.
+    """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
         model = start.model
@@ -139,14 +144,19 @@ class Shard:
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
         """Where this rank's slices are."""
         self._ownership = TensorOwnership(model, ranks)
-        if self.lends_state:
+        self._adapter = attached_adapter(model)
+        self._base_hash: Tensor | None = None
+        if self._adapter is None:
+            model.requires_grad_()
+        else:
+            found = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
+            self._base_hash = hash_tensor(ranks.gather(found, str)[0])
+        if lends_state(_state_bytes(self._ownership.shapes), self._home):
             return_freed_memory()
         if settings.compile:
             compile_layers(model)
         if settings.gradient_checkpointing:
             recompute_layers(model)
-        for parameter in model.parameters():
-            parameter.requires_grad_()
         names = parameter_names(model)
         shard_model(model, ranks.mesh, settings.compute, settings.cpu_offload)
         if start.rows is not None:
@@ -154,28 +164,36 @@ class Shard:
         self._form: RowForm = try_sharded(model, settings.compute, settings.varlen_attention)
         if isinstance(model, FSDPModule):
             model.reshard()  # the root group stays gathered after a pass
-        self._parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
+        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         self._slices = {name: _local(one) for name, one in self._parameters.items()}
+        self._frozen = {
+            name: _local(one) for name, one in parameters.items() if name not in self._slices
+        }
+        self._buffers = {} if self._adapter is None else base_state(model.state_dict())
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
         self._sums = LossStatistics()
         self.busy_s = 0.0
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
-        """Allocate this rank's slices of the parameters, and read its rows into them."""
+        """Allocate this rank's slices of the parameters, and read its rows into them. Adapters are
+        not on the meta device: they have their values already.
+        """
 
         def materialised(tensor: Tensor) -> Tensor:
             if tensor.is_meta:
                 return torch.empty_like(tensor, device=self._home)
-            return tensor.to(self._ranks.device)
+            return tensor.to(self._home if isinstance(tensor, DTensor) else self._ranks.device)
 
         self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
         parameters = dict(self._model.named_parameters())
         for mine in names:
             local = _local(parameters[mine[0]])
-            if local.numel():
-                stored = next(name for name in mine if name in rows)
-                local.copy_(rows.rows(stored, *self._rows(mine[0])))
+            stored = next((name for name in mine if name in rows), None)
+            if local.numel() and stored is not None:
+                read = rows.rows(stored, *self._rows(mine[0]))
+                local.copy_(read if self._adapter is None else read.to(self._adapter.dtype))
 
     @property
     def updates(self) -> int:
@@ -184,8 +202,8 @@ class Shard:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the unsharded parameters by name."""
-        return self._ownership.shapes
+        """Shapes of the unsharded trained parameters by name."""
+        return {name: self._ownership.shapes[name] for name in self._slices}
 
     def note_masked(self, tokens: int) -> None:
         """Count the tokens of a micro-batch without trained tokens, which belongs to all ranks, at
@@ -230,13 +248,27 @@ class Shard:
             "updates_skipped": float(done.skipped),
         }
 
-    def snapshot(self, dtype: str) -> dict[str, Tensor]:
-        """The tensors to publish that this rank owns: whole, in host memory, tied ones under all
-        their names.
+    def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
+        """The tensors to publish, in host memory: those that this rank owns, whole, tied ones under
+        all their names; or the whole adapter, at every rank.
         """
-        wanted = getattr(torch, dtype)
-        mine = self._ownership.gather(self._slices, wanted)
-        return self._ownership.named(mine, self._model, wanted)
+        wanted: torch.dtype = getattr(torch, dtype)
+        if self._adapter is None:
+            mine = self._ownership.gather(self._slices, wanted, None)
+            named = self._ownership.named(mine, self._model.state_dict(), wanted)
+            return RankTensors(named, self._ranks)
+        factors = gather_everywhere(self._slices, self.shapes, wanted, self._ranks)
+        config, scaling = self._adapter.config, self._adapter.scaling
+        return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
+
+    def _base(self, dtype: torch.dtype) -> RankTensors:
+        """The tensors of the frozen base that this rank owns; a collective of the publishing
+        threads. Nothing changes them, and nothing here reads the model, which is trained meanwhile.
+        """
+        with self._ranks.collective():
+            mine = self._ownership.gather(self._frozen, dtype, self._ranks.writing)
+        named = self._ownership.named(mine, self._buffers, dtype)
+        return RankTensors(named, self._ranks, f"-of{self._ranks.size}")
 
     def state(self) -> dict[str, Tensor]:
         """This rank's rows of the learner's state, in host memory, under the names of parts; not a
@@ -251,11 +283,12 @@ class Shard:
                 if is_alone or start < stop:
                     mine[part] = rows if is_lent else rows.to("cpu", copy=True)
         if self._ranks.rank == 0:
-            mine[COUNTERS] = self._counters()
+            mine |= self._single()
         return mine
 
     def check(self, tensors: StoredTensors) -> None:
         """Raise `ConfigurationError` if a checkpoint is of another model; not a collective."""
+        check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         for prefix in PREFIXES:
             for name, shape in self.shapes.items():
                 check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
@@ -274,12 +307,12 @@ class Shard:
 
     def _rows(self, name: str) -> tuple[int, int]:
         """The rows of a parameter that this rank holds."""
-        return slice_of(self.shapes[name][0], self._ranks.rank, self._ranks.size)
+        return slice_of(self._ownership.shapes[name][0], self._ranks.rank, self._ranks.size)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of masters and moments, of all ranks together."""
-        return len(PREFIXES) * 4 * sum(math.prod(shape) for shape in self.shapes.values())
+        return _state_bytes(self.shapes)
 
     @property
     def lends_state(self) -> bool:
@@ -291,7 +324,7 @@ class Shard:
         flat = {
             p + name: one for p, slices in self._state().items() for name, one in slices.items()
         }
-        flat[COUNTERS] = self._counters()
+        flat |= self._single()
         hashes = self._ranks.gather(state_hash(flat), str)
         return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
@@ -301,19 +334,15 @@ class Shard:
         moments = (dict(zip(names, m, strict=True)) for m in (adam.mean, adam.square))
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
-    def _counters(self) -> Tensor:
-        return torch.tensor([self.updates, self._optimiser.applied])
+    def _single(self) -> dict[str, Tensor]:
+        """The tensors of the state that are not divided."""
+        counters = torch.tensor([self.updates, self._optimiser.applied])
+        base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
+        return {COUNTERS: counters, **base}
 
 
-def model_hash(start: StartingModel) -> str:
-    """xxh3-128 that is equal where the initial model is; not a collective."""
-    if start.rows is not None:
-        return start.rows.identity()
-    hasher = xxhash.xxh3_128()
-    for name, tensor in sorted(start.model.state_dict().items()):
-        hasher.update(f"{name}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor_bytes(tensor))
-    return hasher.hexdigest()
+def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return len(PREFIXES) * 4 * sum(math.prod(shape) for shape in shapes.values())
 
 
 def _local(sharded: Tensor) -> Tensor:

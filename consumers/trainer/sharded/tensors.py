@@ -21,19 +21,49 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.trainer.sharded.rank_plan import owners, rows_per_rank
 from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.storage.lora import attached_adapter, base_state
 from rollstream.storage.weights.tensors import untie
 
 
-def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) -> Tensor | None:
-    """The whole tensor of this shape, in new host memory, at rank `owner`; None at the others."""
+def gather_rows(
+    mine: Tensor,
+    shape: tuple[int, ...],
+    owner: int,
+    ranks: Ranks,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor | None:
+    """The whole tensor of this shape, in new host memory, at rank `owner`; None at the others. The
+    rows are in host memory if a `group` is given.
+    """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
     padded = _padded(mine.detach(), shape, ranks)
     parts = None
     if ranks.rank == owner:
         parts = [torch.empty_like(padded) for _ in range(ranks.size)]
-    dist.gather(padded, parts, dst=owner)
+    dist.gather(padded, parts, dst=owner, group=group)
     return None if parts is None else torch.cat(parts)[: shape[0]].to("cpu", copy=True)
+
+
+def gather_everywhere(
+    slices: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    ranks: Ranks,
+) -> dict[str, Tensor]:
+    """The whole tensors as `dtype`, in new host memory at every rank: one collective, for tensors
+    that are small together.
+    """
+    padded = {name: _padded(one.to(dtype), shapes[name], ranks) for name, one in slices.items()}
+    mine = torch.cat([one.flatten() for one in padded.values()])
+    parts = [torch.empty_like(mine) for _ in range(ranks.size)]
+    dist.all_gather(parts, mine)
+    sizes = [one.numel() for one in padded.values()]
+    split = [part.cpu().split(sizes) for part in parts]
+    return {
+        name: torch.cat([part[at].view(one.shape) for part in split])[: shapes[name][0]].clone()
+        for at, (name, one) in enumerate(padded.items())
+    }
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
@@ -47,36 +77,44 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 
 class TensorOwnership:
-    """Gathers each whole tensor at the rank that owns it, under its checkpoint names. The owners
-    are planned before the model is sharded; a tensor with several names has one owner.
+    """Gathers each whole tensor, except those of adapters, at the rank that owns it, under its
+    checkpoint names. The owners are planned before the model is sharded; a tensor with several
+    names has one owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
-        kept, self._tied = untie(model.state_dict())
+        kept, self._tied = untie(base_state(model.state_dict()))
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        """Shapes of the unsharded parameters by name."""
+        """Shapes of the unsharded parameters by name, those of adapters included."""
         self._ranks = ranks
         self._buffers = [name for name in kept if name not in self.shapes]
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
-    def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The whole parameters that this rank owns as `dtype`; a collective. One tensor at a time
-        is rounded and gathered.
+    def gather(
+        self, slices: Mapping[str, Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
+    ) -> dict[str, Tensor]:
+        """The whole parameters that this rank owns as `dtype`; a collective of `group`, of the main
+        threads if that is None. One tensor at a time is rounded and gathered.
         """
         mine: dict[str, Tensor] = {}
-        for name, shape in self.shapes.items():
-            whole = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
+        for name, rows in slices.items():
+            rounded = rows.to(dtype) if group is None else rows.to("cpu", dtype)
+            owner = self._owners[name]
+            whole = gather_rows(rounded, self.shapes[name], owner, self._ranks, group)
             if whole is not None:
                 mine[name] = whole
         return mine
 
     def named(
-        self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
+        self,
+        parameters: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
+        dtype: torch.dtype,
     ) -> dict[str, Tensor]:
-        """`parameters`, the buffers that this rank owns, and the tied names of both: the tensors
-        that this rank contributes to a version.
+        """`parameters`, those of the buffers in `values` that this rank owns, and the tied names of
+        both: the tensors that this rank contributes to a version.
         """
-        mine, values = dict(parameters), model.state_dict()
+        mine = dict(parameters)
         for name in self._buffers:
             if self._owners[name] == self._ranks.rank:
                 tensor = values[name].detach()
@@ -97,11 +135,17 @@ def shard_model(
     With `compute` "bfloat16", layers compute in bf16 on a cast of the fp32 masters and their
     gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload` slices
     and their gradients are in host memory; a layer's slices move to the device to be gathered.
+
+    Below adapters all parameters are frozen. They are held in `compute`, embedding, final norm and
+    head too, as in one process; only the factors have fp32 masters and gradients.
     """
     # The warning is about in-place writes into returned views; nothing writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     layers = decoder_layers(model)
-    policy = MixedPrecisionPolicy()
+    policy, is_frozen = MixedPrecisionPolicy(), attached_adapter(model) is not None
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(getattr(torch, compute))
     if compute == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     place = OffloadPolicy()
@@ -109,10 +153,11 @@ def shard_model(
         place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for layer in layers:
         # Final norm and head after the last layer are fp32 and need fp32 input.
-        is_last = layer is layers[-1] and compute == "bfloat16"
+        is_last = layer is layers[-1] and compute == "bfloat16" and not is_frozen
         own = replace(policy, output_dtype=torch.float32) if is_last else policy
         fully_shard(layer, mesh=mesh, mp_policy=own, offload_policy=place)
-    fully_shard(model, mesh=mesh, offload_policy=place)
+    root = policy if is_frozen else MixedPrecisionPolicy()
+    fully_shard(model, mesh=mesh, mp_policy=root, offload_policy=place)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -6,8 +6,8 @@ Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta whe
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from the newest that can
 be read; `idle:S` waits for S seconds; `tell:` writes rank 0's results to FOLDER/result.json, as the
 end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at the other ranks until rank
-0 ends. `model=NAME` is another model than `MODEL`, `store=NAME` the store of the other ranks,
-`relays=BUS` the log of the relays that every rank pushes to.
+0 ends. `model=NAME` is another model than `MODEL`, `lora=RANK` trains adapters of it, `store=NAME`
+is the store of the other ranks, `relays=BUS` the log of the relays that every rank pushes to.
 """
 
 import json
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from rollstream.consumers.trainer.build import load_first
 from rollstream.consumers.trainer.checkpoint import TrainerState
@@ -27,7 +29,7 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
-from rollstream.consumers.trainer.sharded.shard import StartingModel
+from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.errors import RollstreamError
 from rollstream.storage.checkpoints import (
     CheckpointId,
@@ -35,11 +37,14 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
+from rollstream.storage.lora import attach_adapters
 from rollstream.storage.models import load_empty_model
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.settings import LoraSettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.tensors import Tensors
@@ -78,13 +83,19 @@ def rules(**changed: object):
     )
 
 
-def starting(folder: Path, name: str) -> StartingModel:
+def starting(folder: Path, name: str, lora: LoraSettings) -> StartingModel:
     """The model, by rows if FOLDER/NAME holds it."""
     if not (folder / name).exists():
-        return StartingModel(build(name))
+        return StartingModel(with_adapters(build(name), lora))
     found = load_empty_model(str(folder / name))
     assert found is not None
-    return StartingModel(*found)
+    return StartingModel(with_adapters(found[0], lora), found[1])
+
+
+def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel:
+    if lora.rank:
+        attach_adapters(model, lora, 3, torch.bfloat16, "base")
+    return model
 
 
 class Jobs:
@@ -99,7 +110,8 @@ class Jobs:
         if "relays" in names:
             directory = RelayDirectory(open_bus(names["relays"]), 5.0)
             self.store = PushingStore(self.store, directory, 1 << 30)
-        shared = ShardedModel(starting(folder, names.get("model", MODEL)), ranks)
+        lora = LoraSettings(rank=int(names.get("lora", 0)))
+        shared = ShardedModel(starting(folder, names.get("model", MODEL), lora), ranks)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
         self.said: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
@@ -119,11 +131,18 @@ class Jobs:
 
     def publish(self, what: str) -> None:
         tensors = self.learner.snapshot("bfloat16")
+        if isinstance(tensors, AdapterTensors):
+            self.publish_adapter(Version(int(what), 1), tensors)
+            return
         before, base = self.published or (None, None)
         version = Version(int(what), 1)
         new = NewVersion("run", version, tensors, {}, 4096, 0.0, self.leads)
         manifest = publish_version(self.store, new, before, base, base is None)
         self.published = (manifest, tensors)
+
+    def publish_adapter(self, version: Version, tensors: AdapterTensors) -> None:
+        base = publish_base(self.store, "run", tensors.base(), {}, 8192, 0.0, self.leads)
+        publish_adapter(self.store, version, tensors, base, None, 0.0, self.leads)
 
     def keep(self, what: str) -> None:
         state = STATE | {"step": int(what)} if self.leads else None

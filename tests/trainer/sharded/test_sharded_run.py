@@ -2,7 +2,6 @@
 checkpoint, and the log adds up; SIGTERM ends all ranks in order.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollstream.storage.checkpoints import stored_checkpoints
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.adapters import BASE
+from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.records import GroupClosed, StepDone, Take
+from rollstream.streams.values import Version
+from testbed.kills.aimed_role import MODULE
+from testbed.kills.aims import Aim
 from testbed.kills.final_counts import counted
 from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
 from testbed.run_process import GROUPS, STEPS, assert_the_log_adds_up, read, steps_done
@@ -24,13 +31,14 @@ MORE = [
 OTHERS = ("archive", "prompts", "dispatch", "rollout-0", "rollout-1")
 
 
-def torchrun(run: RunByHand, size: int, *more: str) -> Hand:
-    """The trainer as `size` processes."""
+def torchrun(run: RunByHand, size: int, *more: str, module: str = "rollstream") -> Hand:
+    """The trainer as `size` processes of a module that takes the words of `rollstream`."""
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", *more]
-    line += ["--nproc-per-node", str(size), "-m", "rollstream", "train"]
+    line += ["--nproc-per-node", str(size), "-m", module, "train"]
     line += [str(run.folder / "config.json"), "--name", "trainer"]
     log = run.folder.parent / f"trainer-{len(run.hands)}.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**run.aims.environment(), **threads}
     with log.open("wb") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
     hand = Hand("trainer", process, log)
@@ -118,6 +126,35 @@ def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
     groups = {group.group for take in takes for group in take.groups}
     assert len(groups) == STEPS * GROUPS
     assert not groups & {record.group for record in read(folder, "ledger", GroupClosed)}
+
+
+@pytest.mark.slow
+def test_an_adapter_resumes_on_another_number_of_ranks_wherever_rank_0_dies(tmp_path, model):
+    """Two ranks until all files of the base but its manifest are there; three, until there is a
+    checkpoint of step 4 and no manifest of version 5; then one process.
+    """
+    folder, manifest = tmp_path / "run", "create weights/vN-tN/manifest.json"
+    with by_hand(folder, model, [*MORE, "model.lora.rank=3"]) as run:
+        start_all(run)
+        # Each life of a rank 0 counts its own manifests, the base's first.
+        for size, nth in ((2, 1), (3, 7)):
+            run.aims.aim(Aim("trainer", manifest, nth=nth))
+            trainer = torchrun(run, size, module=MODULE)
+            assert trainer.process.wait(WAIT_S) != 0
+            assert "SIGKILL" in trainer.log.read_text(), trainer.said()
+        store = open_store(f"file:{folder / 'store'}")
+        assert max(one.id.step for one in stored_checkpoints(store)) == 4
+        assert steps_done(folder) == 4
+        run.start("trainer")
+        run.wait_complete()
+    assert all(run.aims.fired())
+    assert_it_is_as_if_nothing_had_died(folder)
+    store = open_store(f"file:{folder / 'store'}")
+    names = {file.name.split("-")[1] for file in read_manifest(store, BASE).weights.files}
+    assert names == {"of3"}
+    last = Version(STEPS, 3)
+    assert verify_version(store, last)[1] == ""
+    assert read_manifest(store, last).kind == "adapter"
 
 
 @pytest.mark.slow
