@@ -129,7 +129,8 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
     if not form.offload:
         lines.append(MemoryLine(STATE, STATE_BYTES * own_parameters(shape, form)))
     if form.lora_rank is not None:
-        lines.append(MemoryLine("frozen base", form.item * shape.parameters))
+        base = 0 if form.offload and form.ranks > 1 else _held_parameters(shape, form.ranks)
+        lines.append(MemoryLine("frozen base", form.item * base))
     passes = _pass_lines(shape, form)
     if form.ranks > 1:
         lines += _gathered_lines(shape, form, total(passes))
@@ -139,13 +140,22 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Trained parameters of the rank that holds most: FSDP2 gives a rank whole rows, ceil(rows /
-    ranks) of each tensor (`rows_per_rank` in `sharded/rank_plan.py`). One process trains an
-    adapter.
+    """Trained parameters of the rank that holds most. Of an adapter at most: the factor A of a
+    layer has as many rows as the adapter's rank.
     """
-    if form.lora_rank is not None or form.ranks == 1:
-        return trained_parameters(shape, form)
-    return sum(count * -(-rows // form.ranks) * size for count, rows, size in shape.tensors)
+    if form.lora_rank is not None:
+        rows = -(-form.lora_rank // form.ranks)
+        return trained_parameters(shape, form) * rows // form.lora_rank
+    return _held_parameters(shape, form.ranks)
+
+
+def _held_parameters(shape: ModelShape, ranks: int) -> int:
+    """Parameters of the rank that holds most: FSDP2 gives a rank whole rows, ceil(rows / ranks) of
+    each tensor (`rows_per_rank` in `sharded/rank_plan.py`).
+    """
+    if ranks == 1:
+        return shape.parameters
+    return sum(count * -(-rows // ranks) * size for count, rows, size in shape.tensors)
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
@@ -155,8 +165,17 @@ def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list
 
     The peak is either within the layers' backward pass, when of the group the head alone has a
     gradient, or at its end: activations (`passes`) and layers are gone, and the group's gradients
-    are copied in order to reduce them.
+    are copied in order to reduce them. A frozen base is gathered in the type of the arithmetic, and
+    only the factors of its layers have gradients.
     """
+    if form.lora_rank is not None:
+        factors = shape.adapter_parameters(form.lora_rank) / shape.layers
+        layers = PREFETCHED_GROUPS * form.item * (shape.layer_parameters + factors)
+        return [
+            MemoryLine("gathered embedding and head", form.item * shape.root_parameters),
+            MemoryLine("gathered layers", layers),
+            MemoryLine("gradients of one layer, to reduce", (form.item + FLOAT32) * factors),
+        ]
     layer, root, head = shape.layer_parameters, shape.root_parameters, shape.embedding_parameters
     lines = [
         MemoryLine("gathered layers", PREFETCHED_GROUPS * form.item * layer),
@@ -236,7 +255,8 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
     tokens = form.micro_batch_tokens
     logits = min(LOGITS_SLICE, tokens * shape.vocabulary) * FLOAT32 * LOGITS_COPIES
     states = 2 * FLOAT32 * tokens * shape.hidden
-    has_own_head = form.ranks == 1  # with several ranks the gathered one is float32 already
+    # With several ranks the gathered one is float32 already, unless it is frozen.
+    has_own_head = form.ranks == 1 or form.lora_rank is not None
     copies = 2 if has_own_head and form.lora_rank is None else int(has_own_head)
     return logits + states + copies * FLOAT32 * shape.embedding_parameters
 
@@ -251,12 +271,15 @@ def trainer_host_lines(
     """
     own, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
-    if form.ranks > 1:
+    if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = (on_cpu or form.offload) and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
     state = STATE_BYTES * own if form.offload else 0.0
+    is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
+    base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0
     return (
         MemoryLine(STATE, state),
+        MemoryLine("frozen base", base),
         MemoryLine("copies being published", COPIES * published_item * published),
         MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
         MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),

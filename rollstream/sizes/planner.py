@@ -182,12 +182,14 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
 
 
 def _trainer_cards(request: PlanRequest) -> Sequence[int]:
-    """Numbers of cards that may train: any on one machine, else whole machines. One process trains
-    an adapter.
+    """Numbers of cards that may train: any on one machine, else whole machines. An adapter is
+    trained on one card where that holds the base.
     """
     cards = request.cards
     if request.lora_rank:
-        return range(1, 2)
+        alone = trainer_form(request, 1, recompute=True)
+        if total(sums.trainer_lines(request.shape, alone)) <= usable(request.card):
+            return range(1, 2)
     if cards <= CARDS_PER_MACHINE:
         return range(1, cards)
     return range(CARDS_PER_MACHINE, cards, CARDS_PER_MACHINE)

@@ -288,3 +288,26 @@ def test_an_engine_reads_weights_and_cache_and_sums_each_layer_over_its_cards() 
     one, two = (rates.decode_tokens_per_s(shape, h100, n, 1, 4096, 2.0) for n in (1, 2))
     assert one == pytest.approx(1 / (0.004 + read_s))
     assert two == pytest.approx(1 / (0.004 + 2 * 28 * 15e-6 + read_s / 2))
+
+
+def test_ranks_divide_the_frozen_base_and_the_factors() -> None:
+    shape = SHAPES["qwen2.5-32b"]
+    one, four = (
+        {line.what: line.bytes for line in sums.trainer_lines(shape, form)}
+        for form in (
+            TrainerForm(micro_batch_tokens=4096, lora_rank=16, ranks=ranks) for ranks in (1, 4)
+        )
+    )
+    assert four["frozen base"] == pytest.approx(one["frozen base"] / 4, rel=0.01)
+    assert four[sums.STATE] == pytest.approx(one[sums.STATE] / 4, rel=0.01)
+    assert "gradient of the head" not in four, "nothing in the base has a gradient"
+
+
+def test_an_adapter_takes_several_cards_where_one_does_not_hold_its_base() -> None:
+    asked = request("qwen2.5-32b", "8x80GB", context=16384, lora=16)
+    alone = TrainerForm(micro_batch_tokens=16384, lora_rank=16, recompute=True)
+    assert total(sums.trainer_lines(asked.shape, alone)) > usable(asked.card)
+    assert "trainer" not in {one.role for one in plan_run(asked).shortages}
+    layout = plan("qwen2.5-7b", "4x80GB", lora=16).layout
+    assert layout is not None
+    assert layout.trainer_cards == 1

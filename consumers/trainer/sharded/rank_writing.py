@@ -20,17 +20,29 @@ ranks, so 3 does not happen and no rollout acts on what was pushed.
 """
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
+from rollstream.consumers.trainer.sharded.rank_plan import owners
 from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.consumers.trainer.sharded.tensors import gather_rows
 from rollstream.errors import StoreError
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.manifest import Delta, Manifest, TensorFiles
+from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.manifest import (
+    Delta,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    TensorFiles,
+)
 from rollstream.storage.weights.publish import (
     DELTA_STEM,
     EncodedDifferences,
@@ -38,7 +50,12 @@ from rollstream.storage.weights.publish import (
     encode_version,
     write_delta,
 )
-from rollstream.storage.weights.shards import write_shards
+from rollstream.storage.weights.shards import (
+    pack_tensors,
+    plan_shards,
+    shard_name,
+    write_shards,
+)
 from rollstream.storage.weights.tensors import (
     DistributedDifferences,
     DistributedTensors,
@@ -96,18 +113,15 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """A copy of the model's tensors, of which every rank holds a part, this one `mine`. `label`
-    begins the names of their files: a folder that belongs to no term may hold files that another
-    number of ranks has written.
-    """
+    """A copy of the model's tensors, of which every rank holds a part, this one `mine`."""
 
-    def __init__(self, mine: dict[str, Tensor], ranks: Ranks, label: str = "") -> None:
-        self.mine, self._ranks, self._label = mine, ranks, label
+    def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
+        self.mine, self._ranks = mine, ranks
 
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        own = rank_stem(stem + self._label, self._ranks.rank)
+        own = rank_stem(stem, self._ranks.rank)
         return merge_files(
             gather_written(
                 store,
@@ -125,6 +139,97 @@ class RankTensors(DistributedTensors):
         kind = tuple[dict[str, str], dict[str, str]]
         found = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
         return merge_disjoint(one[0] for one in found), merge_disjoint(one[1] for one in found)
+
+
+class FrozenTensors(DistributedTensors):
+    """Tensors that nothing changes, of which every rank holds `rows`: those with a shape in
+    `shapes` are divided, the others are whole at every rank. Each is gathered as `dtype` when it is
+    hashed or written.
+
+    The files are those of one process, so that a write that was interrupted can be repeated by any
+    number of ranks. In memory is one file of each rank.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+        tied: Mapping[str, str],
+        dtype: torch.dtype,
+        ranks: Ranks,
+    ) -> None:
+        self._rows, self._shapes, self._tied = rows, shapes, tied
+        self._dtype, self._ranks = dtype, ranks
+
+    def write_shards(
+        self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
+    ) -> TensorFiles:
+        shards = plan_shards(self._sizes(), shard_bytes)
+        files: list[FileEntry] = []
+        entries: dict[str, TensorEntry] = {}
+        failed: list[Exception] = []
+
+        def create(number: int, tensors: Mapping[str, Tensor]) -> None:
+            file = shard_name(stem, number, len(shards))
+            data, placed = pack_tensors(tensors, file)
+            digest = create_idempotent(store, f"{folder}/{file}", data)
+            files.append(FileEntry(file, len(data), digest))
+            entries.update(placed)
+
+        def write() -> TensorFiles:
+            for number, names in enumerate(shards, start=1):
+                whole = {name: self._whole(name, (number - 1) % self._ranks.size) for name in names}
+                mine = {name: tensor for name, tensor in whole.items() if tensor is not None}
+                if not mine or failed:
+                    continue
+                try:
+                    create(number, mine)
+                except Exception as error:  # noqa: BLE001  raised below: the others gather on
+                    failed.append(error)
+            for error in failed:
+                raise error
+            return TensorFiles(tuple(files), entries, self._own_ties())
+
+        found = merge_files(gather_written(store, write, TensorFiles, self._ranks))
+        return replace(found, files=tuple(sorted(found.files, key=lambda file: file.name)))
+
+    def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
+        raise AssertionError("frozen tensors have no differences")
+
+    def identities(self) -> tuple[dict[str, str], dict[str, str]]:
+        owner = owners(self._sizes(), self._ranks.size)
+
+        def identify() -> tuple[dict[str, str], dict[str, str]]:
+            hashes: dict[str, str] = {}
+            for name in self._rows:
+                whole = self._whole(name, owner[name])
+                hashes |= {} if whole is None else tensor_hashes({name: whole})[0]
+            return hashes, self._own_ties()
+
+        kind = tuple[dict[str, str], dict[str, str]]
+        found = gather_results(identify, kind, self._ranks)
+        return merge_disjoint(one[0] for one in found), merge_disjoint(one[1] for one in found)
+
+    def _whole(self, name: str, owner: int) -> Tensor | None:
+        """The tensor at rank `owner`, None at the others; a collective of publishing threads."""
+        rows = self._rows[name].detach()
+        rounded = rows.to("cpu", self._dtype if rows.is_floating_point() else rows.dtype)
+        if name not in self._shapes:
+            return rounded if self._ranks.rank == owner else None
+        with self._ranks.collective():
+            return gather_rows(rounded, self._shapes[name], owner, self._ranks, self._ranks.writing)
+
+    def _sizes(self) -> dict[str, int]:
+        item = self._dtype.itemsize
+        return {
+            name: math.prod(self._shapes[name]) * item
+            if name in self._shapes
+            else rows.numel() * (item if rows.is_floating_point() else rows.element_size())
+            for name, rows in self._rows.items()
+        }
+
+    def _own_ties(self) -> dict[str, str]:
+        return dict(self._tied) if self._ranks.rank == 0 else {}
 
 
 class _RankDifferences(DistributedDifferences):

@@ -41,7 +41,7 @@ from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
-from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
+from rollstream.consumers.trainer.sharded.rank_writing import FrozenTensors, RankTensors
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel, base_hash
 from rollstream.consumers.trainer.sharded.tensors import (
@@ -167,10 +167,11 @@ class Shard:
         parameters = dict(model.named_parameters())
         self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         self._slices = {name: _local(one) for name, one in self._parameters.items()}
+        state = {} if self._adapter is None else base_state(model.state_dict())
         self._frozen = {
-            name: _local(one) for name, one in parameters.items() if name not in self._slices
+            name: _local(one) if isinstance(one, DTensor) else one for name, one in state.items()
         }
-        self._buffers = {} if self._adapter is None else base_state(model.state_dict())
+        """This rank's slices of the base, and the buffers whole."""
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
         self._sums = LossStatistics()
@@ -254,21 +255,21 @@ class Shard:
         """
         wanted: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
-            mine = self._ownership.gather(self._slices, wanted, None)
-            named = self._ownership.named(mine, self._model.state_dict(), wanted)
+            mine = self._ownership.gather(self._slices, wanted)
+            named = self._ownership.named(mine, self._model, wanted)
             return RankTensors(named, self._ranks)
         factors = gather_everywhere(self._slices, self.shapes, wanted, self._ranks)
         config, scaling = self._adapter.config, self._adapter.scaling
         return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
 
-    def _base(self, dtype: torch.dtype) -> RankTensors:
-        """The tensors of the frozen base that this rank owns; a collective of the publishing
-        threads. Nothing changes them, and nothing here reads the model, which is trained meanwhile.
+    def _base(self, dtype: torch.dtype) -> FrozenTensors:
+        """The frozen base; not a collective. Nothing here reads the model, which is trained while
+        the base is written.
         """
-        with self._ranks.collective():
-            mine = self._ownership.gather(self._frozen, dtype, self._ranks.writing)
-        named = self._ownership.named(mine, self._buffers, dtype)
-        return RankTensors(named, self._ranks, f"-of{self._ranks.size}")
+        owned = self._ownership
+        shapes = {name: owned.shapes[name] for name in owned.names if name in owned.shapes}
+        rows = {name: self._frozen[name] for name in owned.names}
+        return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
         """This rank's rows of the learner's state, in host memory, under the names of parts; not a

@@ -57,9 +57,9 @@ def gather_everywhere(
     padded = {name: _padded(one.to(dtype), shapes[name], ranks) for name, one in slices.items()}
     mine = torch.cat([one.flatten() for one in padded.values()])
     parts = [torch.empty_like(mine) for _ in range(ranks.size)]
-    dist.all_gather(parts, mine)
+    dist.all_gather(parts, mine)  # pyright: ignore[reportUnknownMemberType]
     sizes = [one.numel() for one in padded.values()]
-    split = [part.cpu().split(sizes) for part in parts]
+    split = [torch.split(part.cpu(), sizes) for part in parts]
     return {
         name: torch.cat([part[at].view(one.shape) for part in split])[: shapes[name][0]].clone()
         for at, (name, one) in enumerate(padded.items())
@@ -77,50 +77,44 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 
 class TensorOwnership:
-    """Gathers each whole tensor, except those of adapters, at the rank that owns it, under its
-    checkpoint names. The owners are planned before the model is sharded; a tensor with several
-    names has one owner.
+    """Gathers each whole tensor at the rank that owns it, under its checkpoint names. `names` are
+    those of the stored tensors without adapters, `tied` their other names. The owners are planned
+    before the model is sharded; a tensor with several names has one owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
-        kept, self._tied = untie(base_state(model.state_dict()))
+        kept, tied = untie(base_state(model.state_dict()))
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         """Shapes of the unsharded parameters by name, those of adapters included."""
+        self.names, self.tied = tuple(kept), tied
         self._ranks = ranks
         self._buffers = [name for name in kept if name not in self.shapes]
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
-    def gather(
-        self, slices: Mapping[str, Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
-    ) -> dict[str, Tensor]:
-        """The whole parameters that this rank owns as `dtype`; a collective of `group`, of the main
-        threads if that is None. One tensor at a time is rounded and gathered.
+    def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The whole parameters that this rank owns as `dtype`; a collective. One tensor at a time
+        is rounded and gathered.
         """
         mine: dict[str, Tensor] = {}
-        for name, rows in slices.items():
-            rounded = rows.to(dtype) if group is None else rows.to("cpu", dtype)
-            owner = self._owners[name]
-            whole = gather_rows(rounded, self.shapes[name], owner, self._ranks, group)
+        for name, shape in self.shapes.items():
+            whole = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
             if whole is not None:
                 mine[name] = whole
         return mine
 
     def named(
-        self,
-        parameters: Mapping[str, Tensor],
-        values: Mapping[str, Tensor],
-        dtype: torch.dtype,
+        self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """`parameters`, those of the buffers in `values` that this rank owns, and the tied names of
-        both: the tensors that this rank contributes to a version.
+        """`parameters`, the buffers that this rank owns, and the tied names of both: the tensors
+        that this rank contributes to a version.
         """
-        mine = dict(parameters)
+        mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:
             if self._owners[name] == self._ranks.rank:
                 tensor = values[name].detach()
                 wanted = dtype if tensor.is_floating_point() else tensor.dtype
                 mine[name] = tensor.to("cpu", wanted, copy=True)
-        tied = {name: mine[owner] for name, owner in self._tied.items() if owner in mine}
+        tied = {name: mine[owner] for name, owner in self.tied.items() if owner in mine}
         return {**mine, **tied}
 
 

@@ -18,8 +18,10 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE, AdapterTensors, publish_base
 from rollstream.storage.weights.fetch import export_version, fetch_tensors
 from rollstream.storage.weights.manifest import TensorFiles, read_manifest
+from rollstream.storage.weights.shards import StoredTensors
 from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
 from tests.trainer.learning_reference import build, largest_difference
 from tests.trainer.sharded.sharded_process import COUNTS, MODEL, rules, stream, with_adapters
 from tests.trainer.sharded.sharded_ranks import run_ranks
@@ -38,7 +40,9 @@ def kept(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def read_checkpoint_files(folder: Path, step: int) -> TensorFiles:
-    return open_checkpoint(store_of(folder), CheckpointId(1, step)).tensors.files
+    tensors = open_checkpoint(store_of(folder), CheckpointId(1, step)).tensors
+    assert isinstance(tensors, StoredTensors)
+    return tensors.files
 
 
 def learner_of(name: str = MODEL, lora: LoraSettings = LORA, **changed: object) -> TorchLearner:
@@ -116,12 +120,9 @@ def test_a_version_is_a_peft_folder_over_the_base_of_one_process(two, alone):
             torch.testing.assert_close(tensor, one[name], atol=1e-6, rtol=2**-7)  # one rounding
         assert found.keys() == one.keys()
     base = read_manifest(store, BASE)
-    assert {file.name[:16] for file in base.weights.files} == {
-        "model-of2-rank0-",
-        "model-of2-rank1-",
-    }
-    # The bits of one process's base: another one would be refused.
-    assert publish_base(store, "run", versions[4].base(), {}, 1 << 30, 0.0) == base
+    alone = publish_base(MemoryStore(), "run", versions[4].base(), {}, 8192, 0.0)
+    assert len(base.weights.files) > 2
+    assert alone == base, "its files are not those of one process"
 
 
 def test_peft_loads_the_exported_adapter(two, tmp_path):

@@ -150,8 +150,7 @@ def test_an_adapter_resumes_on_another_number_of_ranks_wherever_rank_0_dies(tmp_
     assert all(run.aims.fired())
     assert_it_is_as_if_nothing_had_died(folder)
     store = open_store(f"file:{folder / 'store'}")
-    names = {file.name.split("-")[1] for file in read_manifest(store, BASE).weights.files}
-    assert names == {"of3"}
+    assert verify_version(store, BASE)[1] == ""
     last = Version(STEPS, 3)
     assert verify_version(store, last)[1] == ""
     assert read_manifest(store, last).kind == "adapter"
