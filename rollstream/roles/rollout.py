@@ -63,7 +63,7 @@ from rollstream.roles.context import (
 from rollstream.roles.roles import with_relay_reads
 from rollstream.storage.models import config_from_version, load_model
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
-from rollstream.storage.weights.adapters import fetch_base
+from rollstream.storage.weights.adapters import fetch_base, stream_base
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
@@ -276,7 +276,8 @@ def open_rollout_engine(
         return paced, c.rollouts.batch_max or paced.batch_max
     model = config_from_version(place.store, manifest)
     if manifest.adapter:
-        tensors = fetch_base(place.store, manifest)
+        read_base = stream_base if c.rollouts.engine == "torch" else fetch_base
+        tensors = read_base(place.store, manifest)
     engine = open_engine(
         c.rollouts.engine,
         model,

@@ -24,6 +24,7 @@ from rollstream.storage.weights.manifest import (
 from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.shards import pack_tensors
+from rollstream.storage.weights.streamed import StreamedTensors, stream_version
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
@@ -124,6 +125,14 @@ def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor
     held = ResidentWeights()
     held.update(store, manifest.anchor, manifest.adapter.base_hash)
     return held.tensors
+
+
+def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
+    """As `fetch_base`, for an engine that copies each tensor once: the base is in a file without a
+    name, and in memory a segment of a tensor at a time.
+    """
+    assert manifest.adapter, "only an adapter has a base"
+    return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
 
 
 def whole_tensors(
