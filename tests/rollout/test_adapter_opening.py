@@ -15,7 +15,8 @@ from benchmarks.sizes.rank_process import PeakMemory, private_bytes
 from rollstream.config.config import load
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.metrics.endpoint import ProcessMetrics
-from rollstream.producers.rollout.weights import WeightsFollower, compare_all_tensors
+from rollstream.producers.rollout.read_back import compare_all_tensors
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.roles.context import RoleLaunch, open_role_context
 from rollstream.roles.rollout import open_rollout_engine
 from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
