@@ -16,11 +16,14 @@ from rollstream.errors import ConfigurationError
 from rollstream.sizes import proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE, GB, parse_gpus
-from rollstream.sizes.planner import GROUPS, SAMPLES, PlanRequest, RunPlan, plan_run, usable
+from rollstream.sizes.engines import GROUPS, SAMPLES, PlanRequest, usable
+from rollstream.sizes.planner import RunPlan, plan_run
+from rollstream.sizes.proposed_files import toml_files
 from rollstream.sizes.shapes import find_shape
 
 CONTEXT = 4096
 EXIT_SHORT = 1
+PRINTED = "plan.toml"  # the name in printed files and commands
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -45,7 +48,10 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--store-gbps", metavar="G", type=float, default=10.0, help=help)
     help = "Gbit/s between two machines (default 100)"
     command.add_argument("--network-gbps", metavar="G", type=float, default=100.0, help=help)
-    help = "write the proposed configuration to this file; - prints it"
+    help = (
+        "write the proposed configuration to this file, or with several machines to one for each "
+        "kind of them (FILE-trainer.toml, FILE-rollouts.toml); - prints it"
+    )
     command.add_argument("--toml", metavar="FILE", help=help)
     command.add_json()
 
@@ -55,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     plan = plan_run(_request(arguments))
     proposed = plan.proposed
     if arguments.toml is not None and proposed is not None:
-        _write(arguments.toml, proposal.toml_text(proposed))
+        _write(arguments.toml, proposed)
     if arguments.json:
         print(json.dumps(proposal.figures(plan)))
     elif arguments.toml != "-":
@@ -94,14 +100,15 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
     )
 
 
-def _write(file: str, text: str) -> None:
+def _write(file: str, plan: RunPlan) -> None:
     if file == "-":
-        print(text, end="")
+        print("\n".join(toml_files(plan, PRINTED).values()), end="")
         return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--toml {file}: {error.strerror}") from None
+    for name, text in toml_files(plan, file).items():
+        try:
+            Path(name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--toml {name}: {error.strerror}") from None
 
 
 def _print(plan: RunPlan) -> None:
@@ -131,7 +138,7 @@ def _memory_table(plan: RunPlan) -> Table:
     assert plan.layout is not None
     title = (
         f"memory, GB: {plan.layout.trainer_cards} training, "
-        f"{plan.layout.engines} x {plan.layout.tensor_parallel} generating"
+        f"{plan.layout.engines} x {plan.layout.engine.tensor_parallel} generating"
     )
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
     table.add_column("what", no_wrap=True)
@@ -143,7 +150,7 @@ def _memory_table(plan: RunPlan) -> Table:
         (
             "rollout, one card",
             proposal.rollout_lines(plan),
-            card.memory * plan.layout.memory_share,
+            card.memory * plan.layout.engine.memory_share,
         ),
     )
     for title, lines, available in parts:
@@ -178,9 +185,11 @@ def _account(plan: RunPlan) -> str:
         f"micro-batch: {layout.form.micro_batch_tokens} tokens (largest that fits: "
         f"{layout.micro_batch_max}), layers "
         f"{'recomputed' if layout.form.recompute else 'kept'}",
-        f"KV cache of an engine: {layout.kv_tokens} tokens, {found['kv_slots']} longest sequences; "
-        f"{layout.slots} slots",
+        f"KV cache of an engine: {layout.engine.kv_tokens} tokens, {found['kv_slots']} longest "
+        f"sequences; {layout.engine.slots} slots",
     ]
+    if layout.engine.reason:
+        lines.append(f"engine torch: {layout.engine.reason}")
     if layout.tokens_per_s:
         lines.append(
             f"tokens/s: training {layout.train_tokens_per_s:,.0f}, generating "
@@ -198,5 +207,8 @@ def _account(plan: RunPlan) -> str:
             f"log {found['log_bytes_per_day'] / GB:.1f} GB and archive "
             f"{found['archive_bytes_per_day'] / GB:.1f} GB a day"
         )
+    for one in found["files"] if request.machines > 1 else ():
+        lines.append(f"{one['kind']} on {one['machines']} of {request.machines} machines:")
+        lines += [f"  {command}" for command in one["commands"]]
     lines.append("the proposed configuration: --toml -")
     return "\n".join(lines)

@@ -22,12 +22,14 @@ from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle, load_configuration
 from rollstream.cli.main import exit_code_of
 from rollstream.cli.signals import listen_for_signals
-from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES
-from rollstream.supervisor.cards import ranks_of_slurm
+from rollstream.sizes.check import check_memory, lone_use, uses_gpus
+from rollstream.supervisor.cards import ranks_of_slurm, read_cards
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
 from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
@@ -135,6 +137,7 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
     if is_rank and configuration.trainer.processes > 1 and not is_launched():
         line = _line_of_rank(folder, arguments)
         return run_rank_processes(line, configuration.trainer, listen_for_signals())
+    check_own_cards(role.name, configuration, folder)
     name = rank_name(arguments.name) if is_rank else arguments.name
     # The role's module may import torch, which takes seconds: after the configuration was
     # validated, so errors appear at once, and before signals are handled, so one ends a starting
@@ -160,6 +163,18 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
     is_done = run_role(launch)
     log.info("%s %s", name, "is done" if is_done else "was stopped")
     return 0 if is_done or grace_s is not None else EXIT_STOPPED
+
+
+def check_own_cards(command: str, c: Configuration, folder: RunFolder) -> None:
+    """Refuse a trainer or a rollout that was started alone and cannot fit its GPUs. The launcher
+    has checked those that it starts; of a machine's ranks the first one checks.
+    """
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if NONCE in os.environ or not is_first or not uses_gpus(c):
+        return
+    ranks = int(os.environ["WORLD_SIZE"]) if command == "train" and is_launched() else None
+    used = lone_use(c, command, read_cards(os.environ))
+    check_memory(c, model_folder(c, folder.path), used, ranks)
 
 
 def exit_after_grace(stop: threading.Event, grace_s: float) -> None:

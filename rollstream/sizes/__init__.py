@@ -2,7 +2,8 @@
 link, volume of the log, and a configuration that fits.
 
 `shapes` has the models, `devices` the accelerators, `arithmetic` the formulas of memory and `rates`
-those of time and volume, each constant with its source. `planner` chooses a configuration, which
-`proposal` prints as settings; `check` refuses a run that cannot fit.
+those of time and volume, each constant with its source. `planner` answers a request with a layout
+of trainer and `engines`; `proposal` prints it, `proposed_files` writes its configuration, and
+`check` refuses a run that cannot fit.
 Nothing here reads weights, opens a device or imports torch.
 """

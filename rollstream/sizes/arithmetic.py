@@ -14,6 +14,7 @@ from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 FLOAT32, BFLOAT16 = 4, 2
+"""Bytes of a number in these types (IEEE 754)."""
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
@@ -31,16 +32,26 @@ PREFETCHED_GROUPS = 2
 prefetch of `fully_shard`).
 """
 CONTEXT_BYTES = 0.6e9
-"""CUDA context, cuBLAS workspaces and NCCL buffers of one process; assumed, 0.4 to 1 GB."""
+"""CUDA context, cuBLAS workspaces and NCCL buffers of one process. A choice, because no document
+states the first: about half of it for a context with lazily loaded kernels, 32 MiB of cuBLAS on
+Hopper (torch's notes on CUDA semantics), and 4 MiB for each channel and peer of NCCL
+(`NCCL_BUFFSIZE`).
+"""
 FRAGMENTED = 0.05
-"""Share of a card that torch's caching allocator cannot use; assumed, 0.02 to 0.10."""
+"""Share of a card that torch's caching allocator cannot use. A choice: it splits segments of 20 MiB
+and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows
+change with each micro-batch.
+"""
 COPIES = 2
 """Copies of the published tensors in host memory: the base and the one being published; two more
 wait where the store is slower than the steps (`consumers/trainer/publisher.py`).
 """
 CHECKPOINT_BYTES = 12
-"""Per trained parameter in a checkpoint, and in host memory while it is written."""
-LENT_BYTES_MIN = 1e9  # as in `consumers/trainer/learn/workers.py`
+"""Per trained parameter in a checkpoint, and in host memory while it is written: float32 master and
+two moments (`consumers/trainer/checkpoint.py`).
+"""
+LENT_BYTES_MIN = 1e9
+"""A larger state on the CPU is written without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256
 """Columns of the torch engine's cache beyond the context (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
@@ -53,12 +64,21 @@ with the norm's factor (`engines/torch/weights.py`).
 """
 STREAMED_BYTES = 96 << 20
 """A larger version is not held beside the engine (`STREAMED_BYTES` in `rollout/weights.py`)."""
-VLLM_STEP_TOKENS = 8192
-"""Tokens of a step that vLLM reserves activations for: its default `max_num_batched_tokens` for
-throughput on large cards; assumed, 2048 on small ones.
+VLLM_STEP_TOKENS = 2048
+"""Tokens of a step that vLLM reserves activations for: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
+0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card, because its
+larger defaults are those of the class `LLM` and of the server.
 """
 VLLM_FIXED_BYTES = 1.5e9
-"""CUDA graphs, sampler and workspaces of a vLLM engine on one card; assumed, 1 to 3 GB."""
+"""CUDA graphs and workspaces of a vLLM engine on one card. A choice: vLLM's own logs have .16 to
+.33 GiB outside torch and .13 to .36 GiB of graphs (its issues 10027, 11349, 14452), FlashInfer's
+workspace is 394 MiB (`envs.py`), and .4 GB are left for larger models.
+"""
+WEIGHTS = "weights"
+ADAPTERS_TOGETHER = 8
+"""Most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM pads an adapter's to (`LORA_RANKS` in `engines/vllm/core.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +339,7 @@ def torch_engine_lines(
         2 * kv + item * (2 * shape.feed_forward + 3 * shape.hidden + 2 * shape.query_size)
     )
     return (
-        MemoryLine("weights", item * (layers + shape.embedding_parameters) + head),
+        MemoryLine(WEIGHTS, item * (layers + shape.embedding_parameters) + head),
         MemoryLine("KV cache", (slots + 1) * (context + SPARE_COLUMNS) * kv),
         MemoryLine("prefix cache", slots * context / PREFIX_SHARE * kv),
         MemoryLine(
@@ -333,16 +353,21 @@ def torch_engine_lines(
 
 
 def vllm_lines(
-    shape: ModelShape, tensor_parallel: int, slots: int, item: float
+    shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
 ) -> tuple[MemoryLine, ...]:
     """One card of a vLLM engine without its KV cache, which gets the rest of its share. The head is
-    float32 (`rollouts.vllm.head_float32`).
+    float32 (`rollouts.vllm.head_float32`). An engine for adapters allocates the factors of as many
+    versions as one step may have, in the type of its layers; the versions that it keeps beside them
+    are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
     """
+    padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
+    together = ADAPTERS_TOGETHER if lora_rank else 0
     head = FLOAT32 * shape.embedding_parameters
     weights = item * shape.layers * shape.layer_parameters + BFLOAT16 * shape.root_parameters
     passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * _step_width(shape))
     return (
-        MemoryLine("weights", (weights + head) / tensor_parallel),
+        MemoryLine(WEIGHTS, (weights + head) / tensor_parallel),
+        MemoryLine("adapters in one step", together * BFLOAT16 * shape.adapter_parameters(padded)),
         MemoryLine("activations of a step", passes / tensor_parallel),
         MemoryLine("logits", LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary / tensor_parallel),
         MemoryLine("graphs and workspaces", VLLM_FIXED_BYTES),

@@ -1,9 +1,4 @@
-"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started.
-
-The check is that of `arithmetic`, on cards whose memory the driver reports. A run on the CPU, a
-model whose parameters are not counted, and machines without a listing of their cards are not
-checked. A micro-batch that is too large is no reason where the trainer halves it by itself.
-"""
+"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -51,9 +46,30 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
     return found
 
 
-def check_memory(c: Configuration, model: Path, used: Mapping[str, Sequence[GpuCard]]) -> None:
+def lone_use(
+    c: Configuration, command: str, cards: Sequence[GpuCard]
+) -> dict[str, Sequence[GpuCard]]:
+    """The cards of a role that is started alone, by its command: a rollout's, and one of a
+    trainer's, whose ranks are all alike.
+    """
+    if command == "train" and _trains_on_gpus(c):
+        return {"trainer": unassigned_use(c, cards)["trainer"][:1]}
+    if command == "rollout" and _generates_on_gpus(c):
+        return {"rollout": cards[: cards_per_engine(c.rollouts)]}
+    return {}
+
+
+def check_memory(
+    c: Configuration,
+    model: Path,
+    used: Mapping[str, Sequence[GpuCard]],
+    ranks: int | None = None,
+) -> None:
     """Raise `ConfigurationError` with one sentence if a card cannot hold what its processes need at
-    least: what does not fit, and what to change.
+    least: what does not fit, and what to change. `ranks` is the number of the trainer's processes
+    on all machines, where it is not `trainer.processes`. A model whose parameters are not counted
+    is not checked. A micro-batch that is too large is no reason where the trainer halves it by
+    itself.
     """
     try:
         shape = shape_of(read_hf_config(model), model.name)
@@ -62,26 +78,30 @@ def check_memory(c: Configuration, model: Path, used: Mapping[str, Sequence[GpuC
     needs: defaultdict[GpuCard, dict[str, float]] = defaultdict(dict)
     for name, cards in used.items():
         for card in cards:
-            needs[card][name] = needed_bytes(c, shape, name, card)
+            needs[card][name] = needed_bytes(c, shape, name, card, ranks)
     for card, parts in needs.items():
         needed = sum(parts.values())
         if needed > card.memory:
             raise ConfigurationError(_refusal(c, shape, card, parts))
 
 
-def needed_bytes(c: Configuration, shape: ModelShape, process: str, card: GpuCard) -> float:
+def needed_bytes(
+    c: Configuration, shape: ModelShape, process: str, card: GpuCard, ranks: int | None = None
+) -> float:
     """The least memory of one process on one card: with a micro-batch of one longest sequence, and
     a KV cache of one. A vLLM engine takes its whole share.
     """
     r, context = c.rollouts, c.rollouts.context_max
     if process == "trainer":
-        form = sums.form_of(c.trainer, c.trainer.processes, c.model.lora.rank)
+        form = sums.form_of(c.trainer, ranks or c.trainer.processes, c.model.lora.rank)
         if form.ranks == 1:
             tokens = min(form.micro_batch_tokens, context)
             form = replace(form, micro_batch_tokens=tokens, workers=1)
         return total(sums.trainer_lines(shape, form)) + sums.CONTEXT_BYTES
     if r.engine == "vllm":
-        engine = sums.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c))
+        # The evaluation serves whole weights.
+        lora_rank = 0 if process == "eval" else c.model.lora.rank
+        engine = sums.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c), lora_rank)
         cache = sums.BFLOAT16 * shape.kv_numbers * context / cards_per_engine(r)
         return max(card.memory * r.vllm.memory_share, total(engine) + cache)
     slots = r.slots if process.startswith("rollout") else c.evaluation.slots
@@ -98,7 +118,7 @@ def _weight_item(c: Configuration) -> float:
 def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[str, float]) -> str:
     roles = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in parts.items())
     if "trainer" in parts and len(parts) == 1:
-        advice = "raise trainer.processes and devices.trainer"
+        advice = "train on more GPUs (trainer.processes and devices.trainer, or more machines)"
         if not c.trainer.cpu_offload:
             advice = "set trainer.cpu_offload = true, or " + advice
         if not c.trainer.gradient_checkpointing:

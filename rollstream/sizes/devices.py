@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from rollstream.errors import ConfigurationError
 
 GB = 1e9
-PCIE = 25e9  # bytes/s that transfers reach on PCIe 4.0 x16, 31.5e9 on paper
-CARDS_PER_MACHINE = 8  # of a server with cards of a data centre
+"""A gigabyte as data sheets count it (SI)."""
+PCIE = 25e9
+"""Bytes/s of a transfer over PCIe 4.0 x16. A choice: four fifths of the 31.5e9 that 16 lanes of 16
+GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
+"""
+CARDS_PER_MACHINE = 8
+"""Cards of a data centre's server: those of NVIDIA's HGX boards and DGX systems."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,100 +1,44 @@
 """Chooses how a model is trained on some cards, by arithmetic alone: which cards train and which
 generate, the largest micro-batch, the KV cache, and, where it does not fit, the cheapest change
 that does.
-
-Cheapest means: first what costs no card (an adapter in place of all parameters, 8-bit weights in
-the rollouts), then more cards of the same kind. Memory bounds a layout from below; among those that
-fit, the one whose slower side has the highest rate wins, because a step lasts as long as that side
-needs for its tokens. Without known speeds it is the one with equal halves.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from rollstream.sizes import arithmetic as sums, rates
+from rollstream.sizes import arithmetic as sums, engines, rates
 from rollstream.sizes.arithmetic import MemoryLine, TrainerForm, total
-from rollstream.sizes.devices import CARDS_PER_MACHINE, Accelerator
-from rollstream.sizes.rates import TrainerLink
-from rollstream.sizes.shapes import ModelShape
+from rollstream.sizes.devices import CARDS_PER_MACHINE
+from rollstream.sizes.engines import ADAPTER_RANK, ENGINE_SHARE, EngineSize, PlanRequest, usable
 
-ENGINE_SHARE = 0.9
-"""Share of its cards that an engine takes where it is alone (`rollouts.vllm.memory_share`)."""
-SEQUENCES_MIN = 8
-"""Longest sequences that a KV cache must hold: below it decoding is bound by the weights."""
-SEQUENCES_WANTED = 64
-"""Longest sequences up to which a shared card's cache comes before anything else."""
-SLOTS_MAX = 256
+LAG_MAX = 4
+"""Steps that are generated ahead: the default of `dispatch.max_lag`."""
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Larger micro-batches gain nothing, the products of a pass are large enough long before, unless
-collectives take longer than them.
+"""Larger micro-batches gain nothing unless collectives take longer than them. A choice, 80 times
+the tokens at which a product with weights is bound by arithmetic: flops over bandwidth of the
+table's cards is at most 420.
 """
-MEAN_SHARE = 4
-"""A mean trajectory has a quarter of the context: lengths have a long tail (p99 about 10 medians,
-Laminar §2).
+SEQUENCES_WANTED = 64
+"""Longest sequences up to which a shared card's cache comes before anything else. A choice: the
+default of `rollouts.slots`.
 """
-GROUPS, SAMPLES = 128, 8
-"""Groups of a step where none are asked for, and trajectories of each: 1024 as PipelineRL has."""
-LAG_MAX = 4  # steps that are generated ahead: the default of `dispatch.max_lag`
-FP8 = 1.0  # bytes of a weight
-ADAPTER_RANK = 16  # where none is asked for
 CARDS_MAX = 16_384
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """The question: this model on these cards, with sequences of up to `context` tokens.
-    `lora_rank` 0 trains all parameters; with `fp8` rollouts serve 8-bit weights.
-    """
-
-    shape: ModelShape
-    card: Accelerator
-    cards: int
-    context: int
-    store_gbps: float
-    network_gbps: float
-    lora_rank: int = 0
-    fp8: bool = False
-    groups: int = GROUPS
-
-    @property
-    def trajectories(self) -> int:
-        """Trajectories of a step."""
-        return self.groups * SAMPLES
-
-    @property
-    def step_tokens(self) -> float:
-        """Tokens of a step, which both sides compute; rollouts prefill those of prompts."""
-        return self.trajectories * self.context / MEAN_SHARE
-
-    @property
-    def machines(self) -> int:
-        return -(-self.cards // CARDS_PER_MACHINE)
-
-    def link(self, ranks: int) -> TrainerLink:
-        """The link between `ranks` training cards."""
-        return rates.trainer_link(self.card, ranks, self.network_gbps)
-
-    @property
-    def weight_item(self) -> float:
-        """Bytes of a weight in a rollout."""
-        return FP8 if self.fp8 else sums.BFLOAT16
+"""Most cards of a change. A choice: the size of the cluster that trained Llama 3.1 405B (arXiv
+2407.21783).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLayout:
-    """A division of the cards that fits: `trainer_cards` ranks, and `engines` engines of
-    `tensor_parallel` cards each. With `is_shared` all are the same card.
+    """A division of the cards that fits: `trainer_cards` ranks, and `engines` times `engine`. With
+    `is_shared` all are the same card.
     """
 
     form: TrainerForm
     trainer_cards: int
     engines: int
-    tensor_parallel: int
-    memory_share: float
-    kv_tokens: int
-    slots: int
-    has_evaluation: bool
+    engine: EngineSize
     is_shared: bool = False
     micro_batch_max: int = 0
     train_tokens_per_s: float = 0.0
@@ -137,7 +81,9 @@ class RunPlan:
 
 
 def plan_run(request: PlanRequest) -> RunPlan:
-    """The best layout of the request, or its shortages with the cheapest change."""
+    """The best layout of the request, or its shortages with the cheapest change: first what costs
+    no card (an adapter in place of all parameters, 8-bit weights in the rollouts), then more cards.
+    """
     layout = best_layout(request)
     if layout is not None:
         return RunPlan(request, layout)
@@ -162,7 +108,11 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
 
 
 def best_layout(request: PlanRequest) -> CardLayout | None:
-    """The layout that fits with the highest rate, None if none fits."""
+    """The layout that fits with the highest rate, None if none fits. Memory bounds a layout from
+    below; of those that fit, the one whose slower side has the highest rate wins, because a step
+    lasts as long as that side needs for its tokens. Without known speeds it is the one with equal
+    halves.
+    """
     if request.cards == 1:
         return _shared_layout(request)
     found = [
@@ -195,26 +145,18 @@ def _trainer_cards(request: PlanRequest) -> Sequence[int]:
     return range(CARDS_PER_MACHINE, cards, CARDS_PER_MACHINE)
 
 
-def usable(card: Accelerator) -> float:
-    """Bytes of a card that one training process can fill."""
-    return card.memory * (1 - sums.FRAGMENTED) - sums.CONTEXT_BYTES
-
-
 def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLayout | None:
     """The layout with this many training cards; None if a role does not fit."""
     form = _largest_form(request, trainer_form(request, trainer_cards, recompute))
-    engine = None if form is None else _engine(request, request.cards - trainer_cards)
+    rest = request.cards - trainer_cards
+    engine = None if form is None else engines.own_engine(request, rest)
     if form is None or engine is None:
         return None
     layout = CardLayout(
         form=_proposed_form(request, form),
         trainer_cards=trainer_cards,
-        engines=(request.cards - trainer_cards) // engine.tensor_parallel,
-        tensor_parallel=engine.tensor_parallel,
-        memory_share=engine.memory_share,
-        kv_tokens=engine.kv_tokens,
-        slots=_slots(request, engine.kv_tokens),
-        has_evaluation=engine.has_evaluation,
+        engines=rest // engine.tensor_parallel,
+        engine=engine,
         micro_batch_max=form.micro_batch_tokens,
     )
     return _rated(request, layout)
@@ -250,53 +192,6 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSize:
-    """Cards of one engine, its share of them, the tokens that it caches, and whether an evaluation
-    fits beside it.
-    """
-
-    tensor_parallel: int
-    memory_share: float
-    kv_tokens: int
-    has_evaluation: bool
-
-
-def _engine(request: PlanRequest, cards: int) -> EngineSize | None:
-    """The engine with the fewest cards that hold `SEQUENCES_MIN` longest sequences. An engine stays
-    on one machine. An adapter is planned with the embedded engine, on one card.
-    """
-    if request.lora_rank:
-        return _embedded_engine(request, usable(request.card))
-    for tensor_parallel in (1, 2, 4, 8):
-        if tensor_parallel > cards or request.shape.heads % tensor_parallel:
-            continue
-        tokens = engine_tokens(request, tensor_parallel, ENGINE_SHARE)
-        if tokens < SEQUENCES_MIN * request.context:
-            continue
-        half = engine_tokens(request, tensor_parallel, ENGINE_SHARE / 2)
-        if half >= SLOTS_MAX // 2 * request.context:
-            return EngineSize(tensor_parallel, ENGINE_SHARE / 2, half, True)
-        return EngineSize(tensor_parallel, ENGINE_SHARE, tokens, False)
-    return None
-
-
-def _embedded_engine(request: PlanRequest, memory: float) -> EngineSize | None:
-    """The embedded engine with the most slots that fit `memory`, each with its whole cache."""
-    for slots in range(SLOTS_MAX, SEQUENCES_MIN - 1, -SEQUENCES_MIN):
-        lines = sums.torch_engine_lines(request.shape, slots, request.context, sums.BFLOAT16)
-        if total(lines) <= memory:
-            return EngineSize(1, 0.0, slots * request.context, has_evaluation=False)
-    return None
-
-
-def engine_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
-    """Tokens that an engine caches in this share of its cards."""
-    lines = sums.vllm_lines(request.shape, tensor_parallel, SLOTS_MAX, request.weight_item)
-    free = request.card.memory * share - total(lines)
-    return sums.kv_tokens(request.shape, tensor_parallel, free)
-
-
 def _shared_layout(request: PlanRequest) -> CardLayout | None:
     """Trainer and rollout on one card, and the evaluation where it fits too. The trainer gets what
     its micro-batch needs, the engines the rest; the cache is filled up to `SEQUENCES_WANTED` first.
@@ -310,8 +205,9 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
     ]
 
     def rank(layout: CardLayout) -> tuple[int, bool, float, bool]:
-        cached = min(layout.kv_tokens, SEQUENCES_WANTED * request.context)
-        return cached, layout.has_evaluation, layout.tokens_per_s, not layout.form.recompute
+        engine, is_kept = layout.engine, not layout.form.recompute
+        cached = min(engine.kv_tokens, SEQUENCES_WANTED * request.context)
+        return cached, engine.has_evaluation, layout.tokens_per_s, is_kept
 
     return max(found, key=rank, default=None)
 
@@ -320,25 +216,18 @@ def _shared_form(
     request: PlanRequest, evaluated: bool, recompute: bool, sequences: int
 ) -> CardLayout | None:
     """The layout of one card with micro-batches of this many longest sequences."""
-    engines, tokens = 1 + evaluated, sequences * request.context
+    processes, tokens = 2 + evaluated, sequences * request.context
     form = replace(trainer_form(request, 1, recompute), micro_batch_tokens=tokens)
     trainer = total(sums.trainer_lines(request.shape, form)) / (1 - sums.FRAGMENTED)
-    rest = request.card.memory - trainer - sums.CONTEXT_BYTES * (1 + engines)
-    share = int(100 * rest / request.card.memory / engines) / 100
-    engine = EngineSize(1, share, engine_tokens(request, 1, share), evaluated)
-    if request.lora_rank:
-        engine = None if evaluated else _embedded_engine(request, rest)
-    if engine is None or engine.kv_tokens < SEQUENCES_MIN * request.context:
+    rest = request.card.memory - trainer - sums.CONTEXT_BYTES * processes
+    engine = engines.shared_engine(request, rest, evaluated)
+    if engine is None:
         return None
     layout = CardLayout(
         form=form,
         trainer_cards=1,
         engines=1,
-        tensor_parallel=1,
-        memory_share=engine.memory_share,
-        kv_tokens=engine.kv_tokens,
-        slots=_slots(request, engine.kv_tokens),
-        has_evaluation=evaluated,
+        engine=engine,
         is_shared=True,
         micro_batch_max=tokens,
     )
@@ -348,28 +237,20 @@ def _shared_form(
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
     """The layout with its rates. On a shared card each side has half of its time."""
     share = 0.5 if layout.is_shared else 1.0
-    form, card = layout.form, request.card
+    form, card, engine = layout.form, request.card, layout.engine
     train = rates.train_tokens_per_s(
         request.shape, form, request.link(form.ranks), request.step_tokens
     )
-    rows = min(layout.slots, max(1, 2 * layout.kv_tokens // request.context))
+    rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
     rows = min(rows, (1 + LAG_MAX) * request.trajectories / layout.engines)
     decode = rates.decode_tokens_per_s(
-        request.shape, card, layout.tensor_parallel, rows, request.context, request.weight_item
+        request.shape, card, engine.tensor_parallel, rows, request.context, request.weight_item
     )
     return replace(
         layout,
         train_tokens_per_s=share * train,
         rollout_tokens_per_s=share * layout.engines * decode,
     )
-
-
-def _slots(request: PlanRequest, tokens: int) -> int:
-    """Sequences that decode together: they have half of the context on average. The embedded
-    engine keeps room for the whole context of each.
-    """
-    sequences = (1 if request.lora_rank else 2) * tokens // request.context
-    return max(SEQUENCES_MIN, min(SLOTS_MAX, sequences))
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
@@ -382,16 +263,7 @@ def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
     trainer = sums.trainer_lines(shape, form)
     if total(trainer) > usable(card):
         found.append(Shortage("trainer", trainer, usable(card)))
-    most = min(CARDS_PER_MACHINE, 1 if alone else request.cards - 1)
-    cards = max(n for n in (1, 2, 4, 8) if n <= most and shape.heads % n == 0)
-    cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
-    cards = 1 if request.lora_rank else cards
-    engine = (
-        *sums.vllm_lines(shape, cards, SLOTS_MAX, request.weight_item),
-        MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(cards, shape.kv_heads)),
-    )
-    if request.lora_rank:
-        engine = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16)
+    cards, engine = engines.least_lines(request, 1 if alone else request.cards - 1)
     if total(engine) > card.memory * ENGINE_SHARE:
         found.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
     if alone and not found:

@@ -1,116 +1,13 @@
-"""A plan as the settings of a run, as TOML, and as one JSON object.
+"""A plan as lines of memory, seconds, sentences, and as one JSON object."""
 
-The settings are those of `rollstream run` on one machine. With several machines every machine gets
-the same file and starts its own roles (docs/how-to/several-gpus.md).
-"""
-
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from rollstream.sizes import arithmetic as sums, rates
-from rollstream.sizes.arithmetic import MemoryLine, total
-from rollstream.sizes.devices import CARDS_PER_MACHINE, GB
-from rollstream.sizes.planner import (
-    ADAPTER_RANK,
-    MEAN_SHARE,
-    SAMPLES,
-    CardLayout,
-    PlanRequest,
-    RunPlan,
-    usable,
-)
-
-PROMPT_SHARE, PROMPT_MAX = 4, 2048
-"""A quarter of the context, at most this many tokens, is left to the prompt."""
-
-TABLE_COMMENTS = {
-    "model": "a folder, or a Hub name in this machine's cache",
-    "devices": "cards of each role",
-    "trainer": "masters, optimiser and head stay float32",
-    "sampling": "add your [task]: docs/tutorial/own-reward.md",
-}
-
-
-def settings_of(plan: RunPlan) -> dict[str, dict[str, Any]]:
-    """The proposed tables of settings of a plan that fits, those of one machine."""
-    request, layout = plan.request, plan.layout
-    assert layout is not None, "nothing is proposed for a plan that does not fit"
-    context = request.context
-    vllm: dict[str, Any] = {
-        "memory_share": layout.memory_share,
-        "tensor_parallel": layout.tensor_parallel,
-    }
-    if request.fp8:
-        vllm["args"] = {"quantization": "fp8"}
-        vllm["head_float32"] = False
-    engine: dict[str, Any] = {"engine": "vllm", "vllm": vllm}
-    if request.lora_rank:
-        engine = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
-    engines, ranks = layout.engines, layout.trainer_cards
-    if request.machines > 1:  # of one machine with rollouts
-        engines, ranks = max(1, CARDS_PER_MACHINE // layout.tensor_parallel), CARDS_PER_MACHINE
-    model: dict[str, Any] = {"path": request.shape.name}
-    if request.lora_rank:
-        model["lora"] = {"rank": request.lora_rank, "alpha": 2 * request.lora_rank}
-    return {
-        "model": model,
-        "sampling": {"tokens_max": context - min(PROMPT_MAX, context // PROMPT_SHARE)},
-        "devices": _devices(request, layout),
-        "rollouts": {
-            "count": engines,
-            "slots": layout.slots,
-            "context_max": context,
-            **engine,
-        },
-        "trainer": {
-            "device": "cuda",
-            "processes": ranks,
-            "workers": 1,
-            "groups_per_step": request.groups,
-            "samples_per_group": SAMPLES,
-            "compute": layout.form.compute,
-            "gradient_checkpointing": layout.form.recompute,
-            "micro_batch_tokens": layout.form.micro_batch_tokens,
-            "lr": 1e-5 if request.lora_rank else 1e-6,
-        },
-        "weights": {"dtype": "bfloat16"},
-        "relay": {"enabled": request.machines > 1},
-        "evaluation": {"enabled": layout.has_evaluation, "slots": layout.slots},
-    }
-
-
-def _devices(request: PlanRequest, layout: CardLayout) -> dict[str, Any]:
-    """Cards by role; on one card all roles share it. Of several machines each has one kind of
-    role.
-    """
-    if layout.is_shared:
-        return {"trainer": [0], "rollouts": [0]}
-    if request.machines > 1:
-        return {}
-    return {"trainer": layout.trainer_cards, "rollouts": request.cards - layout.trainer_cards}
-
-
-def toml_text(plan: RunPlan) -> str:
-    """The proposed settings as a TOML file that `rollstream run` takes."""
-    request = plan.request
-    lines = [f"# {request.shape.name} on {request.cards} x {request.card.name}, by arithmetic"]
-    for table, values in settings_of(plan).items():
-        lines += _table_lines(table, values)
-    return "\n".join(lines) + "\n"
-
-
-def _table_lines(table: str, values: Mapping[str, Any]) -> list[str]:
-    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    comment = TABLE_COMMENTS.get(table)
-    lines: list[str] = []
-    if plain:
-        lines = ["", f"[{table}]" + (f"   # {comment}" if comment else "")]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
-    for key, value in values.items():
-        if isinstance(value, dict):
-            lines += _table_lines(f"{table}.{key}", value)  # pyright: ignore[reportUnknownArgumentType]
-    return lines
+from rollstream.sizes.arithmetic import MemoryLine
+from rollstream.sizes.devices import GB
+from rollstream.sizes.engines import ADAPTER_RANK, MEAN_SHARE, engine_lines, usable
+from rollstream.sizes.planner import RunPlan
+from rollstream.sizes.proposed_files import machine_files
 
 
 def figures(plan: RunPlan) -> dict[str, Any]:
@@ -145,22 +42,24 @@ def figures(plan: RunPlan) -> dict[str, Any]:
 def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
     request, layout = plan.request, plan.layout
     assert layout is not None
-    shape = request.shape
-    versions = rates.version_bytes(shape, request.lora_rank or ADAPTER_RANK)
+    files = machine_files(plan)
+    versions = rates.version_bytes(request.shape, request.lora_rank or ADAPTER_RANK)
     mean = request.context / MEAN_SHARE
     volume = rates.log_volume(layout.tokens_per_s, mean)
     return {
         "trainer_gpus": layout.trainer_cards,
         "rollouts": layout.engines,
-        "tensor_parallel": layout.tensor_parallel,
+        "engine": layout.engine.name,
+        "engine_reason": layout.engine.reason,
+        "tensor_parallel": layout.engine.tensor_parallel,
         "trainer_bytes": _line_map(trainer_lines(plan)),
         "trainer_usable_bytes": usable(request.card),
         "trainer_host_bytes": _line_map(host_lines(plan)),
         "rollout_bytes": _line_map(rollout_lines(plan)),
         "micro_batch_tokens": layout.form.micro_batch_tokens,
         "micro_batch_tokens_max": layout.micro_batch_max,
-        "kv_tokens": layout.kv_tokens,
-        "kv_slots": layout.kv_tokens // request.context,
+        "kv_tokens": layout.engine.kv_tokens,
+        "kv_slots": layout.engine.kv_tokens // request.context,
         "version_bytes": {
             "full": versions.full, "delta": versions.delta, "adapter": versions.adapter,
         },
@@ -171,7 +70,16 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
         "rollout_tokens_per_s": layout.rollout_tokens_per_s,
         "log_bytes_per_day": 86_400 * volume.log,
         "archive_bytes_per_day": 86_400 * volume.archive,
-        "settings": settings_of(plan),
+        "settings": files[0].settings,
+        "files": [
+            {
+                "kind": one.kind,
+                "machines": one.machines,
+                "settings": one.settings,
+                "commands": one.commands(one.name("plan.toml")),
+            }
+            for one in files
+        ],
     }  # fmt: skip
 
 
@@ -191,13 +99,7 @@ def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
     """One card of an engine in the plan's layout, its cache included."""
     request, layout = plan.request, plan.layout
     assert layout is not None
-    if request.lora_rank:
-        return sums.torch_engine_lines(request.shape, layout.slots, request.context, sums.BFLOAT16)
-    lines = sums.vllm_lines(
-        request.shape, layout.tensor_parallel, layout.slots, request.weight_item
-    )
-    cache = request.card.memory * layout.memory_share - total(lines)
-    return (*lines, MemoryLine("KV cache", cache))
+    return engine_lines(request, layout.engine)
 
 
 def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
@@ -216,7 +118,7 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
             "publish": rates.transfer_s(size, request.store_gbps),
             "fetch": rates.transfer_s(size, min(request.store_gbps, request.network_gbps)),
             "relay": rates.transfer_s(size, request.network_gbps),
-            "load": rates.load_s(size, layout.tensor_parallel),
+            "load": rates.load_s(size, layout.engine.tensor_parallel),
         }
     return found
 

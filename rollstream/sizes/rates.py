@@ -19,12 +19,17 @@ DELTA_SHARE = 1 / 165
 1.
 """
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
+"""A trajectory in the log: per token and for itself (docs/reference/sizes-and-cost.md)."""
 PARTIALS_SHARE = 0.5
+"""Its partials over its tokens in the log, at most (docs/reference/sizes-and-cost.md)."""
 ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
-"""A trajectory in log, partials and archive (docs/reference/sizes-and-cost.md)."""
+"""A trajectory in the archive (docs/reference/sizes-and-cost.md)."""
 # Shares of a card's peaks, fixed times, host-to-device speed: sources in `simulator/constants.py`.
 MFU = CONSTANTS["train_mfu"].value
-FLOPS_PER_PARAMETER = 6.0  # forward 2, backward 4; recomputed layers add 2 more
+FLOPS_PER_PARAMETER = 6.0
+"""Operations per trained token: forward 2, backward 4 (Kaplan et al., arXiv 2001.08361); recomputed
+layers add 2 more.
+"""
 DECODE_BANDWIDTH = CONSTANTS["bandwidth_share"].value
 DECODE_FLOPS = CONSTANTS["decode_flops_share"].value
 STEP_OVERHEAD_S = CONSTANTS["step_overhead_s"].value

@@ -31,10 +31,11 @@ class ExpertSizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder's sizes. `width` is that of one attention head; `positions` is the longest
-    sequence.
+    sequence. `hub` is the name on the Hub of a model that is known from the table alone.
     """
 
     name: str
+    hub: str = ""
     family: str
     layers: int
     hidden: int
@@ -147,72 +148,85 @@ class ModelShape:
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
 
-def _qwen2(name: str, sizes: tuple[int, ...], tied: bool, positions: int = 32_768) -> ModelShape:
+def _name_of(hub: str) -> str:
+    """The name in the table of the model with this name on the Hub."""
+    return hub.rpartition("/")[2].lower().removesuffix("-v0.1")
+
+
+def _qwen2(hub: str, sizes: tuple[int, ...], tied: bool, positions: int = 32_768) -> ModelShape:
     layers, hidden, intermediate, heads, kv_heads, vocabulary = sizes
     return ModelShape(
-        name=name, family="qwen2", layers=layers, hidden=hidden, intermediate=intermediate,
-        heads=heads, kv_heads=kv_heads, width=hidden // heads, vocabulary=vocabulary,
-        positions=positions, tied=tied,
+        hub=hub, name=_name_of(hub), family="qwen2", layers=layers, hidden=hidden,
+        intermediate=intermediate, heads=heads, kv_heads=kv_heads,
+        width=hidden // heads, vocabulary=vocabulary, positions=positions, tied=tied,
     )  # fmt: skip
 
 
-def _qwen3(name: str, sizes: tuple[int, ...], tied: bool) -> ModelShape:
+def _qwen3(hub: str, sizes: tuple[int, ...], tied: bool) -> ModelShape:
     layers, hidden, intermediate, heads, kv_heads = sizes
     return ModelShape(
-        name=name, family="qwen3", layers=layers, hidden=hidden, intermediate=intermediate,
-        heads=heads, kv_heads=kv_heads, width=128, vocabulary=151_936, positions=40_960, tied=tied,
+        hub=hub, name=_name_of(hub), family="qwen3", layers=layers, hidden=hidden,
+        intermediate=intermediate, heads=heads, kv_heads=kv_heads,
+        width=128, vocabulary=151_936, positions=40_960, tied=tied,
     )  # fmt: skip
 
 
-def _llama(name: str, sizes: tuple[int, ...], width: int = 128, tied: bool = False) -> ModelShape:
+def _llama(hub: str, sizes: tuple[int, ...], width: int = 128, tied: bool = False) -> ModelShape:
     layers, hidden, intermediate, heads, kv_heads = sizes
     return ModelShape(
-        name=name, family="llama", layers=layers, hidden=hidden, intermediate=intermediate,
-        heads=heads, kv_heads=kv_heads, width=width, vocabulary=128_256, positions=131_072,
-        tied=tied,
+        hub=hub, name=_name_of(hub), family="llama", layers=layers, hidden=hidden,
+        intermediate=intermediate, heads=heads, kv_heads=kv_heads,
+        width=width, vocabulary=128_256, positions=131_072, tied=tied,
     )  # fmt: skip
 
 
 def _with_experts(
-    name: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
+    hub: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
 ) -> ModelShape:
     """A mixture of experts with the attention of `base`."""
-    return replace(base, name=name, family=family, experts=experts, vocabulary=vocabulary)
+    return replace(
+        base,
+        hub=hub,
+        name=_name_of(hub),
+        family=family,
+        experts=experts,
+        vocabulary=vocabulary,
+    )
 
 
 _TABLE = (
-    _qwen2("qwen2.5-0.5b", (24, 896, 4_864, 14, 2, 151_936), True),
-    _qwen2("qwen2.5-1.5b", (28, 1_536, 8_960, 12, 2, 151_936), True),
-    _qwen2("qwen2.5-3b", (36, 2_048, 11_008, 16, 2, 151_936), True),
-    _qwen2("qwen2.5-7b", (28, 3_584, 18_944, 28, 4, 152_064), False, 131_072),
-    _qwen2("qwen2.5-14b", (48, 5_120, 13_824, 40, 8, 152_064), False, 131_072),
-    _qwen2("qwen2.5-32b", (64, 5_120, 27_648, 40, 8, 152_064), False, 131_072),
-    _qwen2("qwen2.5-72b", (80, 8_192, 29_568, 64, 8, 152_064), False, 131_072),
-    _qwen3("qwen3-0.6b", (28, 1_024, 3_072, 16, 8), True),
-    _qwen3("qwen3-1.7b", (28, 2_048, 6_144, 16, 8), True),
-    _qwen3("qwen3-4b", (36, 2_560, 9_728, 32, 8), True),
-    _qwen3("qwen3-8b", (36, 4_096, 12_288, 32, 8), False),
-    _qwen3("qwen3-14b", (40, 5_120, 17_408, 40, 8), False),
-    _qwen3("qwen3-32b", (64, 5_120, 25_600, 64, 8), False),
-    _llama("llama-3.2-1b", (16, 2_048, 8_192, 32, 8), 64, True),
-    _llama("llama-3.2-3b", (28, 3_072, 8_192, 24, 8), 128, True),
-    _llama("llama-3.1-8b", (32, 4_096, 14_336, 32, 8)),
-    _llama("llama-3.1-70b", (80, 8_192, 28_672, 64, 8)),
-    _llama("llama-3.1-405b", (126, 16_384, 53_248, 128, 8)),
+    _qwen2("Qwen/Qwen2.5-0.5B", (24, 896, 4_864, 14, 2, 151_936), True),
+    _qwen2("Qwen/Qwen2.5-1.5B", (28, 1_536, 8_960, 12, 2, 151_936), True),
+    _qwen2("Qwen/Qwen2.5-3B", (36, 2_048, 11_008, 16, 2, 151_936), True),
+    _qwen2("Qwen/Qwen2.5-7B", (28, 3_584, 18_944, 28, 4, 152_064), False, 131_072),
+    _qwen2("Qwen/Qwen2.5-14B", (48, 5_120, 13_824, 40, 8, 152_064), False, 131_072),
+    _qwen2("Qwen/Qwen2.5-32B", (64, 5_120, 27_648, 40, 8, 152_064), False, 131_072),
+    _qwen2("Qwen/Qwen2.5-72B", (80, 8_192, 29_568, 64, 8, 152_064), False, 131_072),
+    _qwen3("Qwen/Qwen3-0.6B", (28, 1_024, 3_072, 16, 8), True),
+    _qwen3("Qwen/Qwen3-1.7B", (28, 2_048, 6_144, 16, 8), True),
+    _qwen3("Qwen/Qwen3-4B", (36, 2_560, 9_728, 32, 8), True),
+    _qwen3("Qwen/Qwen3-8B", (36, 4_096, 12_288, 32, 8), False),
+    _qwen3("Qwen/Qwen3-14B", (40, 5_120, 17_408, 40, 8), False),
+    _qwen3("Qwen/Qwen3-32B", (64, 5_120, 25_600, 64, 8), False),
+    _llama("meta-llama/Llama-3.2-1B", (16, 2_048, 8_192, 32, 8), 64, True),
+    _llama("meta-llama/Llama-3.2-3B", (28, 3_072, 8_192, 24, 8), 128, True),
+    _llama("meta-llama/Llama-3.1-8B", (32, 4_096, 14_336, 32, 8)),
+    _llama("meta-llama/Llama-3.1-70B", (80, 8_192, 28_672, 64, 8)),
+    _llama("meta-llama/Llama-3.1-405B", (126, 16_384, 53_248, 128, 8)),
     _with_experts(
-        "mixtral-8x7b", "mixtral", _llama("", (32, 4_096, 14_336, 32, 8)),
+        "mistralai/Mixtral-8x7B-v0.1", "mixtral", _llama("", (32, 4_096, 14_336, 32, 8)),
         ExpertSizes(8, 2, 14_336), 32_000,
     ),
     _with_experts(
-        "mixtral-8x22b", "mixtral", _llama("", (56, 6_144, 16_384, 48, 8)),
+        "mistralai/Mixtral-8x22B-v0.1", "mixtral", _llama("", (56, 6_144, 16_384, 48, 8)),
         ExpertSizes(8, 2, 16_384), 32_000,
     ),
     _with_experts(
-        "qwen3-30b-a3b", "qwen3_moe", _qwen3("", (48, 2_048, 6_144, 32, 4), False),
+        "Qwen/Qwen3-30B-A3B", "qwen3_moe", _qwen3("", (48, 2_048, 6_144, 32, 4), False),
         ExpertSizes(128, 8, 768), 151_936,
     ),
     _with_experts(
-        "qwen3-235b-a22b", "qwen3_moe", _qwen3("", (94, 4_096, 12_288, 64, 4), False),
+        "Qwen/Qwen3-235B-A22B", "qwen3_moe", _qwen3("", (94, 4_096, 12_288, 64, 4), False),
         ExpertSizes(128, 8, 1_536), 151_936,
     ),
 )  # fmt: skip
@@ -231,7 +245,8 @@ def find_shape(model: str) -> ModelShape:
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
     listed = [one for one in SHAPES if name == one or name.startswith(f"{one}-")]
     if listed and not Path(model).exists():
-        return SHAPES[max(listed, key=len)]
+        shape = SHAPES[max(listed, key=len)]
+        return replace(shape, hub=model) if "/" in model else shape
     near = get_close_matches(name, SHAPES, n=1, cutoff=0.5)
     nearest = f"nearest: {near[0]}" if near else f"known: {', '.join(SHAPES)}"
     raise ConfigurationError(

@@ -1,11 +1,11 @@
-"""The generated parts of `docs/reference/` are up to date."""
+"""The generated parts of `docs/` are up to date."""
 
 import pytest
 
-from testbed.reference_pages import FOLDER, PAGES, page_text
+from testbed.reference_pages import DOCS, PAGES, page_text
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_not_stale(name: str) -> None:
     """If this fails: `python -m testbed.reference_pages`, then commit the page."""
-    assert (FOLDER / name).read_text(encoding="utf-8") == page_text(name)
+    assert (DOCS / name).read_text(encoding="utf-8") == page_text(name)

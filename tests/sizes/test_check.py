@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from rollstream.cli.role import check_own_cards
 from rollstream.config.config import validate_layers
+from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
-from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.producers.engines.vllm.adapters import TOGETHER
+from rollstream.producers.engines.vllm.core import LORA_RANKS
+from rollstream.sizes.arithmetic import ADAPTER_RANKS, ADAPTERS_TOGETHER
+from rollstream.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
+from rollstream.sizes.shapes import SHAPES
 from rollstream.supervisor.cards import GpuCard
 
 FIELDS = {  # of Qwen2.5-1.5B
@@ -68,6 +74,64 @@ def test_roles_that_share_a_card_must_fit_together(model: Path) -> None:
     assert set(used) == {"trainer", "rollout-0"}
     with pytest.raises(ConfigurationError, match=r"rollout-0 72.0 GB.*memory_share"):
         check_memory(c, model, used)
+
+
+def test_an_engine_for_adapters_needs_the_factors_of_a_step_and_an_evaluation_does_not() -> None:
+    """Rank 20 is padded to 32; eight versions of bfloat16."""
+    shape, card = SHAPES["qwen2.5-1.5b"], GpuCard("0", "H100", 80e9)
+    vllm = {"memory_share": 0.01}
+    asked = {"engine": "vllm", "vllm": vllm}
+    needed = [
+        needed_bytes(configuration(rollouts=asked, model=model), shape, process, card)
+        for model in ({}, {"lora": {"rank": 20}})
+        for process in ("rollout-0", "eval")
+    ]
+    assert needed[0] == needed[1] == needed[3]
+    assert needed[2] == needed[0] + 8 * 2 * shape.adapter_parameters(32)
+    assert (ADAPTERS_TOGETHER, ADAPTER_RANKS) == (TOGETHER, LORA_RANKS)
+
+
+@pytest.fixture
+def listed_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of one card of 24 GB, as its driver lists it."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, GPU-1, NVIDIA RTX 4090, 22888'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("CUDA_VISIBLE_DEVICES", "ROLLSTREAM_NONCE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "RANK"):
+        monkeypatch.setenv(name, "0")
+
+
+@pytest.mark.usefixtures("listed_card")
+def test_a_trainer_of_several_machines_is_checked_with_all_its_ranks(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5B: 24.7 GB of state for one rank, 1.5 for each of 16, on whatever machines they are."""
+    trainer = {"device": "cuda", "compute": "bfloat16", "gradient_checkpointing": True}
+    c = configuration(trainer=trainer, model={"path": str(model)})
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigurationError, match="or more machines"):
+        check_own_cards("train", c, RunFolder(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    check_own_cards("train", c, RunFolder(tmp_path))
+    check_own_cards("rollout", c, RunFolder(tmp_path))
+
+
+@pytest.mark.usefixtures("listed_card")
+def test_a_rollout_that_is_started_alone_is_checked_and_one_of_a_launcher_is_not(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = {"engine": "vllm", "context_max": 4096, "vllm": {"memory_share": 1.0}}
+    fields = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 400}
+    (model / "config.json").write_text(json.dumps(fields))
+    c = configuration(rollouts=rollouts, model={"path": str(model)})
+    with pytest.raises(ConfigurationError, match="rollout 4"):
+        check_own_cards("rollout", c, RunFolder(tmp_path))
+    check_own_cards("dispatch", c, RunFolder(tmp_path))
+    monkeypatch.setenv("ROLLSTREAM_NONCE", "1")
+    check_own_cards("rollout", c, RunFolder(tmp_path))
 
 
 def test_an_engine_that_is_too_large_for_its_share_is_refused(model: Path) -> None:

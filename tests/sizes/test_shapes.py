@@ -3,6 +3,7 @@ them.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,12 @@ def test_an_adapter_has_rank_times_inputs_and_outputs() -> None:
 def test_a_model_is_found_by_folder_by_table_and_by_hub_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SMALL}))
     assert find_shape(str(tmp_path)).hidden == 32
-    assert find_shape("Qwen/Qwen2.5-7B-Instruct") is SHAPES["qwen2.5-7b"]
-    assert find_shape("meta-llama/Meta-Llama-3.1-405B") is SHAPES["llama-3.1-405b"]
+    assert find_shape("qwen2.5-7b") is SHAPES["qwen2.5-7b"]
+    for hub, name in (
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("meta-llama/Meta-Llama-3.1-405B", "llama-3.1-405b"),
+    ):
+        assert find_shape(hub) == replace(SHAPES[name], hub=hub)
 
 
 def test_an_unknown_model_names_the_nearest_and_an_unknown_family_is_refused() -> None:

@@ -1,0 +1,242 @@
+"""The proposed configuration of a plan that fits, as TOML: one file for each kind of machine, with
+the commands that start the run there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from rollstream.sizes import rates
+from rollstream.sizes.devices import CARDS_PER_MACHINE
+from rollstream.sizes.engines import SAMPLES, PlanRequest
+from rollstream.sizes.planner import CardLayout, RunPlan
+from rollstream.storage.settings import RelaySettings
+
+PROMPT_SHARE, PROMPT_MAX = 4, 2048
+"""A quarter of the context, at most this many tokens, is left to the prompt. A choice: Laminar's
+prompts have at most 2 K.
+"""
+ADAPTER_LR, FULL_LR = 1e-5, 1e-6
+"""Learning rates. A choice: 1e-6 is that of the delta's measurement (`rates.DELTA_SHARE`), and an
+adapter takes about ten times the rate of all weights (docs/how-to/train-with-lora.md).
+"""
+RELAY_PORT = 9470
+"""A choice: that of the examples in docs/explanation/relay.md."""
+RELAY_VERSIONS = 2.2
+"""Full versions that fit a relay. A choice: the newest one, the next one while it arrives
+(`storage/relay/cache.py`), and deltas.
+"""
+TABLE_COMMENTS = {
+    "relay": "bytes_max is in /dev/shm of each machine: two full versions, and deltas",
+    "devices": "cards of each role on this machine",
+    "trainer": "masters, optimiser and head stay float32",
+    "sampling": "add your [task]: docs/tutorial/own-reward.md",
+}
+COORDINATORS = "prompts dispatch archive"
+TORCHRUN = (
+    "torchrun --nnodes {machines} --nproc-per-node {cards} --rdzv-backend c10d "
+    "--rdzv-endpoint HOST:29400 --max-restarts 100 -m -- rollstream train {run}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFile:
+    """The settings of one kind of machine, and how many of them there are. `ranks` of the trainer
+    compute together, on all machines. The kind is "run" where one machine has all roles.
+    """
+
+    kind: Literal["run", "trainer", "rollouts"]
+    machines: int
+    ranks: int
+    settings: dict[str, dict[str, Any]]
+
+    @property
+    def generates(self) -> bool:
+        return "rollouts" in self.settings["devices"]
+
+    def name(self, file: str) -> str:
+        """The name of this file, where the plan's is `file`."""
+        path = PurePath(file)
+        return file if self.kind == "run" else str(path.with_name(f"{path.stem}-{self.kind}.toml"))
+
+    def commands(self, file: str) -> list[str]:
+        """The commands on each machine of this kind; those in brackets on the first one alone."""
+        if self.kind == "run":
+            return [f"rollstream run {file}"]
+        run = f"{file} --run RUN"
+        if self.kind == "rollouts":
+            relay = f"rollstream relay {run} --name relay-$(hostname) &"
+            return [relay, *self._engine_commands(run)]
+        if self.generates:
+            return [f"rollstream run {run}"]
+        train = f"rollstream train {run}"
+        if self.machines > 1:
+            train = TORCHRUN.format(machines=self.machines, cards=CARDS_PER_MACHINE, run=run)
+        return [train, f"(for role in {COORDINATORS}; do rollstream $role {run} & done)"]
+
+    def _engine_commands(self, run: str) -> list[str]:
+        """The rollouts of one machine, each with its own cards, and the evaluation with those of
+        the first.
+        """
+        rollouts = self.settings["rollouts"]
+        cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
+        own = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        rollout = f"rollstream rollout {run} --name rollout-$(hostname)-$n"
+        found = [
+            f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={own} {rollout} & done",
+        ]
+        if self.settings["evaluation"]["enabled"]:
+            first = ",".join(map(str, range(cards)))
+            found.append(f"(CUDA_VISIBLE_DEVICES={first} rollstream eval {run} &)")
+        return found
+
+
+def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
+    """The proposed files of a plan that fits: one, or those of the machines that train and of those
+    that generate. A machine of which only some cards train generates too. `rollstream run` starts
+    the roles of one machine, and one machine's ranks. The files differ in the settings of their
+    machine alone (`devices`, `evaluation`), so all roles agree on the run's configuration, and the
+    start check (`check.py`) accepts each file on its machine.
+    """
+    request, layout = plan.request, plan.layout
+    assert layout is not None, "nothing is proposed for a plan that does not fit"
+    ranks = layout.trainer_cards
+    if layout.is_shared:
+        return (_file(plan, "run", 1, {"trainer": [0], "rollouts": [0]}),)
+    if request.machines == 1:
+        devices = {"trainer": ranks, "rollouts": request.cards - ranks}
+        return (_file(plan, "run", 1, devices),)
+    first = min(ranks, CARDS_PER_MACHINE)
+    devices = {"trainer": first}
+    if first < CARDS_PER_MACHINE:
+        devices["rollouts"] = CARDS_PER_MACHINE - first
+    training = -(-ranks // CARDS_PER_MACHINE)
+    rest = request.cards - training * CARDS_PER_MACHINE
+    trainer = _file(plan, "trainer", training, devices)
+    own = {"rollouts": min(rest, CARDS_PER_MACHINE)}
+    rollouts = _file(plan, "rollouts", request.machines - training, own)
+    # One evaluation, beside the first rollout of the run.
+    (rollouts if trainer.generates else trainer).settings["evaluation"]["enabled"] = False
+    return trainer, rollouts
+
+
+def _file(
+    plan: RunPlan,
+    kind: Literal["run", "trainer", "rollouts"],
+    machines: int,
+    devices: dict[str, Any],
+) -> MachineFile:
+    request, layout = plan.request, plan.layout
+    assert layout is not None
+    settings = _settings(request, layout)
+    settings["devices"] = devices
+    if not layout.is_shared:
+        cards = devices.get("rollouts", CARDS_PER_MACHINE)
+        settings["rollouts"]["count"] = cards // layout.engine.tensor_parallel
+    return MachineFile(kind=kind, machines=machines, ranks=layout.trainer_cards, settings=settings)
+
+
+def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
+    """The tables of settings that all machines share, and the counts of a single one."""
+    context, size = request.context, layout.engine
+    engine: dict[str, Any] = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
+    if size.name == "vllm":
+        vllm: dict[str, Any] = {
+            "memory_share": size.memory_share,
+            "tensor_parallel": size.tensor_parallel,
+        }
+        if request.fp8:
+            vllm["args"] = {"quantization": "fp8"}
+            vllm["head_float32"] = False
+        engine = {"engine": "vllm", "vllm": vllm}
+    model: dict[str, Any] = {"path": request.shape.hub or request.shape.name}
+    if request.lora_rank:
+        model["lora"] = {"rank": request.lora_rank, "alpha": 2 * request.lora_rank}
+    relay: dict[str, Any] = {"enabled": request.machines > 1}
+    if request.machines > 1:
+        version = rates.version_bytes(request.shape, request.lora_rank).full
+        kept = max(RelaySettings().bytes_max, int(RELAY_VERSIONS * version))
+        relay |= {"host": "0.0.0.0", "port": RELAY_PORT, "bytes_max": kept}
+    return {
+        "model": model,
+        "sampling": {"tokens_max": context - min(PROMPT_MAX, context // PROMPT_SHARE)},
+        "devices": {},
+        "rollouts": {"count": 1, "slots": size.slots, "context_max": context, **engine},
+        "trainer": {
+            "device": "cuda",
+            "processes": min(layout.trainer_cards, CARDS_PER_MACHINE),
+            "workers": 1,
+            "groups_per_step": request.groups,
+            "samples_per_group": SAMPLES,
+            "compute": layout.form.compute,
+            "gradient_checkpointing": layout.form.recompute,
+            "micro_batch_tokens": layout.form.micro_batch_tokens,
+            "lr": ADAPTER_LR if request.lora_rank else FULL_LR,
+        },
+        "weights": {"dtype": "bfloat16"},
+        "relay": relay,
+        "evaluation": {"enabled": size.has_evaluation, "slots": size.slots},
+    }
+
+
+def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
+    """The proposed files by name, where the plan's name is `file`: that one, or one for each kind
+    of machine.
+    """
+    found = machine_files(plan)
+    return {one.name(file): _toml_text(plan, one, one.name(file)) for one in found}
+
+
+def _toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
+    request, layout = plan.request, plan.layout
+    assert layout is not None
+    lines = [f"# {request.shape.name} on {request.cards} x {request.card.name}, by arithmetic"]
+    if layout.engine.reason:
+        lines.append(f"# engine torch: {layout.engine.reason}")
+    if one.kind != "run":
+        lines += [f"# {line}" for line in _start_lines(request, one, file)]
+    for table, values in one.settings.items():
+        lines += _table_lines(table, values, _model_comment(request))
+    return "\n".join(lines) + "\n"
+
+
+def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]:
+    """How the run is started on machines of this kind, of several."""
+    work = "generate" if one.kind == "rollouts" else "train"
+    last = request.cards % CARDS_PER_MACHINE if one.machines > 1 else 0
+    partly = [f"The last one has {last} cards: fewer rollouts there."] if last else []
+    return [
+        f"For machines that {work}: {one.machines} of {request.machines}. `rollstream run` starts",
+        "the roles of one machine alone. Start here, and in brackets on the first one alone:",
+        *(f"  {command}" for command in one.commands(file)),
+        *partly,
+        "First set bus and store, alike in all files, to URLs that all machines reach",
+        "(docs/how-to/deploy.md), and ROLLSTREAM_RELAY_TOKEN to one secret everywhere. RUN is a",
+        "folder of each machine's own.",
+        'bus = "kafka://HOST:9092/RUN"',
+        'store = "s3://BUCKET/RUN"',
+    ]
+
+
+def _model_comment(request: PlanRequest) -> str:
+    """What must be there before `rollstream run` takes the model's path."""
+    if request.shape.hub:
+        return f"not here: first `hf download {request.shape.hub}`, or set a checkpoint's folder"
+    return "a folder, or a Hub name in this machine's cache"
+
+
+def _table_lines(table: str, values: Mapping[str, Any], model: str) -> list[str]:
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    comment = model if table == "model" else TABLE_COMMENTS.get(table)
+    if table == "relay" and not values["enabled"]:
+        comment = None
+    lines: list[str] = []
+    if plain:
+        lines = ["", f"[{table}]" + (f"   # {comment}" if comment else "")]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for key, value in values.items():
+        if isinstance(value, dict):
+            lines += _table_lines(f"{table}.{key}", value, model)  # pyright: ignore[reportUnknownArgumentType]
+    return lines
