@@ -162,6 +162,11 @@ def test_adapters_are_refused_where_they_are_not_served(toml, overrides, message
     assert load(toml(""), ["model.lora.rank=8", "rollouts.engine=vllm"], {}).model.lora.rank == 8
 
 
+def test_adapters_are_trained_by_several_processes(toml):
+    loaded = load(toml(""), ["model.lora.rank=8", "trainer.processes=2"], {})
+    assert (loaded.model.lora.rank, loaded.trainer.processes) == (8, 2)
+
+
 def test_a_wave_that_can_never_be_ready_is_refused(toml):
     text = "[dispatch]\nmax_lag = 'null'\nready_groups_max = 23"
     assert "ready_groups_max must be ≥ trainer.groups_per_step (24)" in refusal(toml(text))
