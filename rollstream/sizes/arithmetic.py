@@ -361,13 +361,17 @@ def vllm_lines(
     are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
     """
     padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
-    together = ADAPTERS_TOGETHER if lora_rank else 0
+    # Every matrix has the hidden size on one side. That side's factor is whole on each card.
+    sides = sum(
+        shape.hidden + (a + b - shape.hidden) / tensor_parallel for a, b in shape.linear_layers
+    )
+    factors = padded * shape.layers * sides if lora_rank else 0
     head = FLOAT32 * shape.embedding_parameters
     weights = item * shape.layers * shape.layer_parameters + BFLOAT16 * shape.root_parameters
     passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * _step_width(shape))
     return (
         MemoryLine(WEIGHTS, (weights + head) / tensor_parallel),
-        MemoryLine("adapters in one step", together * BFLOAT16 * shape.adapter_parameters(padded)),
+        MemoryLine("adapters in one step", ADAPTERS_TOGETHER * BFLOAT16 * factors),
         MemoryLine("activations of a step", passes / tensor_parallel),
         MemoryLine("logits", LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary / tensor_parallel),
         MemoryLine("graphs and workspaces", VLLM_FIXED_BYTES),

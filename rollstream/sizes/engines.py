@@ -124,10 +124,8 @@ def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineS
 
 
 def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
-    """Numbers of cards that one vLLM engine may have. One that serves adapters has one
-    (`_check_lora` in `config/settings.py`).
-    """
-    most = 1 if request.lora_rank else min(cards, CARDS_PER_MACHINE)
+    """Numbers of cards that one vLLM engine may have."""
+    most = min(cards, CARDS_PER_MACHINE)
     return [n for n in (1, 2, 4, 8) if n <= most and request.shape.heads % n == 0]
 
 

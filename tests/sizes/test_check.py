@@ -16,7 +16,7 @@ from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.vllm.adapters import TOGETHER
 from rollstream.producers.engines.vllm.core import LORA_RANKS
-from rollstream.sizes.arithmetic import ADAPTER_RANKS, ADAPTERS_TOGETHER
+from rollstream.sizes.arithmetic import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
 from rollstream.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
 from rollstream.sizes.shapes import SHAPES
 from rollstream.supervisor.cards import GpuCard
@@ -88,6 +88,12 @@ def test_an_engine_for_adapters_needs_the_factors_of_a_step_and_an_evaluation_do
     ]
     assert needed[0] == needed[1] == needed[3]
     assert needed[2] == needed[0] + 8 * 2 * shape.adapter_parameters(32)
+    one, two = (
+        {line.what: line.bytes for line in vllm_lines(shape, cards, 1, 2, 32)} for cards in (1, 2)
+    )
+    whole = 28 * 32 * 7 * 1536  # each matrix has the hidden size on one side
+    assert one["adapters in one step"] == 8 * 2 * shape.adapter_parameters(32)
+    assert two["adapters in one step"] == 8 * 2 * (shape.adapter_parameters(32) + whole) / 2
     assert (ADAPTERS_TOGETHER, ADAPTER_RANKS) == (TOGETHER, LORA_RANKS)
 
 
