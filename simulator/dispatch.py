@@ -104,7 +104,7 @@ class LengthForecast:
     def length_of(self, number: int) -> ExpectedLength | None:
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
-            for tokens in self.workload.earlier(prompt):
+            for tokens in self.workload.history(prompt):
                 self._add(prompt, tokens)
         return self._known.get(prompt)
 
@@ -188,7 +188,7 @@ class SimulatedDispatch:
         rollout.tokens += trajectory.predicted
 
     def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
-        """Restart the trajectory: no rollout holds its version, or it is deferred."""
+        """Restart the trajectory: no rollout holds its version, or the repack plan restarts it."""
         self.restarts += trajectory.done > 0
         self.lost_tokens += trajectory.done
         trajectory.restart()
@@ -226,7 +226,7 @@ class SimulatedDispatch:
             unfinished=unfinished,
             lag_left=left,
             longest=self.workload.lengths.longest,
-            whole=not self.groups[trajectory.group].finished,
+            all_members_open=not self.groups[trajectory.group].finished,
         )
 
     def _admit(self) -> None:

@@ -36,12 +36,12 @@ class ArrivingMove:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves and counts them. `deferred` counts trajectories that restart instead."""
+    """Plans moves and counts them. `restarts` counts trajectories that restart instead."""
 
     world: World
     moves: int = 0
     moved: int = 0
-    deferred: int = 0
+    restarts: int = 0
     steps: StepDuration = field(default_factory=StepDuration)
 
     def check(self) -> None:
@@ -74,7 +74,7 @@ class SimulatedRepack:
                 rollout.tokens -= trajectory.predicted
                 by_target.setdefault(target, []).append(trajectory)
         for trajectory in by_target.pop(RESTART, []):
-            self.deferred += 1
+            self.restarts += 1
             world.dispatching.restart_trajectory(trajectory)
             world.dispatching.unassigned.append(trajectory)
         for target, trajectories in by_target.items():
@@ -157,7 +157,7 @@ class SimulatedRepack:
         running = {one.trajectory: one for one in self._running()}
         plan = plan_outliers(list(running.values()), free, self._budget())
         requested: dict[str, dict[str, str]] = {}
-        for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, RESTART)}.items():
+        for name, target in {**plan.moves, **dict.fromkeys(plan.restarts, RESTART)}.items():
             requested.setdefault(running[name].rollout, {})[name] = target
         for source, names in requested.items():
             rollouts[source].moving = names
@@ -188,6 +188,6 @@ class SimulatedRepack:
             steps = rollout.replica.steps_now(world.now)
             for trajectory in rollout.replica.running.values():
                 if trajectory.wave in late:
-                    tokens, share = steps - trajectory.begun, late[trajectory.wave]
+                    tokens, share = steps - trajectory.step_offset, late[trajectory.wave]
                     found.append(world.dispatching.running(trajectory, rollout, tokens, share))
         return found

@@ -230,7 +230,7 @@ class Replica:
         again.
         """
         for trajectory in self.running.values():
-            trajectory.done = self.steps - trajectory.begun
+            trajectory.done = self.steps - trajectory.step_offset
             trajectory.close_span(self.version)
         self.version = version
         self.ready_s = max(now_s, self.ready_s) + stall_s
@@ -249,7 +249,7 @@ class Replica:
     def remove(self, name: str) -> SimulatedTrajectory:
         """Between two steps: remove and return a running trajectory."""
         trajectory = self.running.pop(name)
-        trajectory.done = self.steps - trajectory.begun
+        trajectory.done = self.steps - trajectory.step_offset
         trajectory.close_span(self.version)
         self.kv -= trajectory.cache_tokens()
         return trajectory
@@ -295,10 +295,10 @@ class Replica:
         tokens = 0
         while self.waiting and self._fits(self.waiting[0]):
             trajectory = self.waiting.pop(0)
-            trajectory.begun = self.steps - trajectory.done
+            trajectory.step_offset = self.steps - trajectory.done
             trajectory.version = self.version if trajectory.version < 0 else trajectory.version
             self.running[trajectory.name] = trajectory
-            heappush(self.ends, (trajectory.begun + trajectory.length, trajectory.name))
+            heappush(self.ends, (trajectory.step_offset + trajectory.length, trajectory.name))
             self.kv += trajectory.cache_tokens()
             tokens += trajectory.cache_tokens()
         return tokens
@@ -324,7 +324,7 @@ class Replica:
 
     def _is_current(self, entry: tuple[int, str]) -> bool:
         trajectory = self.running.get(entry[1])
-        return trajectory is not None and trajectory.begun + trajectory.length == entry[0]
+        return trajectory is not None and trajectory.step_offset + trajectory.length == entry[0]
 
 
 def _urgency(trajectory: SimulatedTrajectory) -> tuple[bool, float]:

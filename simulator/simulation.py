@@ -86,7 +86,7 @@ def simulate(
 
 
 class Simulation:
-    """One run of a world; every policy runs through the same handlers."""
+    """One run of a world from its first events; every policy runs through the same handlers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -94,24 +94,31 @@ class Simulation:
         random = np.random.default_rng([world.dispatching.workload.seed, 3])
         self.faults = FaultInjector(world, self.repacking, random)
         self.trainer_busy = False
-
-    def run(self) -> SimulationResult:
-        """Simulate to the end of the last step."""
-        world = self.world
         world.plan_dispatch(0.0)
         if world.policy.repack:
             world.plan(world.cluster.repack_every_s, "repack", None)
         self.faults.plan_all()
-        steps = world.trainer.steps
-        while len(steps) < world.job.steps:
-            last_s = steps[-1].ended_s if steps else 0.0
-            next_s = world.next_event_s()
-            if next_s is None or next_s > last_s + STEP_S_MAX:
-                raise ConfigurationError(self._stuck())
-            self._handle(*world.pop_event())
+
+    def run(self) -> SimulationResult:
+        """Simulate to the end of the last step."""
+        while self.advance():
+            pass
+        world = self.world
         return world.recorder.result(
             world.now, self.repacking.moves, self.repacking.moved, self.faults.count
         )
+
+    def advance(self) -> bool:
+        """Handle the next event; False, and no event handled, once the last step has ended."""
+        world, steps = self.world, self.world.trainer.steps
+        if len(steps) >= world.job.steps:
+            return False
+        last_s = steps[-1].ended_s if steps else 0.0
+        next_s = world.next_event_s()
+        if next_s is None or next_s > last_s + STEP_S_MAX:
+            raise ConfigurationError(self._stuck())
+        self._handle(*world.pop_event())
+        return True
 
     def _handle(self, kind: Kind, subject: object) -> None:
         world = self.world

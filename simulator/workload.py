@@ -43,8 +43,8 @@ class AnswerLengths:
         table = np.array([self.distribution.quantile(min(max(s, 1e-9), 1 - 1e-9)) for s in shares])
         object.__setattr__(self, "table", table)
 
-    def of(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Whole tokens, 1 to `longest`."""
+    def from_deviates(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The length of each deviate, in whole tokens from 1 to `longest`."""
         drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
@@ -66,9 +66,9 @@ class Workload:
     def prompt_of(self, number: int) -> int:
         return number % self.prompts
 
-    def earlier(self, prompt: int) -> list[int]:
-        """Lengths of the prompt's answers in the pass before the first: the history at
-        the start.
+    def history(self, prompt: int) -> list[int]:
+        """Lengths of the prompt's answers in the pass before the first; dispatch knows them at the
+        start.
         """
         return self._drawn(-1, prompt)
 
@@ -76,7 +76,7 @@ class Workload:
         shared = np.random.default_rng([self.seed, 1, prompt]).standard_normal()
         own = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(self.samples)
         part = self.lengths.correlation
-        return self.lengths.of(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()
+        return self.lengths.from_deviates(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class RecordedWorkload(Workload):
     groups: tuple[tuple[int, ...], ...] = ()
 
     def group(self, number: int) -> list[int]:
-        had = self.groups[number] if number < len(self.groups) else ()
+        recorded = self.groups[number] if number < len(self.groups) else ()
         drawn = Workload.group(self, number)
-        return [*had, *drawn[len(had) :]]
+        return [*recorded, *drawn[len(recorded) :]]
 
-    def earlier(self, prompt: int) -> list[int]:
+    def history(self, prompt: int) -> list[int]:
         return []
 
 
@@ -155,8 +155,8 @@ class SimulatedTrajectory:
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     span_tokens: int = 0
     """Number of `done` tokens that are in `spans`."""
-    begun: int = 0
-    """Step of its replica at which it started, minus `done`; valid while it runs."""
+    step_offset: int = 0
+    """While it runs, `done` = steps of its replica - `step_offset`."""
     attempt: int = 1
     moves: int = 0
     version: int = -1

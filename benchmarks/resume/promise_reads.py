@@ -87,8 +87,8 @@ def _pyarrow_alone(store: ObjectStore) -> None:
 
 
 def _audit(store: ObjectStore) -> None:
-    tallies = Audit(None, store, RUN, AuditPolicy(MAX_LAG, rule=RULE)).check()
-    assert not sum(tally.violations for tally in tallies), tallies
+    results = Audit(None, store, RUN, AuditPolicy(MAX_LAG, rule=RULE)).check()
+    assert not sum(result.violations for result in results), results
 
 
 def _replay(store: ObjectStore) -> None:

@@ -92,19 +92,19 @@ class AuditFolds:
     all: Sequence[RecordFold]
     by_topic: Mapping[str, Sequence[RecordFold]]
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.topic == "ledger":
-            self.ledger.apply(seen)
-            self.reads.apply(seen)
-        for fold in self.by_topic[seen.topic]:
-            fold.apply(seen)
+    def apply(self, message: AuditMessage) -> None:
+        if message.topic == "ledger":
+            self.ledger.apply(message)
+            self.reads.apply(message)
+        for fold in self.by_topic[message.topic]:
+            fold.apply(message)
 
     def with_state(self) -> list[object]:
         """All objects whose fields a verdict holds, each once, in a fixed order."""
         found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
         found += self.all
-        tallies = {id(fold.tally): fold.tally for fold in self.all}
-        return [*found, *tallies.values()]
+        results = {id(fold.result): fold.result for fold in self.all}
+        return [*found, *results.values()]
 
 
 @dataclass(slots=True)
@@ -152,11 +152,11 @@ class Audit:
                 self._open = {g for g in folds.groups.admitted if not folds.groups.is_final(g)}
         if keep is not None:
             keep(encode_state(state))
-        for seen, archived in self._left:
-            if seen.record is None:
-                folds.fences.damage.judge(seen, archived)
+        for message, archived in self._left:
+            if message.record is None:
+                folds.fences.damage.judge(message, archived)
             else:
-                folds.apply(seen)
+                folds.apply(message)
         return self._finish(folds)
 
     def _finish(self, folds: AuditFolds) -> list[InvariantResult]:
@@ -170,12 +170,12 @@ class Audit:
             fold.finish(self._coverage)
         stored: list[InvariantResult] = []
         if self.store is None:
-            folds.versions.tally.add_unchecked("there is no store")
+            folds.versions.result.add_unchecked("there is no store")
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
-            stored.append(checkpoints.tally)
+            stored.append(checkpoints.result)
         return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown), *stored]
 
     def _folds(self) -> AuditFolds:
@@ -188,7 +188,7 @@ class Audit:
         )
         foreign = ForeignCompletions(groups.admitted, self._coverage, ledger)
         spans = SpanAudit(foreign)
-        origins = OriginAudit(ledger, groups.admitted, spans.tally, self._coverage)
+        origins = OriginAudit(ledger, groups.admitted, spans.result, self._coverage)
         reads = TrainerReads(groups.admitted)
         damage = UnreadableRecords(self.bus, self.reading, reads.was_read)
         fences = FenceAudit(topics, self.reading, damage)
@@ -199,9 +199,9 @@ class Audit:
             OneVersionAudit(keep_version, foreign),
             LagAudit(ledger, self.policy),
             origins,
-            DecisionAudit(groups, ledger, reads, self.policy, once.tally),
+            DecisionAudit(groups, ledger, reads, self.policy, once.result),
         )
-        every = (groups, *rows, AnnotationAudit(ledger, once.tally), versions, fences)
+        every = (groups, *rows, AnnotationAudit(ledger, once.result), versions, fences)
         by_topic = {
             topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
             for topic in READ_ORDER
@@ -227,7 +227,7 @@ class Audit:
             elif isinstance(one, TrajectoryRows):
                 again, new = cursor.split(one)
                 for row in again:
-                    self._judge(one.seen(row), True, cursor, folds)
+                    self._judge(one.message(row), True, cursor, folds)
                 if new is not None:
                     self.reading.counts["from the archive"] += len(new)
                     self._judge_rows(new, partitions, cursor, folds)
@@ -247,13 +247,13 @@ class Audit:
     ) -> None:
         if cursor.is_first_time(one):
             self.reading.counts["from the archive" if archived else "from the log"] += 1
-        seen = folds.fences.judged(one)
-        if seen is None:
+        message = folds.fences.judged(one)
+        if message is None:
             return
-        if partitions and _is_misplaced(seen, partitions):
+        if partitions and _is_misplaced(message, partitions):
             self.reading.counts["misplaced"] += 1
         else:
-            self._judge(seen, archived, cursor, folds)
+            self._judge(message, archived, cursor, folds)
 
     def _judge_rows(
         self, rows: TrajectoryRows, partitions: int, cursor: TopicCursor, folds: AuditFolds
@@ -274,29 +274,29 @@ class Audit:
             return
         for row, group in enumerate(rows.groups):
             if group in self._open:
-                self._leave(rows.seen(row), True, cursor)
+                self._leave(rows.message(row), True, cursor)
         yield from rows.where([group not in self._open for group in rows.groups])
 
     def _judge(
-        self, seen: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
+        self, message: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
         """Apply the record if its outcome is final, else leave it."""
-        damage = folds.fences.damage if folds.fences.is_damage(seen) else None
+        damage = folds.fences.damage if folds.fences.is_damage(message) else None
         if damage is None:
-            is_final = getattr(seen.record, "group", None) not in self._open
-            is_final = is_final or seen.topic not in OF_GROUPS
+            is_final = getattr(message.record, "group", None) not in self._open
+            is_final = is_final or message.topic not in OF_GROUPS
         else:
-            is_final = not damage.is_early(seen)
+            is_final = not damage.is_early(message)
         if not is_final:
-            self._leave(seen, archived, cursor)
+            self._leave(message, archived, cursor)
         elif damage is not None:
-            damage.judge(seen, archived)
+            damage.judge(message, archived)
         else:
-            folds.apply(seen)
+            folds.apply(message)
 
-    def _leave(self, seen: AuditMessage, archived: bool, cursor: TopicCursor) -> None:
-        self._left.append((seen, archived))
-        cursor.leave(seen.address)
+    def _leave(self, message: AuditMessage, archived: bool, cursor: TopicCursor) -> None:
+        self._left.append((message, archived))
+        cursor.leave(message.address)
 
     def _report_missing(self, topic: str, gone: int) -> None:
         text = f"{topic}: {gone} records are neither in the log nor archived"
@@ -362,11 +362,11 @@ def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Of
             by_number[number].add_violation(one.what, one.topic, one.at, key=one.key)
 
 
-def _is_misplaced(seen: AuditMessage, partitions: int) -> bool:
+def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
     """Whether the record is not in its key's partition; trainer and dispatch skip such records. The
     takes state how many partitions the trainer read; before the first one, the log does.
     """
-    record, partition = seen.record, seen.address.partition
+    record, partition = message.record, message.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
     return is_keyed and not is_in_key_partition(record.group, partition, partitions)
 
@@ -375,7 +375,7 @@ def _results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[Inv
     """One result per invariant; two folds may share one. An unknown record of a single-holder role
     may change the meaning of all others: then the log is not judged.
     """
-    tallies = {fold.tally.number: fold.tally for fold in folds}
-    for tally in tallies.values() if unknown else ():
-        tally.withhold(unknown)
-    return [tallies[number] for number in sorted(tallies)]
+    results = {fold.result.number: fold.result for fold in folds}
+    for result in results.values() if unknown else ():
+        result.withhold(unknown)
+    return [results[number] for number in sorted(results)]

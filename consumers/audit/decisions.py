@@ -72,8 +72,8 @@ class DecisionAudit:
     reads: TrainerReads
     policy: AuditPolicy
     once: InvariantResult
-    """The result of invariant 2; `tally` is the result of invariant 1."""
-    tally: InvariantResult = field(init=False)
+    """The result of invariant 2; `result` is the result of invariant 1."""
+    result: InvariantResult = field(init=False)
     _configured: str = ""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
@@ -95,28 +95,28 @@ class DecisionAudit:
     """Closings under an earlier configuration that the present configuration would not give."""
 
     def __post_init__(self) -> None:
-        self.tally = self.groups.tally
+        self.result = self.groups.result
 
     @property
     def rule(self) -> TrainingRule | None:
         return self.policy.rule
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        if seen.topic in ("annotations", "trajectories") and not self._is_begun:
+        if message.topic in ("annotations", "trajectories") and not self._is_begun:
             self._begin()
-        match seen.record:
-            case Configured() as configured if seen.topic == "ledger":
+        match message.record:
+            case Configured() as configured if message.topic == "ledger":
                 self._configured = configured.configuration_hash
-            case Superseded() as superseded if seen.topic == "ledger":
+            case Superseded() as superseded if message.topic == "ledger":
                 self._poisoned.update(superseded.poisoned)
-            case GroupClosed() as closed if seen.topic == "ledger":
-                self._close(closed, seen.address)
-            case Annotation() as note if seen.topic == "annotations":
-                self._note(note, seen)
-            case Trajectory() as record if seen.topic == "trajectories":
-                self._arrive(record, seen)
+            case GroupClosed() as closed if message.topic == "ledger":
+                self._close(closed, message.address)
+            case Annotation() as note if message.topic == "annotations":
+                self._note(note, message)
+            case Trajectory() as record if message.topic == "trajectories":
+                self._arrive(record, message)
             case _:
                 pass
 
@@ -153,12 +153,12 @@ class DecisionAudit:
         if not self._is_begun:
             self._begin()
         for row in self._wanted_rows(rows, rule):
-            self.apply(rows.seen(row))
+            self.apply(rows.message(row))
 
     def finish(self, coverage: Coverage) -> None:
         if self.rule is None:
             if self.groups.ended:
-                self.tally.add_unchecked(
+                self.result.add_unchecked(
                     "the reasons of closed groups, without the trainer's settings"
                 )
             return
@@ -168,7 +168,7 @@ class DecisionAudit:
             self._incomplete(group, self._closings[group], self._held[group], coverage)
         if self._other:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
-            self.tally.add_unchecked(what)
+            self.result.add_unchecked(what)
         if starts_complete(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.ledger).check(
@@ -190,22 +190,22 @@ class DecisionAudit:
 
     # ---- annotations -----------------------------------------------------------------------------
 
-    def _note(self, note: Annotation, seen: AuditMessage) -> None:
+    def _note(self, note: Annotation, message: AuditMessage) -> None:
         if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
             return
         key = (note.trajectory, note.name)
         held = self._held.get(note.group)
         if held is not None and note.trajectory in held.names and key not in held.noted:
-            held.noted[key] = (note, seen.address)
+            held.noted[key] = (note, message.address)
         begun = self.reads.of_group(note.group)
         if begun is None or key in self.ledger.notes:
             return
         use = self.ledger.uses.get(note.trajectory)
-        at = seen.address
+        at = message.address
         if use is not None and is_within(begun.annotations, at.partition, at.offset):
             what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
             what += "which it had read"
-            self.once.add_violation(what, seen.topic, at)
+            self.once.add_violation(what, message.topic, at)
 
     # ---- trajectories ----------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ class DecisionAudit:
         found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
         return sorted(found)
 
-    def _arrive(self, record: Trajectory, seen: AuditMessage) -> None:
-        group, name, at = record.group, record.trajectory, seen.address
+    def _arrive(self, record: Trajectory, message: AuditMessage) -> None:
+        group, name, at = record.group, record.trajectory, message.address
         if self.rule is None:
             return
         held = self._held.get(group)
@@ -244,7 +244,7 @@ class DecisionAudit:
         use = self.ledger.uses.get(name)
         if use is not None:
             if use.at == at and use.step:
-                self._check_trained(record, seen, self.rule)
+                self._check_trained(record, message, self.rule)
                 if group in self._oldest:
                     numbers = (span.version.number for span in record.spans)
                     self._oldest[group] = min(self._oldest[group], *numbers)
@@ -255,16 +255,16 @@ class DecisionAudit:
             return
         if is_within(begun.trajectories, at.partition, at.offset):
             what = f"step {begun.step} began group {group} without {name}, which it had read"
-            self.once.add_violation(what, seen.topic, at)
+            self.once.add_violation(what, message.topic, at)
 
-    def _check_trained(self, record: Trajectory, seen: AuditMessage, rule: TrainingRule) -> None:
+    def _check_trained(self, record: Trajectory, message: AuditMessage, rule: TrainingRule) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
         rewards was trained although the filter is on.
         """
         group = record.group
         if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.ledger.notes
         if not rule.filter_equal_rewards or group in self._held or not is_plain:
             return
@@ -275,7 +275,7 @@ class DecisionAudit:
         self._equal[group] = (count + 1, record.reward)
         if count + 1 == self.ledger.trained_of[group] >= EQUAL_REWARDS_MIN:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
 
     # ---- the rule's decision ---------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class DecisionAudit:
         by_rule = found[0].ending or "trained"
         detail = f" ({found[0].detail})" if found[0].detail else ""
         what = f"group {group} is closed as {stated}, the rule gives {by_rule}{detail}"
-        self.tally.add_violation(what, "ledger", closing.at)
+        self.result.add_violation(what, "ledger", closing.at)
 
     def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
         notes = {key: note for key, (note, _) in held.noted.items() if key in self.ledger.notes}
@@ -326,7 +326,7 @@ class DecisionAudit:
         if trained - wanted:
             few = ", ".join(sorted(trained - wanted)[:4])
             what = f"group {group} was trained with {few}, which the rule leaves out"
-            self.tally.add_violation(
+            self.result.add_violation(
                 f"{what}: {prepared.detail or prepared.ending}", "ledger", take
             )
 
@@ -339,16 +339,16 @@ class DecisionAudit:
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not starts_complete(coverage["trajectories"]):
-            self.tally.add_unchecked("the closings of groups whose completions are missing")
+            self.result.add_unchecked("the closings of groups whose completions are missing")
             return
         wrong = self._wrong_overdue(group, closing, held)
         if not wrong:
             return
         if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
-            self.tally.add_unchecked("the closings of groups whose completions are not archived")
+            self.result.add_unchecked("the closings of groups whose completions are not archived")
             return
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
-        self.tally.add_violation(what, "ledger", closing.at)
+        self.result.add_violation(what, "ledger", closing.at)
 
     def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
         """The reason why a group cannot have been closed for its deadline; "" if it can."""

@@ -34,7 +34,7 @@ class ExactlyOnceAudit:
     """
 
     ledger: LedgerIndex
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(
             2, "a trajectory is trained once, on its first completion"
         )
@@ -45,13 +45,13 @@ class ExactlyOnceAudit:
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
     """Members of takes whose group no take began, and the address of the take."""
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        if isinstance(seen.record, Take) and seen.topic == "ledger":
-            self._take(seen.record, seen.address)
-        elif isinstance(seen.record, Trajectory) and seen.topic == "trajectories":
-            self._complete(seen.record, seen)
+        if isinstance(message.record, Take) and message.topic == "ledger":
+            self._take(message.record, message.address)
+        elif isinstance(message.record, Trajectory) and message.topic == "trajectories":
+            self._complete(message.record, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         """A new row that matches its take, or that no take names, is only added to the completed
@@ -65,12 +65,12 @@ class ExactlyOnceAudit:
                 if is_plain[row] and name not in self._firsts:
                     self._firsts.add(name)
                 else:
-                    self.apply(rows.seen(row))
+                    self.apply(rows.message(row))
         self._firsts |= names
         self._read_to(rows.partition, rows.first + len(rows))
 
     def finish(self, coverage: Coverage) -> None:
-        counts, kept = self.tally.counts, coverage["trajectories"]
+        counts, kept = self.result.counts, coverage["trajectories"]
         counts["trained"] = sum(self.ledger.trained.values())
         counts["completed"] = len(self._firsts)
         gone = 0
@@ -80,19 +80,19 @@ class ExactlyOnceAudit:
             within = use.at.offset < self._ends.get(use.at.partition, 0)
             if kept == "whole" or (kept == "archived" and within):
                 what = f"{_describe_use(name, use)}, but there is no completion"
-                self.tally.add_violation(what, "trajectories", use.at)
+                self.result.add_violation(what, "trajectories", use.at)
             else:
                 gone += 1
         if gone:
-            self.tally.add_unchecked(f"{gone} completions that takes name are missing")
+            self.result.add_unchecked(f"{gone} completions that takes name are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.add_unchecked(f"{topic} is missing")
+                self.result.add_unchecked(f"{topic} is missing")
         if coverage["ledger"] == "part":
-            self.tally.add_unchecked("the takes before the ledger's first kept record")
+            self.result.add_unchecked("the takes before the ledger's first kept record")
         for name, at in self._strangers:
             if starts_complete(coverage["ledger"]):
-                self.tally.add_violation(
+                self.result.add_violation(
                     f"{name} was trained, but no take began its group", "ledger", at
                 )
 
@@ -100,7 +100,7 @@ class ExactlyOnceAudit:
         if len({member.trajectory for member in take.members}) < len(take.members):
             names = Counter(member.trajectory for member in take.members)
             for name in (name for name, count in names.items() if count > 1):
-                self.tally.add_violation(f"{name} appears twice in one take", "ledger", at)
+                self.result.add_violation(f"{name} appears twice in one take", "ledger", at)
         for member in take.members:
             use = self.ledger.uses.get(member.trajectory)
             if use is None:
@@ -108,39 +108,38 @@ class ExactlyOnceAudit:
                 continue
             if use.take is not at and use.take != at:
                 what = f"{member.trajectory} is trained in steps {use.step} and {take.step}"
-                self.tally.add_violation(what, "ledger", at)
+                self.result.add_violation(what, "ledger", at)
             elif (member.at, member.hash) != (use.at, use.hash):
                 what = f"{member.trajectory} is not the completion that its group began with"
-                self.tally.add_violation(what, "ledger", at)
+                self.result.add_violation(what, "ledger", at)
 
     def _read_to(self, partition: int, end: int) -> None:
         """Records of open groups are applied after the others."""
         self._ends[partition] = max(end, self._ends.get(partition, 0))
 
-    def _complete(self, record: Trajectory, seen: AuditMessage) -> None:
+    def _complete(self, record: Trajectory, message: AuditMessage) -> None:
         name = record.trajectory
-        self._read_to(seen.address.partition, seen.address.offset + 1)
+        self._read_to(message.address.partition, message.address.offset + 1)
         if name in self._firsts:
-            self.tally.counts["duplicates"] += 1
+            self.result.counts["duplicates"] += 1
             return
         self._firsts.add(name)
         use = self.ledger.uses.get(name)
         if use is None:
             return
-        if use.at != seen.address:
+        if use.at != message.address:
             what = f"{_describe_use(name, use)}; its first completion is this one"
-            self.tally.add_violation(what, seen.topic, seen.address)
-        elif use.hash != seen.hash:
-            what = (
-                f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
-            )
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
+        elif use.hash != message.hash:
+            what = f"{_describe_use(name, use)} with hash {use.hash}"
+            what += f"; its bytes have hash {message.hash}"
+            self.result.add_violation(what, message.topic, message.address)
         elif record.group != use.group:
             what = f"{name} is of group {record.group}, but was taken for group {use.group}"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
         elif use.step and record.finish == "dead":
             what = f"{name} is dead ({record.reason}), but was trained in step {use.step}"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
 
 
 def _describe_use(name: str, use: NamedCompletion) -> str:
@@ -159,31 +158,33 @@ class AnnotationAudit:
     """
 
     ledger: LedgerIndex
-    tally: InvariantResult
+    result: InvariantResult
     _firsts: set[AnnotationKey] = field(default_factory=set[AnnotationKey])
 
-    def apply(self, seen: AuditMessage) -> None:
-        record = seen.record
-        if seen.topic != "annotations" or not isinstance(record, Annotation):
+    def apply(self, message: AuditMessage) -> None:
+        record = message.record
+        if message.topic != "annotations" or not isinstance(record, Annotation):
             return
         key = (record.trajectory, record.name)
         used = self.ledger.notes.get(key)
         if used is None or key in self._firsts or not is_usable_annotation(record):
             return
         self._firsts.add(key)
-        if (used.at, used.hash) != (seen.address, seen.hash):
+        if (used.at, used.hash) != (message.address, message.hash):
             place = f"{used.at.partition}:{used.at.offset}"
             what = (
                 f"a take used {record.name} of {record.trajectory} at {place}, not this first one"
             )
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
 
     def finish(self, coverage: Coverage) -> None:
-        self.tally.counts["annotations used"] = len(self.ledger.notes)
+        self.result.counts["annotations used"] = len(self.ledger.notes)
         missing = self.ledger.notes.keys() - self._firsts
         if missing and coverage["annotations"] == "whole":
             for key in sorted(missing):
                 used = self.ledger.notes[key]
-                self.tally.add_violation(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
+                self.result.add_violation(
+                    f"{key[1]} of {key[0]} is missing", "annotations", used.at
+                )
         elif missing:
-            self.tally.add_unchecked(f"{len(missing)} annotations that takes name are missing")
+            self.result.add_unchecked(f"{len(missing)} annotations that takes name are missing")

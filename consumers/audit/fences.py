@@ -47,32 +47,34 @@ class UnreadableRecords:
     """
 
     bus: Bus | None
-    tally: InvariantResult
+    result: InvariantResult
     was_read: Callable[[str, Address], bool]
     _copies: dict[str, dict[Address, str]] = field(default_factory=dict[str, dict[Address, str]])
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
-    def is_early(self, seen: AuditMessage) -> bool:
+    def is_early(self, message: AuditMessage) -> bool:
         """Whether no trainer has read the bytes yet that trainers read: a later audit may know."""
-        return seen.topic in READ_BY_TRAINERS and not self.was_read(seen.topic, seen.address)
+        return message.topic in READ_BY_TRAINERS and not self.was_read(
+            message.topic, message.address
+        )
 
-    def judge(self, seen: AuditMessage, archived: bool) -> None:
+    def judge(self, message: AuditMessage, archived: bool) -> None:
         """Count the bytes, or record a violation."""
-        copy = self._dead(seen.topic).get(seen.address)
-        where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
-        if copy == record_hash(seen.data):
-            self.tally.counts["dead-lettered"] += 1
+        copy = self._dead(message.topic).get(message.address)
+        where = f"{message.topic} {message.address.partition}:{message.address.offset}"
+        if copy == record_hash(message.data):
+            self.result.counts["dead-lettered"] += 1
         elif copy is not None:
             what = "the bytes differ from their dead-lettered copy"
-            self.tally.add_violation(what, seen.topic, seen.address)
-        elif archived or _is_foreign(seen.data):
-            self.tally.add_note(f"no record at {where}: {seen.reason}", "no records")
-        elif self.was_read(seen.topic, seen.address) and self._is_whole[seen.topic]:
-            what = f"a record that a trainer had read is unreadable now: {seen.reason}"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
+        elif archived or _is_foreign(message.data):
+            self.result.add_note(f"no record at {where}: {message.reason}", "no records")
+        elif self.was_read(message.topic, message.address) and self._is_whole[message.topic]:
+            what = f"a record that a trainer had read is unreadable now: {message.reason}"
+            self.result.add_violation(what, message.topic, message.address)
         else:
-            self.tally.counts["no records"] += 1
-            self.tally.add_unchecked(f"whether there was a record at {where}: {seen.reason}")
+            self.result.counts["no records"] += 1
+            self.result.add_unchecked(f"whether there was a record at {where}: {message.reason}")
 
     def _dead(self, topic: str) -> dict[Address, str]:
         """Hashes of the dead-lettered copies by the address of the original; read on first use."""
@@ -123,7 +125,7 @@ class FenceAudit:
     unknown: str = ""
     """The first record of a single-holder role that only a newer release understands."""
     _release: str = ""
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(
             7, "one holder writes: terms grow, no number is missing"
         )
@@ -143,24 +145,24 @@ class FenceAudit:
             return None
         topic, at = message.topic, Address(message.partition, message.offset)
         found = self._judge(topic, at, message.value)
-        seen = AuditMessage(
+        judged = AuditMessage(
             topic, at, found.record, found.envelope, found.reason, found.void, message.value
         )
         if self.topics[topic].writer:
-            self._count(seen, found.newer)
-        return seen
+            self._count(judged, found.newer)
+        return judged
 
-    def is_damage(self, seen: AuditMessage) -> bool:
+    def is_damage(self, message: AuditMessage) -> bool:
         """Whether these are bytes for `damage` to judge."""
-        return seen.record is None and not self.topics[seen.topic].writer
+        return message.record is None and not self.topics[message.topic].writer
 
-    def apply(self, seen: AuditMessage) -> None:
+    def apply(self, message: AuditMessage) -> None:
         """No effect: `judged` has done the work already."""
 
     def finish(self, coverage: Coverage) -> None:
         for name, topic in self.topics.items():
             if topic.writer and coverage.get(name) == "absent":
-                self.tally.add_unchecked(f"{name} is missing")
+                self.result.add_unchecked(f"{name} is missing")
 
     def _judge(self, topic: str, at: Address, value: bytes) -> ClassifiedMessage:
         settings = self.topics[topic]
@@ -171,44 +173,46 @@ class FenceAudit:
                 value, fence, topic=topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as gap:
-            self.tally.add_violation(str(gap), topic, at)
+            self.result.add_violation(str(gap), topic, at)
             _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
             assert found.envelope is not None
             after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted
         if is_first and found.record is not None and not isinstance(found.record, Opened):
-            self.tally.add_violation("the first record is no `Opened`", topic, at)
+            self.result.add_violation("the first record is no `Opened`", topic, at)
         return found
 
-    def _count(self, seen: AuditMessage, newer: str) -> None:
-        counts, writer = self.tally.counts, self.topics[seen.topic].writer
+    def _count(self, message: AuditMessage, newer: str) -> None:
+        counts, writer = self.result.counts, self.topics[message.topic].writer
         counts["records"] += 1
-        if seen.void:
+        if message.void:
             counts["void"] += 1
-        envelope = seen.envelope
+        envelope = message.envelope
         if envelope is None:
             what = f"the record is not in the envelope of a {writer}"
-            what = f"{what}: {seen.reason}" if seen.reason else what
-            self.tally.add_violation(what, seen.topic, seen.address)
+            what = f"{what}: {message.reason}" if message.reason else what
+            self.result.add_violation(what, message.topic, message.address)
             return
         if newer:
-            self._keep_unknown(seen, newer)
-        elif seen.record is None:
-            self.tally.add_violation(f"no record: {seen.reason}", seen.topic, seen.address)
+            self._keep_unknown(message, newer)
+        elif message.record is None:
+            self.result.add_violation(
+                f"no record: {message.reason}", message.topic, message.address
+            )
         if envelope.role != writer:
             what = f"written by {envelope.role}; only {writer} may write this topic"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
         counts["is the highest term"] = max(counts["is the highest term"], envelope.term)
-        if isinstance(seen.record, Opened):
-            self._release = seen.record.release or self._release
+        if isinstance(message.record, Opened):
+            self._release = message.record.release or self._release
             counts["openings"] += 1
-            if (seen.record.term, 0) != (envelope.term, envelope.sequence):
-                what = f"`Opened` of term {seen.record.term} is record {envelope.sequence} of "
+            if (message.record.term, 0) != (envelope.term, envelope.sequence):
+                what = f"`Opened` of term {message.record.term} is record {envelope.sequence} of "
                 what += f"term {envelope.term}"
-                self.tally.add_violation(what, seen.topic, seen.address)
+                self.result.add_violation(what, message.topic, message.address)
 
-    def _keep_unknown(self, seen: AuditMessage, newer: str) -> None:
+    def _keep_unknown(self, message: AuditMessage, newer: str) -> None:
         """Remember the first such record; the newest `Opened` names the release to upgrade to."""
-        where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
+        where = f"{message.topic} {message.address.partition}:{message.address.offset}"
         self.unknown = self.unknown or f"{where}: {newer}; {upgrade_advice(self._release)}"

@@ -130,9 +130,9 @@ def starts_complete(kept: Completeness) -> bool:
 class RecordFold(Protocol):
     """A fold over the records of a run that checks one invariant or a part of it."""
 
-    tally: InvariantResult
+    result: InvariantResult
 
-    def apply(self, seen: AuditMessage) -> None:
+    def apply(self, message: AuditMessage) -> None:
         """The next record of a topic, in the order of its partition."""
         ...
 
@@ -182,12 +182,12 @@ class LedgerIndex:
     first_step: int | None = None
     """The first step that a take names: of all later steps every take is available."""
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void or seen.topic != "ledger":
+    def apply(self, message: AuditMessage) -> None:
+        if message.void or message.topic != "ledger":
             return
-        match seen.record:
+        match message.record:
             case Take() as take:
-                self._take(take, seen.address)
+                self._take(take, message.address)
             case StepDone() as done:
                 self.versions.setdefault(done.step, done.version)
                 for key in [key for key in self.begun if key[0] <= done.step]:

@@ -46,7 +46,7 @@ class GroupAudit:
     """Needs `admissions` before the ledger."""
 
     ledger: LedgerIndex
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(1, "every admitted group ends once")
     )
     admitted: dict[int, Admission] = field(default_factory=dict[int, Admission])
@@ -59,27 +59,29 @@ class GroupAudit:
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     """Number of members of each take of a step that is not done."""
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        record = seen.record
-        if record is not None and seen.topic == "ledger":
+        record = message.record
+        if record is not None and message.topic == "ledger":
             if isinstance(record, Superseded):
-                self._supersede(record, seen.address)
+                self._supersede(record, message.address)
             self.attempts.apply(record)
-        if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
-            self.tally.add_violation("only the ledger may end a group", seen.topic, seen.address)
+        if isinstance(record, Take | GroupClosed | StepDone) and message.topic != "ledger":
+            self.result.add_violation(
+                "only the ledger may end a group", message.topic, message.address
+            )
             return
         match record:
-            case Admitted() if seen.topic == "admissions":
-                self._admit(record, seen.address)
+            case Admitted() if message.topic == "admissions":
+                self._admit(record, message.address)
             case Take():
-                self._take(record, seen.address)
+                self._take(record, message.address)
             case GroupClosed():
                 self._by_step[record.step, record.reason] += 1
-                self._end(record.group, record.reason, record.step, seen.address)
+                self._end(record.group, record.reason, record.step, message.address)
             case StepDone():
-                self._done.append((record, seen.address))
+                self._done.append((record, message.address))
                 self._sizes = {key: n for key, n in self._sizes.items() if key[0] > record.step}
             case _:
                 pass
@@ -88,20 +90,20 @@ class GroupAudit:
         self._count()
         for group, ending, at in self._unknown:
             if coverage["admissions"] == "whole":
-                self.tally.add_violation(
+                self.result.add_violation(
                     f"group {group}: {ending}, but never admitted", "ledger", at
                 )
         if self._unknown and coverage["admissions"] != "whole":
             few = f"{len(self._unknown)} ended groups whose admission is missing"
-            self.tally.add_unchecked(few)
+            self.result.add_unchecked(few)
         for topic in ("admissions", "ledger"):
             if not starts_complete(coverage[topic]):
                 is_missing = coverage[topic] == "absent"
                 kept = "missing" if is_missing else "not kept from its first record to its last"
-                self.tally.add_unchecked(f"{topic} is {kept}")
+                self.result.add_unchecked(f"{topic} is {kept}")
         if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
-                self.tally.add_violation(what, "ledger", at)
+                self.result.add_violation(what, "ledger", at)
         self._check_trained()
         for done, at in self._done:
             if self.ledger.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
@@ -116,7 +118,7 @@ class GroupAudit:
 
     def _admit(self, record: Admitted, at: Address) -> None:
         if record.group in self.admitted:
-            self.tally.add_violation(
+            self.result.add_violation(
                 f"group {record.group} is admitted a second time", "admissions", at
             )
         self.admitted.setdefault(
@@ -137,7 +139,7 @@ class GroupAudit:
             for member in begun.members:
                 if named is not None and member.trajectory not in named.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
-                    self.tally.add_violation(what, "ledger", at)
+                    self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
         """Undo these takes. Whether they may be superseded is decided by the trainer's own rule."""
@@ -159,8 +161,8 @@ class GroupAudit:
         groups = ", ".join(map(str, record.poisoned))
         what = f"ledger {at.partition}:{at.offset}: step {step}, update {update}: take {takes}"
         what = f"{what} superseded, group {groups} poisoned: {record.detail}"
-        self.tally.add_note(what, "decisions to supersede")
-        self.tally.counts["takes superseded"] += len(voids)
+        self.result.add_note(what, "decisions to supersede")
+        self.result.counts["takes superseded"] += len(voids)
         for group in record.poisoned:
             end = self.ended.get(group)
             if end is not None and end.ending == "trained":
@@ -172,7 +174,7 @@ class GroupAudit:
         if before is not None:
             what = f"group {group}: {ending} in step {step}"
             what = f"{what}, but {before.ending} in step {before.step}"
-            self.tally.add_violation(f"{what} already", "ledger", at)
+            self.result.add_violation(f"{what} already", "ledger", at)
             return
         self.ended[group] = GroupEnding(ending, step, at)
         if group not in self.admitted:
@@ -180,11 +182,11 @@ class GroupAudit:
 
     def _count(self) -> None:
         endings = Counter(end.ending for end in self.ended.values())
-        self.tally.counts["admitted"] = len(self.admitted)
+        self.result.counts["admitted"] = len(self.admitted)
         for ending in ENDINGS:
-            self.tally.counts[ending] = endings[ending]
-        self.tally.counts["open"] = len(self.admitted.keys() - self.ended.keys())
-        self.tally.counts["steps"] = len({done.step for done, _ in self._done})
+            self.result.counts[ending] = endings[ending]
+        self.result.counts["open"] = len(self.admitted.keys() - self.ended.keys())
+        self.result.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
         """Check that every group that a take began has a trained member once its step is done."""
@@ -193,7 +195,7 @@ class GroupAudit:
             is_done = end.ending == "trained" and end.step in finished
             if is_done and not self.ledger.trained_of[group]:
                 what = f"group {group} was begun in step {end.step}, but none of it was trained"
-                self.tally.add_violation(what, "ledger", end.at)
+                self.result.add_violation(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
@@ -202,4 +204,4 @@ class GroupAudit:
             found = self._by_step[done.step, name]
             if number != found:
                 what = f"step {done.step} states {number} {name}, the ledger holds {found}"
-                self.tally.add_violation(what, "ledger", at)
+                self.result.add_violation(what, "ledger", at)

@@ -56,7 +56,7 @@ class OriginAudit:
 
     ledger: LedgerIndex
     admitted: Mapping[int, Admission]
-    tally: InvariantResult
+    result: InvariantResult
     coverage: Coverage
     """How much of each topic was available, for the topics read so far."""
     chains: ResumeChains = field(init=False)
@@ -84,29 +84,29 @@ class OriginAudit:
     _unkept: int = 0
 
     def __post_init__(self) -> None:
-        self.chains = ResumeChains(self.tally)
+        self.chains = ResumeChains(self.result)
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        match seen.record:
-            case Applied() as applied if seen.topic == "applied" and _is_possible(applied):
+        match message.record:
+            case Applied() as applied if message.topic == "applied" and _is_possible(applied):
                 version = applied.version
                 served = (applied.rollout, applied.rollout_term, version.number, version.term)
                 self._applied.add(served)
                 who = (applied.rollout, applied.rollout_term)
                 self._newest[who] = max(self._newest.get(who, version), version)
                 self._served.add(version)
-            case Prompt() as prompt if seen.topic == "prompts":
-                self._add_prompt(prompt, seen.address)
-            case Assignment() as assignment if seen.topic == "assignments":
-                self._check_assignment(assignment, seen)
-            case Partial() as partial if seen.topic == "partials":
-                self.chains.keep(partial, seen.address)
-            case Trajectory() as record if seen.topic == "trajectories":
+            case Prompt() as prompt if message.topic == "prompts":
+                self._add_prompt(prompt, message.address)
+            case Assignment() as assignment if message.topic == "assignments":
+                self._check_assignment(assignment, message)
+            case Partial() as partial if message.topic == "partials":
+                self.chains.keep(partial, message.address)
+            case Trajectory() as record if message.topic == "trajectories":
                 use = self.ledger.uses.get(record.trajectory)
-                if use is not None and use.step and use.at == seen.address:
-                    self._check(record, seen)
+                if use is not None and use.step and use.at == message.address:
+                    self._check(record, message)
             case _:
                 pass
 
@@ -125,7 +125,7 @@ class OriginAudit:
         else:
             is_served[:] = False
         for row in np.flatnonzero(is_trained & ~is_served).tolist():
-            self.apply(rows.seen(row))
+            self.apply(rows.message(row))
 
     def _are_applied(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether the row's rollout and term applied its version."""
@@ -164,13 +164,13 @@ class OriginAudit:
         for what, at, named in self._elsewhere:
             # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
-                self.tally.add_violation(what, "prompts", at)
+                self.result.add_violation(what, "prompts", at)
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
-            self.tally.notes.append(few)
+            self.result.notes.append(few)
         if self._uncompared - self._served:
             uncompared = len(self._uncompared - self._served)
-            self.tally.counts["versions taken and not compared"] += uncompared
+            self.result.counts["versions taken and not compared"] += uncompared
         last: dict[RolloutTerm, Version] = {}
         unconfirmed = {
             (who, version): found
@@ -182,9 +182,9 @@ class OriginAudit:
         for (who, version), (trajectory, at) in unconfirmed.items():
             what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
             if version < last[who]:
-                self.tally.add_violation(what, "trajectories", at)
+                self.result.add_violation(what, "trajectories", at)
             else:
-                self.tally.counts["versions taken and not compared"] += 1
+                self.result.counts["versions taken and not compared"] += 1
 
     def _add_prompt(self, prompt: Prompt, at: Address) -> None:
         admission = self.admitted.get(prompt.group)
@@ -206,7 +206,7 @@ class OriginAudit:
         what = f"{what}; this prompt asks for {samples}"
         self._elsewhere.append((what, at, admission.prompt))
 
-    def _check_assignment(self, assignment: Assignment, seen: AuditMessage) -> None:
+    def _check_assignment(self, assignment: Assignment, message: AuditMessage) -> None:
         if assignment.kind == "release":
             return
         key = (
@@ -220,18 +220,18 @@ class OriginAudit:
         asked = self._asked.get(assignment.group)
         if asked is not None and _token_hash(assignment.tokens) != asked.hash:
             what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
 
-    def _check(self, record: Trajectory, seen: AuditMessage) -> None:
+    def _check(self, record: Trajectory, message: AuditMessage) -> None:
         wrong = (
-            self._wrong_version(record, seen.address),
+            self._wrong_version(record, message.address),
             self._wrong_prompt(record),
             self._wrong_place(record),
             self._wrong_assignment(record),
             self.chains.wrong(record),
         )
         for what in filter(None, wrong):
-            self.tally.add_violation(f"{record.trajectory} {what}", seen.topic, seen.address)
+            self.result.add_violation(f"{record.trajectory} {what}", message.topic, message.address)
 
     def _wrong_version(self, record: Trajectory, at: Address) -> str:
         who = (record.rollout, record.rollout_term)

@@ -36,7 +36,7 @@ class ResumeChains:
     `partials`, and `partials` before `trajectories`.
     """
 
-    tally: InvariantResult
+    result: InvariantResult
     _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
     """(trajectory, attempt) → the partial that its assignment names."""
     _names: set[str] = field(default_factory=set[str])
@@ -54,7 +54,7 @@ class ResumeChains:
         """Index the partial if its trajectory is resumed by any assignment."""
         if partial.trajectory not in self._names:
             return
-        self.tally.counts["partials"] += 1
+        self.result.counts["partials"] += 1
         count, sources = len(partial.tokens), partial.sources
         if not len(sources):
             sources = np.full(count, GENERATED, np.uint8)
@@ -77,7 +77,7 @@ class ResumeChains:
         links = [] if newest is None else self._chain(record.trajectory, newest)
         if not links:
             return ""
-        self.tally.counts["chains"] += 1
+        self.result.counts["chains"] += 1
         prompt = links[0].start
         done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))
         for link in links:

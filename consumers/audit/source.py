@@ -134,7 +134,7 @@ class TrajectoryRows:
         """The rows from this one on."""
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
-    def seen(self, row: int) -> AuditMessage:
+    def message(self, row: int) -> AuditMessage:
         """One row as a message."""
         from rollstream.storage.archive.originals import OriginalBytes
 
@@ -278,12 +278,12 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 
 @dataclass(slots=True)
 class AuditSource:
-    """A run's log, its store, or both; `tally` is the result on the completeness of the data."""
+    """A run's log, its store, or both; `result` is the result on the completeness of the data."""
 
     bus: Bus | None
     store: ObjectStore | None
     run: str
-    tally: InvariantResult
+    result: InvariantResult
     is_archived: bool = False
     """Whether the message returned last is an archived row."""
     view: LogView = field(init=False)
@@ -348,6 +348,6 @@ class AuditSource:
         if hole.reason == "lost":
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
-            self.tally.add_violation(what, hole.topic, at)
+            self.result.add_violation(what, hole.topic, at)
         elif hole.key:
-            self.tally.add_violation(str(hole), key=hole.key)
+            self.result.add_violation(str(hole), key=hole.key)

@@ -58,22 +58,22 @@ class LagAudit:
 
     ledger: LedgerIndex
     policy: AuditPolicy
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(5, "no token is trained above max_lag")
     )
     _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        record = seen.record
-        if isinstance(record, StepDone) and seen.topic == "ledger":
-            self._done.append((record, seen.address))
-        elif isinstance(record, Trajectory) and seen.topic == "trajectories":
+        record = message.record
+        if isinstance(record, StepDone) and message.topic == "ledger":
+            self._done.append((record, message.address))
+        elif isinstance(record, Trajectory) and message.topic == "trajectories":
             use = self.ledger.uses.get(record.trajectory)
-            if use is not None and use.step and use.at == seen.address:
-                self._add_lags(record, use.step, seen)
+            if use is not None and use.step and use.at == message.address:
+                self._add_lags(record, use.step, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         uses = rows.uses(self.ledger)
@@ -92,21 +92,21 @@ class LagAudit:
         if self.policy.keep_version:
             suspicious |= masked > 0
         for row in np.flatnonzero(suspicious & (steps > 0)).tolist():
-            self.apply(rows.seen(row))
+            self.apply(rows.message(row))
         plain = np.where(suspicious, 0, steps)
         self._add(plain, {"trained": trained, "masked": masked})
         counted = lags[~is_masked & (plain[spans.row] > 0)]
         if len(counted):
             name = "is the highest lag"
-            self.tally.counts[name] = max(self.tally.counts[name], int(counted.max()))
+            self.result.counts[name] = max(self.result.counts[name], int(counted.max()))
 
     def finish(self, coverage: Coverage) -> None:
         if not self.policy.known:
-            self.tally.add_unchecked("dispatch.max_lag is not known without the run's config.json")
+            self.result.add_unchecked("dispatch.max_lag is not known without the run's config.json")
             return
         bound = self.policy.max_lag
         if bound is None:
-            self.tally.notes.append("max_lag = null: ready_groups_max bounds it")
+            self.result.notes.append("max_lag = null: ready_groups_max bounds it")
         incomplete, ledger_whole = 0, starts_complete(coverage["ledger"])
         for done, at in self._done:
             whole = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
@@ -115,10 +115,10 @@ class LagAudit:
             else:
                 incomplete += 1
         if incomplete:
-            self.tally.add_unchecked(f"{incomplete} steps whose takes or completions are missing")
+            self.result.add_unchecked(f"{incomplete} steps whose takes or completions are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.add_unchecked(f"{topic} is missing")
+                self.result.add_unchecked(f"{topic} is missing")
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether its version is believed (as `LedgerIndex.is_believed`)."""
@@ -137,22 +137,22 @@ class LagAudit:
             for name, values in sums.items():
                 self._sums[step, name] += int(values[at]) if step else 0
 
-    def _add_lags(self, record: Trajectory, step: int, seen: AuditMessage) -> None:
+    def _add_lags(self, record: Trajectory, step: int, message: AuditMessage) -> None:
         """Add a trained trajectory's tokens to its step's sums, and report its lag violations."""
         trained = masked = 0
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
-                self.tally.add_violation(what, seen.topic, seen.address)
+                self.result.add_violation(what, message.topic, message.address)
             bound = self.policy.max_lag
             is_above = bound is not None and lag > bound
             if is_above or not self.ledger.is_believed(span.version):
                 masked += tokens
             else:
                 trained += tokens
-                self.tally.counts["is the highest lag"] = max(
-                    self.tally.counts["is the highest lag"], lag
+                self.result.counts["is the highest lag"] = max(
+                    self.result.counts["is the highest lag"], lag
                 )
         self._sums[step, "trajectories"] += 1
         self._sums[step, "trained"] += trained
@@ -160,29 +160,31 @@ class LagAudit:
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
-            self.tally.add_violation(
-                f"{what}, max_lag is {self.policy.max_lag}", seen.topic, seen.address
+            self.result.add_violation(
+                f"{what}, max_lag is {self.policy.max_lag}", message.topic, message.address
             )
 
     def _compare(self, done: StepDone, at: Address) -> None:
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
-        self.tally.counts["tokens trained"] += found["trained"]
-        self.tally.counts["masked"] += found["masked"]
+        self.result.counts["tokens trained"] += found["trained"]
+        self.result.counts["masked"] += found["masked"]
         stated = {
             "trained": done.metrics.get("tokens_trained"),
             "masked": float(done.counts.get("masked_tokens", 0)),
         }
         for name, number in stated.items():
             if number is None:
-                self.tally.add_unchecked(
+                self.result.add_unchecked(
                     f"step {done.step} does not state how many tokens it trained"
                 )
             elif number != found[name]:
                 what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
-                self.tally.add_violation(what, "ledger", at)
+                self.result.add_violation(what, "ledger", at)
         lag, bound = done.metrics.get("lag_consumed_max", 0.0), self.policy.max_lag
         if bound is not None and lag > bound:
-            self.tally.add_violation(f"step {done.step} states lag {lag:g} > {bound}", "ledger", at)
+            self.result.add_violation(
+                f"step {done.step} states lag {lag:g} > {bound}", "ledger", at
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,37 +208,39 @@ class SpanAudit:
     """Checks invariant 3 over `trajectories`; needs the ledger before them."""
 
     foreign: ForeignCompletions
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(3, "every generated token belongs to one span")
     )
 
-    def apply(self, seen: AuditMessage) -> None:
-        record = seen.record
-        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+    def apply(self, message: AuditMessage) -> None:
+        record = message.record
+        if message.topic != "trajectories" or not isinstance(record, Trajectory):
             return
         if self.foreign.has(record):
-            self.tally.counts["foreign completions"] += 1
+            self.result.counts["foreign completions"] += 1
             return
-        self.tally.counts["trajectories"] += 1
-        self.tally.counts["spans"] += len(record.spans)
+        self.result.counts["trajectories"] += 1
+        self.result.counts["spans"] += len(record.spans)
         generated = int(np.count_nonzero(record.sources == GENERATED))
-        self.tally.counts["tokens"] += generated
+        self.result.counts["tokens"] += generated
         wrong = _span_problem(record, generated)
-        if wrong and not self.foreign.ledger.is_trained(record.trajectory, seen.address):
-            self.tally.counts["malformed and not trained"] += 1
+        if wrong and not self.foreign.ledger.is_trained(record.trajectory, message.address):
+            self.result.counts["malformed and not trained"] += 1
         elif wrong:
-            self.tally.add_violation(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
+            self.result.add_violation(
+                f"{record.trajectory}: {wrong}", message.topic, message.address
+            )
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         right = _well_formed(rows)
-        self.tally.counts["trajectories"] += int(np.count_nonzero(right))
-        self.tally.counts["spans"] += int(rows.spans.count[right].sum())
-        self.tally.counts["tokens"] += int(rows.generated[right].sum())
+        self.result.counts["trajectories"] += int(np.count_nonzero(right))
+        self.result.counts["spans"] += int(rows.spans.count[right].sum())
+        self.result.counts["tokens"] += int(rows.generated[right].sum())
         for row in np.flatnonzero(~right).tolist():
-            self.apply(rows.seen(row))
+            self.apply(rows.message(row))
 
     def finish(self, coverage: Coverage) -> None:
-        _report_missing(self.tally, coverage)
+        _report_missing(self.result, coverage)
 
 
 @dataclass(slots=True)
@@ -245,50 +249,50 @@ class OneVersionAudit:
 
     keep_version: bool | None
     foreign: ForeignCompletions
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(4, "under keep_version, one span each")
     )
 
-    def apply(self, seen: AuditMessage) -> None:
-        record = seen.record
-        if isinstance(record, Assignment) and self.keep_version and not seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        record = message.record
+        if isinstance(record, Assignment) and self.keep_version and not message.void:
             self._count_outcome(record)
-        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+        if message.topic != "trajectories" or not isinstance(record, Trajectory):
             return
         several = len(record.spans) > 1
-        self.tally.counts["trajectories of one span"] += not several
-        self.tally.counts["of several"] += several
-        is_trained = self.foreign.ledger.is_trained(record.trajectory, seen.address)
+        self.result.counts["trajectories of one span"] += not several
+        self.result.counts["of several"] += several
+        is_trained = self.foreign.ledger.is_trained(record.trajectory, message.address)
         if several and self.keep_version and is_trained:
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)
 
     def _count_outcome(self, assignment: Assignment) -> None:
         """Count the outcomes of trajectories whose version no rollout held, as far as assignments
         are kept.
         """
         if assignment.from_history:
-            self.tally.counts["loaded from history"] += 1
+            self.result.counts["loaded from history"] += 1
         elif assignment.kind == "start" and assignment.attempt > 1:
-            self.tally.counts["started again"] += 1
+            self.result.counts["started again"] += 1
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         several = rows.spans.count > 1
-        self.tally.counts["trajectories of one span"] += int(np.count_nonzero(~several))
+        self.result.counts["trajectories of one span"] += int(np.count_nonzero(~several))
         if self.keep_version:
             for row in np.flatnonzero(several).tolist():
-                self.apply(rows.seen(row))
+                self.apply(rows.message(row))
         else:
-            self.tally.counts["of several"] += int(np.count_nonzero(several))
+            self.result.counts["of several"] += int(np.count_nonzero(several))
 
     def finish(self, coverage: Coverage) -> None:
         if self.keep_version is False:
-            self.tally.notes.append("the run's policy lets versions change within a trajectory")
+            self.result.notes.append("the run's policy lets versions change within a trajectory")
             return
-        _report_missing(self.tally, coverage)
-        if self.keep_version is None and self.tally.counts["of several"]:
-            self.tally.add_unchecked(
+        _report_missing(self.result, coverage)
+        if self.keep_version is None and self.result.counts["of several"]:
+            self.result.add_unchecked(
                 "rollouts.on_update is not known without the run's config.json"
             )
 
@@ -319,8 +323,8 @@ def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
     return right & (rows.lengths("logprobs") == generated)
 
 
-def _report_missing(tally: InvariantResult, coverage: Coverage) -> None:
+def _report_missing(result: InvariantResult, coverage: Coverage) -> None:
     if coverage["trajectories"] == "part":
-        tally.add_unchecked("the trajectories before the first kept record")
+        result.add_unchecked("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":
-        tally.add_unchecked("trajectories is missing")
+        result.add_unchecked("trajectories is missing")

@@ -52,15 +52,15 @@ class StoreAudit:
     _manifests: dict[Version, Manifest] = field(default_factory=dict[Version, Manifest])
 
     @property
-    def tally(self) -> InvariantResult:
-        return self.versions.tally
+    def result(self) -> InvariantResult:
+        return self.versions.result
 
     def check(self) -> None:
         """Check every version under `weights/`."""
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
-            self.tally.add_violation(str(error), key=POINTER_KEY)
+            self.result.add_violation(str(error), key=POINTER_KEY)
             return
         if present is None:
             self._without_pointer()
@@ -75,31 +75,31 @@ class StoreAudit:
 
     def _without_pointer(self) -> None:
         if any(True for _ in self.store.list("weights/")):
-            self.tally.add_violation("versions exist, but no pointer", key=POINTER_KEY)
+            self.result.add_violation("versions exist, but no pointer", key=POINTER_KEY)
         else:
-            self.tally.add_unchecked("the store holds no weights/")
+            self.result.add_unchecked("the store holds no weights/")
 
     def _check_pointer(self, pointer: Pointer) -> None:
         last, believed = self.versions.last, pointer.version
         if pointer.term < self.versions.term:
             what = f"its term is {pointer.term}, the ledger's is {self.versions.term}"
-            self.tally.add_violation(what, key=POINTER_KEY)
+            self.result.add_violation(what, key=POINTER_KEY)
         if last is None:
             return
         same = believed is not None and believed.number == last.version.number
         is_behind = believed is None or believed.number < last.version.number
         if is_behind or (same and believed != last.version):
             what = f"it names version {believed}, the ledger {last.version}"
-            self.tally.add_violation(what, key=POINTER_KEY)
+            self.result.add_violation(what, key=POINTER_KEY)
 
     def _read_manifests(self) -> None:
         for version in listed_versions(self.store):
             try:
                 self._manifests[version] = read_manifest(self.store, version)
             except ObjectMissing:
-                self.tally.counts["without a manifest"] += 1
+                self.result.counts["without a manifest"] += 1
             except CorruptObject as error:
-                self.tally.add_violation(str(error), key=manifest_key(version))
+                self.result.add_violation(str(error), key=manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
         """Check that the believed version has the manifest that the pointer names, and that the
@@ -112,16 +112,16 @@ class StoreAudit:
         key = manifest_key(version)
         if manifest is None:
             if self._still_believed(pointer):
-                self.tally.add_violation("the believed version has no readable manifest", key=key)
+                self.result.add_violation("the believed version has no readable manifest", key=key)
         elif manifest.hash != pointer.manifest_hash:
             what = f"its hash is {manifest.hash}, the pointer names {pointer.manifest_hash}"
-            self.tally.add_violation(what, key=key)
+            self.result.add_violation(what, key=key)
         while manifest is not None and manifest.parent is not None:
             child, parent = manifest.version, manifest.parent
             if parent.number != child.number - 1 or parent.term > child.term:
                 what = f"version {child} has the parent {parent}"
-                self.tally.add_violation(what, key=manifest_key(child))
-            self.tally.counts["in the chain"] += 1
+                self.result.add_violation(what, key=manifest_key(child))
+            self.result.counts["in the chain"] += 1
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
@@ -136,21 +136,21 @@ class StoreAudit:
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
             what = f"the log names manifest {logged}, the store has {manifest.hash}"
-            self.tally.add_violation(what, key=key)
+            self.result.add_violation(what, key=key)
         if not self._is_believed(version, pointer):
-            self.tally.counts["never believed"] += 1
+            self.result.counts["never believed"] += 1
             # A fenced trainer may write its manifest after its files were deleted: harmless.
             if logged is None and version.term < pointer.term:
                 return
         self._check_base(manifest)
         self._check_hash_of_step(manifest)
-        self.tally.counts["versions kept"] += 1
+        self.result.counts["versions kept"] += 1
         for file in manifest.files:
             wrong = self._wrong_file(version, file)
             if wrong is None:
                 return  # retention removed it meanwhile
             if wrong:
-                self.tally.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
+                self.result.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
         """Whether the ledger believes the version. The ledger has no step 0; its version is
@@ -171,21 +171,21 @@ class StoreAudit:
         base, key = self._manifests.get(named), manifest_key(manifest.version)
         if base is None:
             if manifest.base == named and self._has_manifest(manifest.version):
-                self.tally.add_violation(f"its base {named} is missing", key=key)
+                self.result.add_violation(f"its base {named} is missing", key=key)
         elif wanted != base.hash:
             what = f"it applies to manifest {wanted}, but {named} has {base.hash}"
-            self.tally.add_violation(what, key=key)
+            self.result.add_violation(what, key=key)
 
     def _check_hash_of_step(self, manifest: Manifest) -> None:
         """Compare the version's tensors with the hash that the ledger has of them."""
         done = self.versions.states.get(manifest.version.number)
         if done is None or not done.weights_hash or done.version != manifest.version:
             return
-        self.tally.counts["versions compared with their step"] += 1
+        self.result.counts["versions compared with their step"] += 1
         found = manifest.weights.combined_hash
         if found != done.weights_hash:
             what = f"its tensors have the hash {found}, step {done.step} has {done.weights_hash}"
-            self.tally.add_violation(what, key=manifest_key(manifest.version))
+            self.result.add_violation(what, key=manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
         """The problem with a file, "" for none; None if its version is being removed."""
@@ -194,8 +194,8 @@ class StoreAudit:
             data = self.store.get(key)
         except ObjectMissing:
             return "it is missing" if self._has_manifest(version) else None
-        self.tally.counts["files"] += 1
-        self.tally.counts["bytes"] += len(data)
+        self.result.counts["files"] += 1
+        self.result.counts["bytes"] += len(data)
         if len(data) != file.bytes:
             return f"it has {len(data)} bytes, by its manifest {file.bytes}"
         found = content_hash(data)
@@ -225,7 +225,7 @@ class CheckpointAudit:
     versions: VersionAudit
     policy: AuditPolicy
     tell: Callable[[str], None]
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(11, "checkpoints are whole")
     )
 
@@ -234,13 +234,13 @@ class CheckpointAudit:
         whole: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):
-            self.tally.add_unchecked("the store holds no checkpoints/")
+            self.result.add_unchecked("the store holds no checkpoints/")
             return
         last_term = max((one.id.term for one in stored if one.whole), default=0)
         for checkpoint in stored:
             one = checkpoint.id
             if not checkpoint.whole:
-                self.tally.counts["begun"] += 1
+                self.result.counts["begun"] += 1
                 continue
             self.tell(f"checkpoint {one}")
             try:
@@ -249,14 +249,14 @@ class CheckpointAudit:
                 # A fenced trainer may write its manifest after retention deleted the files: no
                 # restart takes it, since a later term has a checkpoint.
                 if one.term < last_term:
-                    self.tally.counts["begun"] += 1
+                    self.result.counts["begun"] += 1
                     continue
                 wrong = str(error)
             if wrong and self._is_kept(one):
-                self.tally.add_violation(wrong, key=f"{one.folder}/")
+                self.result.add_violation(wrong, key=f"{one.folder}/")
             elif not wrong:
                 whole.append(one.step)
-                self.tally.counts["whole"] += 1
+                self.result.counts["whole"] += 1
         self._check_newest(max(whole, default=0))
 
     def _wrong(self, one: CheckpointId) -> str:
@@ -266,7 +266,7 @@ class CheckpointAudit:
             state = TrainerState.decode(checkpoint_state(self.store, one))
             for file in manifest.tensors.files:
                 data = self.store.get(f"{one.folder}/{file.name}")
-                self.tally.counts["bytes"] += len(data)
+                self.result.counts["bytes"] += len(data)
                 if (len(data), content_hash(data)) != (file.bytes, file.hash):
                     return f"{file.name} differs from its manifest's hash"
         except (CorruptObject, msgspec.ValidationError) as error:
@@ -291,4 +291,4 @@ class CheckpointAudit:
         due = (last.step - 1) // every * every
         if newest < due:
             what = f"the ledger is at step {last.step}, the newest whole checkpoint at {newest}"
-            self.tally.add_violation(f"{what}; one is due every {every} steps", key="checkpoints/")
+            self.result.add_violation(f"{what}; one is due every {every} steps", key="checkpoints/")

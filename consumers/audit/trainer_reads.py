@@ -68,14 +68,14 @@ class TrainerReads:
     """The highest believed version by the ledger so far."""
     _last: TakeRead | None = None
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void or seen.topic != "ledger":
+    def apply(self, message: AuditMessage) -> None:
+        if message.void or message.topic != "ledger":
             return
-        match seen.record:
+        match message.record:
             case Opened() as opened:
                 self.term, self._last = opened.term, None
             case Take() as take:
-                self._take(take, seen.address)
+                self._take(take, message.address)
             case StepDone() as done:
                 self._believe(done.version)
                 self.seconds[self.term, done.step] = done.metrics.get("seconds", 0.0)
@@ -225,7 +225,9 @@ class OpenGroupCheck:
             wrong = "" if admission is None else self._wrong(group, admission, one, takes)
             if wrong and admission is not None:
                 at = Address(0, admission.offset)
-                self.groups.tally.add_violation(f"group {group} is open: {wrong}", "admissions", at)
+                self.groups.result.add_violation(
+                    f"group {group} is open: {wrong}", "admissions", at
+                )
 
     def _wrong(
         self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]

@@ -6,7 +6,7 @@ successor, which finds it and continues: the first new step of a term may carry 
 later step may. A step that is repeated with another state hash is a fork: it becomes a note of the
 result, not a violation.
 
-Grows with the run: two hashes and a few bytes per version.
+The state of this fold grows with the run: two hashes and a few bytes per version.
 """
 
 from dataclasses import dataclass, field
@@ -54,12 +54,12 @@ class KnownRollouts:
 @dataclass(slots=True)
 class VersionAudit:
     """Checks invariant 6 over `ledger`, `weights` and `applied`. The check of the stored versions
-    (`store.py`) adds its violations to the same result, `tally`.
+    (`store.py`) adds its violations to the same result, `result`.
     """
 
     ledger: LedgerIndex
     rollouts: KnownRollouts
-    tally: InvariantResult = field(
+    result: InvariantResult = field(
         default_factory=lambda: InvariantResult(6, "versions are whole, in order, unchanged")
     )
     hashes: dict[Version, str] = field(default_factory=dict[Version, str])
@@ -74,54 +74,54 @@ class VersionAudit:
     """Hashes of the configurations of the trainer's terms."""
     _is_first: bool = False  # whether the next new step is the first of its term
 
-    def apply(self, seen: AuditMessage) -> None:
-        if seen.void:
+    def apply(self, message: AuditMessage) -> None:
+        if message.void:
             return
-        match seen.record:
-            case Opened() as opened if seen.topic == "ledger":
+        match message.record:
+            case Opened() as opened if message.topic == "ledger":
                 self.term, self._is_first = opened.term, True
             case Configured() as configured:
                 self.configurations.add(configured.configuration_hash)
-            case StepDone() as done if seen.topic == "ledger":
-                self._done(done, seen)
+            case StepDone() as done if message.topic == "ledger":
+                self._done(done, message)
             case WeightsAnnounced() as announced:
-                self._check_hash(announced.version, announced.manifest_hash, seen)
+                self._check_hash(announced.version, announced.manifest_hash, message)
             case Applied() as applied if self.rollouts.is_foreign(applied):
-                self.tally.counts["foreign applied"] += 1
+                self.result.counts["foreign applied"] += 1
             case Applied() as applied:
-                self.tally.counts["applied"] += 1
-                self._check_hash(applied.version, applied.hash, seen)
+                self.result.counts["applied"] += 1
+                self._check_hash(applied.version, applied.hash, message)
             case _:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
         if not starts_complete(coverage["ledger"]):
             kept = "missing" if coverage["ledger"] == "absent" else "not whole"
-            self.tally.add_unchecked(f"the ledger is {kept}")
+            self.result.add_unchecked(f"the ledger is {kept}")
 
-    def _done(self, done: StepDone, seen: AuditMessage) -> None:
+    def _done(self, done: StepDone, message: AuditMessage) -> None:
         state = self.states.get(done.step)
         if state is not None:
-            self.tally.counts["repeated"] += 1
+            self.result.counts["repeated"] += 1
             if not done.has_same_state(state):
-                at = f"ledger {seen.address.partition}:{seen.address.offset}"
+                at = f"ledger {message.address.partition}:{message.address.offset}"
                 what = f"{at}: step {done.step} was repeated with another state hash"
-                self.tally.notes.append(what)
+                self.result.notes.append(what)
             return
         self.states[done.step] = replace(done, metrics={}, counts={})
-        self.tally.counts["steps"] += 1
-        problem = self._problem(done, seen)
+        self.result.counts["steps"] += 1
+        problem = self._problem(done, message)
         if problem:
-            self.tally.add_violation(
-                f"step {done.step} as {done.version}: {problem}", "ledger", seen.address
+            self.result.add_violation(
+                f"step {done.step} as {done.version}: {problem}", "ledger", message.address
             )
         self.last, self._is_first = done, False
 
-    def _problem(self, done: StepDone, seen: AuditMessage) -> str:
+    def _problem(self, done: StepDone, message: AuditMessage) -> str:
         """Why a new step's version is out of order; "" if it is in order."""
         if done.version.number != done.step:
             return "the numbers differ"
-        term = self.term if seen.envelope is None else seen.envelope.term
+        term = self.term if message.envelope is None else message.envelope.term
         if done.version.term > term:
             return f"its trainer's term is {term}, which is lower"
         if done.version.term < term and not self._is_first:
@@ -133,8 +133,8 @@ class VersionAudit:
             return f"it follows step {last.step}"
         return "" if done.version.term >= last.version.term else f"it follows {last.version}"
 
-    def _check_hash(self, version: Version, manifest_hash: str, seen: AuditMessage) -> None:
+    def _check_hash(self, version: Version, manifest_hash: str, message: AuditMessage) -> None:
         known = self.hashes.setdefault(version, manifest_hash)
         if known != manifest_hash:
             what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"
-            self.tally.add_violation(what, seen.topic, seen.address)
+            self.result.add_violation(what, message.topic, message.address)

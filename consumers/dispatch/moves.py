@@ -42,10 +42,10 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Releases to append; `deferred` trajectories restart on the newest version."""
+    """Releases to append; the trajectories `restarts` restart on the newest version."""
 
     releases: tuple[Assignment, ...] = ()
-    deferred: tuple[str, ...] = ()
+    restarts: tuple[str, ...] = ()
     moves: tuple[RepackMove, ...] = ()
 
     def summaries(self) -> tuple[MoveSummary, ...]:
@@ -88,7 +88,7 @@ class RepackPlanner:
             if assignment.rollout in giving and is_generating(state, trajectory, assignment):
                 onward[trajectory] = giving[assignment.rollout]
         self._asked_s |= dict.fromkeys(onward, now_s)
-        return RepackPlan(tuple(_move_releases(state, onward)), gathered.deferred, moves)
+        return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[RolloutLoad]:
         """The load of every rollout; one in the middle of a move is not ready until the move is
@@ -158,7 +158,7 @@ class RepackPlanner:
             unfinished=shares[group.admitted.wave],
             lag_left=left,
             longest=group.prompt.sampling.tokens_max,
-            whole=len(group.open) == len(group.admitted.trajectories),
+            all_members_open=len(group.open) == len(group.admitted.trajectories),
         )
 
 

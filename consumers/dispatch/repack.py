@@ -192,7 +192,7 @@ TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it 
 class RunningRequest:
     """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
     number of further versions before its tokens are too old to train, None without a bound;
-    `longest` the limit of its answer in tokens; `whole`: no other trajectory of its group has
+    `longest` the limit of its answer in tokens; `all_members_open`: no trajectory of its group has
     ended.
     """
 
@@ -205,7 +205,7 @@ class RunningRequest:
     unfinished: float
     lag_left: int | None = None
     longest: int | None = None
-    whole: bool = True
+    all_members_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class OutlierPlan:
     """Trajectory → destination of each move, and the trajectories to restart."""
 
     moves: dict[str, str]
-    deferred: tuple[str, ...]
+    restarts: tuple[str, ...]
 
 
 def is_outlier(running: RunningRequest) -> bool:
@@ -238,7 +238,12 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
     useless. Without length history nothing is restarted.
     """
     expected = running.expected
-    if budget is None or expected is None or not running.whole or not is_too_old(running):
+    if (
+        budget is None
+        or expected is None
+        or not running.all_members_open
+        or not is_too_old(running)
+    ):
         return False
     tokens = max(_usual_length_max(expected), TAIL_FACTOR * running.generated)
     return budget.covers(tokens if running.longest is None else min(tokens, running.longest))
@@ -253,7 +258,7 @@ def plan_outliers(
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]
-    deferred = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
+    restarts = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
     by: dict[str, list[RunningRequest]] = {}
     for one in found:
         if not is_too_old(one) and one.version == bins[one.rollout].version:
@@ -274,7 +279,7 @@ def plan_outliers(
             _return_reservations(by[name], mine, slack)
             continue
         moves.update({t: to for t, to in mine.items() if to is not None})
-    return OutlierPlan(moves, deferred)
+    return OutlierPlan(moves, restarts)
 
 
 def _usual_length_max(expected: ExpectedLength) -> float:

@@ -187,7 +187,7 @@ class Dispatch:
         if plan is None:
             return
         plan_s = self.monotonic() - began_s
-        restarts = self.assignment_planner.restart_on_newest(state, plan.deferred, inbox.lengths)
+        restarts = self.assignment_planner.restart_on_newest(state, plan.restarts, inbox.lengths)
         void = [
             VoidAssignment(state.group_of(t), t, state.assignments[t])
             for t in (restart.record.trajectory for restart in restarts)

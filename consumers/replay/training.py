@@ -98,7 +98,7 @@ class ReplayTrainer:
             mine = [take for take in takes if take.update == update]
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
-            self.output.publisher.await_lent()
+            self.output.publisher.await_lent()  # the update below overwrites that memory
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}
@@ -112,12 +112,16 @@ class ReplayTrainer:
             counts=dict(+step_metrics.counts),
             time_s=0.0,
         )
-        self._hand_over(learner, done, step_metrics, planned.is_last)
+        self._publish(learner, done, step_metrics, planned.is_last)
         return done
 
-    def _hand_over(
+    def _publish(
         self, learner: Learner, done: StepDone, step_metrics: StepMetrics, is_last: bool
     ) -> None:
+        """Submit the step's weights, and its checkpoint if one is due, to the publisher. Where
+        `learner.lends_state`, the publisher reads the learner's own memory until the checkpoint is
+        written.
+        """
         out = self.output
         out.publisher.await_room()
         checkpoint = None

@@ -332,7 +332,7 @@ def _is_change_accepted(
     accepted.
     """
     if recorded.configured is not None:
-        _check_run(provenance, recorded.configured)
+        check_run(provenance, recorded.configured)
         before = recorded.configured.configuration_hash
     elif state is not None:
         before = state.configuration_hash
@@ -341,7 +341,7 @@ def _is_change_accepted(
     return before != provenance.configuration_hash and provenance.accept(before)
 
 
-def _check_run(provenance: Provenance, found: Configured) -> None:
+def check_run(provenance: Provenance, found: Configured) -> None:
     """Refuse a ledger of another run: a URL with a wrong prefix would otherwise train that run's
     takes on this run's checkpoint.
     """

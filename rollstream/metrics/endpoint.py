@@ -85,7 +85,7 @@ class ProcessMetrics:
         self._clock, self._asked = clock, stop
         self.stop = TimedStopEvent(stop, clock)
         self.sources: list[MetricsSource] = []
-        self.beside: list[MetricsSource] = []
+        self.dependencies: list[MetricsSource] = []
         """Sources of what the role uses, such as its log; they do not mark the role as running."""
         self.readers: list[ReadersSource] = []
 
@@ -137,7 +137,7 @@ class MetricsCollector(Collector):
             "role_turn_age_seconds": self._watch.turn_age_s(),
             "interpreter_allocations": sys.getallocatedblocks(),
         }
-        for source in [*self._watch.beside, *self._watch.sources]:
+        for source in [*self._watch.dependencies, *self._watch.sources]:
             values.update(self._read(source, {}))
         values.update(self._of_readers())
         for name, value in values.items():

@@ -70,7 +70,7 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
     """Open the run's log and store for the block; all topics exist in it."""
     bus = open_run_log_for_writing(launch.configuration, launch.folder)
     if isinstance(bus, ProvidesMetrics):
-        watch.beside.append(bus.metric_values)
+        watch.dependencies.append(bus.metric_values)
     try:
         url = store_url(launch.configuration, launch.folder)
         store = open_store(url, launch.configuration.sync)

@@ -46,21 +46,21 @@ POLL_S = 0.2
 EVALUATION_OFF = "no evaluation (evaluation.enabled = false)"
 
 
-def evaluate_announced(place: RoleContext) -> bool:
+def evaluate_announced(context: RoleContext) -> bool:
     """Evaluate due versions as they are announced; True once the last step's version is
     evaluated.
     """
-    c = place.configuration
+    c = context.configuration
     set_torch_threads(c.evaluation.threads)
-    path = RunFolder(place.folder).metrics / "eval.jsonl"
-    evaluator = _open_evaluator(place)
+    path = RunFolder(context.folder).metrics / "eval.jsonl"
+    evaluator = _open_evaluator(context)
     evaluator.done = {int(line["step"]) for line in read_metrics(path)}
-    reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
-    place.watch.offer(evaluator.metric_values, lambda: [reader])
+    reader = TopicReader(context.bus, "weights", from_begin(context.bus, "weights"))
+    context.watch.offer(evaluator.metric_values, lambda: [reader])
     announced: dict[int, Version] = {}
-    pins = VersionPins(place.store, place.name)
+    pins = VersionPins(context.store, context.name)
     with MetricsFile(path, bytes_max=None) as metrics, closing(pins):  # one line per evaluation
-        while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
+        while not context.stop.is_set() and c.trainer.steps not in evaluator.done:
             for received in reader.follow():
                 if isinstance(received.record, WeightsAnnounced):
                     version = received.record.version
@@ -69,41 +69,41 @@ def evaluate_announced(place: RoleContext) -> bool:
             due = [n for n in due_numbers(c, newest) if n not in evaluator.done]
             evaluator.due = len(due)
             if not due:
-                place.stop.wait(POLL_S)
+                context.stop.wait(POLL_S)
                 continue
-            pins.set(_present(place, due, announced))
-            version = announced.get(due[0]) or stored_version(place, due[0])
+            pins.set(_present(context, due, announced))
+            version = announced.get(due[0]) or stored_version(context, due[0])
             line = None if version is None else evaluator.line(version)
             evaluator.done.add(due[0])
-            pins.set(_present(place, due[1:], announced))
+            pins.set(_present(context, due[1:], announced))
             if line is not None:
                 metrics.append(line)
                 evaluator.evaluated(line)
     return c.trainer.steps in evaluator.done
 
 
-def evaluate_stored(place: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
+def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
     """Evaluate these stored versions now; yields their lines. Raises `ObjectMissing` for a version
     that is not stored.
     """
-    c = place.configuration
+    c = context.configuration
     set_torch_threads(c.evaluation.threads)
-    evaluator = _open_evaluator(place)
+    evaluator = _open_evaluator(context)
     for number in numbers:
-        version = stored_version(place, number)
+        version = stored_version(context, number)
         if version is None:
-            kept = ", ".join(str(v.version.number) for v in stored_versions(place.store))
+            kept = ", ".join(str(v.version.number) for v in stored_versions(context.store))
             raise ObjectMissing(f"version {number} is not kept; kept are {kept}")
         line = evaluator.line(version)
         if line is not None:
             yield line
 
 
-def _open_evaluator(place: RoleContext) -> "Evaluator":
-    c, folder = place.configuration, place.folder
+def _open_evaluator(context: RoleContext) -> "Evaluator":
+    c, folder = context.configuration, context.folder
     task = load_run_task(c, folder)
     task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
-    return Evaluator(place, task, RewardPool(task_settings(c, folder)))
+    return Evaluator(context, task, RewardPool(task_settings(c, folder)))
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
@@ -113,17 +113,17 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 
 
 def _present(
-    place: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
+    context: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
 ) -> list[Version]:
     """The versions of the next due numbers, as announced or, if that was missed, as stored."""
     numbers = due[:PINNED_MAX]
-    found = (announced.get(number) or stored_version(place, number) for number in numbers)
+    found = (announced.get(number) or stored_version(context, number) for number in numbers)
     return [version for version in found if version is not None]
 
 
-def stored_version(place: RoleContext, number: int) -> Version | None:
+def stored_version(context: RoleContext, number: int) -> Version | None:
     """The stored version of this number, of the highest term if several trainers made one."""
-    stored = [v.version for v in stored_versions(place.store) if v.whole]
+    stored = [v.version for v in stored_versions(context.store) if v.whole]
     return max((v for v in stored if v.number == number), default=None)
 
 
@@ -131,7 +131,7 @@ def stored_version(place: RoleContext, number: int) -> Version | None:
 class Evaluator:
     """Evaluates one version after the other, each in an engine of its own."""
 
-    place: RoleContext
+    context: RoleContext
     task: Task
     rewards: RewardPool
     held: ResidentWeights = field(default_factory=ResidentWeights)
@@ -159,7 +159,7 @@ class Evaluator:
 
     def line(self, version: Version) -> dict[str, object] | None:
         """The line of `eval.jsonl`; None if retention removed the version first."""
-        c, store = self.place.configuration, self.place.store
+        c, store = self.context.configuration, self.context.store
         try:
             manifest = self.held.update(store, version).manifest
             config = config_from_version(store, manifest)
@@ -195,12 +195,12 @@ class Evaluator:
         """When version 0 was made; seconds count from there, however late a version is
         evaluated.
         """
-        path = RunFolder(self.place.folder).metrics / "started.json"
+        path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():
-            first = stored_version(self.place, 0)
+            first = stored_version(self.context, 0)
             if first is None:
                 return 0.0
-            manifest, _ = fetch_tensors(self.place.store, first, tensors=())
+            manifest, _ = fetch_tensors(self.context.store, first, tensors=())
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"started_s": manifest.created_s}))
             partial.replace(path)

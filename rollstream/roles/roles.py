@@ -61,14 +61,14 @@ def run_role(launch: RoleLaunch) -> bool:
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
         serve_metrics(c, launch.folder, launch.role, launch.name, watch),
-        open_role_context(launch, watch) as place,
+        open_role_context(launch, watch) as context,
     ):
         try:
             if not role.reads_only:
-                check_conditional_writes(place.store, c.store, uuid.uuid4().hex)
-                read_or_create_identity(place.store, c.run)
-            with watch_configuration(place.store, c, launch.stop, launch.accept_config):
-                return role.load()(place)
+                check_conditional_writes(context.store, c.store, uuid.uuid4().hex)
+                read_or_create_identity(context.store, c.run)
+            with watch_configuration(context.store, c, launch.stop, launch.accept_config):
+                return role.load()(context)
         finally:
             _record_usage(launch.folder, launch.name)
 
@@ -87,8 +87,8 @@ def evaluate_versions(
         stop=threading.Event(),
         nonce="",
     )
-    with open_role_context(launch, ProcessMetrics(launch.stop)) as place:
-        yield from evaluate_stored(place, numbers)
+    with open_role_context(launch, ProcessMetrics(launch.stop)) as context:
+        yield from evaluate_stored(context, numbers)
 
 
 def _record_usage(folder: Path, name: str) -> None:
@@ -105,52 +105,52 @@ def _record_usage(folder: Path, name: str) -> None:
 
 
 @contextmanager
-def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
+def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
     """Hold the role's lease while the block runs; it is released at the end, so that the next
     holder need not wait. Raises `Fenced` if it was lost.
     """
-    candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
-    lease = _acquire(place, candidate)
+    candidate = LeaseCandidate(role, context.name, context.nonce, duration_s, context.handed_nonce)
+    lease = _acquire(context, candidate)
     try:
-        check_exists(place.store, place.configuration.run)
+        check_exists(context.store, context.configuration.run)
     except ConfigurationError:
         lease.release()
         raise
-    place.watch.offer(lease.metric_values)
-    with LeaseRenewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
+    context.watch.offer(lease.metric_values)
+    with LeaseRenewal(lease, on_lost=lambda error: context.stop.set()) as renewal:
         yield lease
     if renewal.lost.is_set():
         raise Fenced(f"role {role}: the lease of term {lease.term} was lost")
     lease.release()
 
 
-def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
+def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
     def sleep(seconds: float) -> None:
-        if place.stop.wait(seconds):
+        if context.stop.wait(seconds):
             raise SystemExit(143)  # stopped while it stood by; 0 would mean that its work is done
 
-    return acquire_lease(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
+    return acquire_lease(context.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 
 
-def run_prompts(place: RoleContext) -> bool:
+def run_prompts(context: RoleContext) -> bool:
     from rollstream.producers.prompt_source import PromptSource
     from rollstream.roles.context import prompt_order
 
-    c = place.configuration
-    order = prompt_order(c, place.folder)
-    with hold_role_lease(place, "prompts", c.dispatch.lease_s) as lease:
-        source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
-        place.watch.offer(source.metric_values, source.readers)
-        source.run(place.stop)
+    c = context.configuration
+    order = prompt_order(c, context.folder)
+    with hold_role_lease(context, "prompts", c.dispatch.lease_s) as lease:
+        source = PromptSource(context.bus, order, lease.term, 4 * c.trainer.groups_per_step)
+        context.watch.offer(source.metric_values, source.readers)
+        source.run(context.stop)
     return False
 
 
-def run_dispatch(place: RoleContext) -> bool:
+def run_dispatch(context: RoleContext) -> bool:
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
     from rollstream.monitor.state import MOVES_FILE, foreign_line, move_line
 
-    c = place.configuration
+    c = context.configuration
     pace = AdmissionPace(
         c.trainer.groups_per_step,
         c.dispatch.max_lag,
@@ -158,14 +158,14 @@ def run_dispatch(place: RoleContext) -> bool:
         c.trainer.steps,
     )
     keep_version = c.rollouts.on_update == "keep_version"
-    path = RunFolder(place.folder).metrics / MOVES_FILE
+    path = RunFolder(context.folder).metrics / MOVES_FILE
     with (
-        hold_role_lease(place, "dispatch", c.dispatch.lease_s) as lease,
+        hold_role_lease(context, "dispatch", c.dispatch.lease_s) as lease,
         MetricsFile(path) as lines,
     ):
         dispatch = Dispatch(
-            place.bus,
-            place.store,
+            context.bus,
+            context.store,
             c.dispatch,
             pace,
             keep_version,
@@ -175,80 +175,80 @@ def run_dispatch(place: RoleContext) -> bool:
         )
         dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
         dispatch.on_foreign = lambda counts: lines.append(foreign_line(counts, time.time()))
-        place.watch.offer(dispatch.metric_values, dispatch.readers)
-        dispatch.run(place.stop)
+        context.watch.offer(dispatch.metric_values, dispatch.readers)
+        dispatch.run(context.stop)
     return False
 
 
-def run_archive(place: RoleContext) -> bool:
+def run_archive(context: RoleContext) -> bool:
     from rollstream.consumers.archive.service import ArchiveService
 
-    c = place.configuration
+    c = context.configuration
     os.nice(ARCHIVE_NICENESS)
-    lines = MetricsFile(RunFolder(place.folder).metrics / f"{place.name}.jsonl")
-    with lines, hold_role_lease(place, "archive", c.dispatch.lease_s):
-        archive = ArchiveService(place.bus, place.store, c.run, c.archive, note=lines.append)
-        place.watch.offer(archive.metric_values)
-        archive.run(place.stop)
+    lines = MetricsFile(RunFolder(context.folder).metrics / f"{context.name}.jsonl")
+    with lines, hold_role_lease(context, "archive", c.dispatch.lease_s):
+        archive = ArchiveService(context.bus, context.store, c.run, c.archive, note=lines.append)
+        context.watch.offer(archive.metric_values)
+        archive.run(context.stop)
     return False
 
 
-def run_relay(place: RoleContext) -> bool:
+def run_relay(context: RoleContext) -> bool:
     """Serve versions until the role is stopped."""
-    relay = build_relay(place)
-    place.watch.offer(relay.metric_values, relay.readers)
-    relay.run(place.stop)
+    relay = build_relay(context)
+    context.watch.offer(relay.metric_values, relay.readers)
+    relay.run(context.stop)
     return False
 
 
-def run_scorer(place: RoleContext) -> bool:
+def run_scorer(context: RoleContext) -> bool:
     """Annotate trajectories until the role is stopped."""
-    scorer = build_scorer(place)
-    place.watch.offer(scorer.metric_values)
-    scorer.run(place.stop)
+    scorer = build_scorer(context)
+    context.watch.offer(scorer.metric_values)
+    scorer.run(context.stop)
     return False
 
 
-def build_relay(place: RoleContext) -> Relay:
+def build_relay(context: RoleContext) -> Relay:
     """This node's relay, under its next term."""
-    settings = place.configuration.relay
-    return Relay(place.bus, place.store, settings, place.name, _relay_folder(place))
+    settings = context.configuration.relay
+    return Relay(context.bus, context.store, settings, context.name, _relay_folder(context))
 
 
-def with_relay_reads(place: RoleContext) -> RoleContext:
+def with_relay_reads(context: RoleContext) -> RoleContext:
     """The context with the node's relay in front of its store."""
-    settings = place.configuration.relay
+    settings = context.configuration.relay
     if not settings.enabled:
-        return place
-    store = RelayStore(place.store, _relay_folder(place), settings.url)
-    place.watch.offer(lambda: {"rollout_relay_bytes_total": store.relay_bytes})
-    return replace(place, store=store)
+        return context
+    store = RelayStore(context.store, _relay_folder(context), settings.url)
+    context.watch.offer(lambda: {"rollout_relay_bytes_total": store.relay_bytes})
+    return replace(context, store=store)
 
 
-def with_relay_push(place: RoleContext) -> RoleContext:
+def with_relay_push(context: RoleContext) -> RoleContext:
     """The context with a store that also pushes what this process writes of new versions to the
     relay chain.
     """
-    settings = place.configuration.relay
+    settings = context.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
-        return place
+        return context
     directory, pace = (
-        RelayDirectory(place.bus, settings.timeout_s),
+        RelayDirectory(context.bus, settings.timeout_s),
         BandwidthLimiter(settings.send_bytes_per_s),
     )
-    store = PushingStore(place.store, directory, settings.push_bytes_max, pace)
-    place.watch.beside.append(store.metric_values)
-    return replace(place, store=store)
+    store = PushingStore(context.store, directory, settings.push_bytes_max, pace)
+    context.watch.dependencies.append(store.metric_values)
+    return replace(context, store=store)
 
 
-def _relay_folder(place: RoleContext) -> Path:
-    return folder_for(place.configuration.relay, place.folder)
+def _relay_folder(context: RoleContext) -> Path:
+    return folder_for(context.configuration.relay, context.folder)
 
 
-def build_scorer(place: RoleContext) -> Scorer:
+def build_scorer(context: RoleContext) -> Scorer:
     """The scorer, which resumes at its group's committed positions."""
-    c = place.configuration
-    load_run_task(c, place.folder)  # errors raise here, not at the first trajectory
+    c = context.configuration
+    load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
     if c.scoring.function:
         load_function(c.scoring.function)
     limits = {
@@ -256,10 +256,10 @@ def build_scorer(place: RoleContext) -> Scorer:
         "reward_processes": c.scoring.processes,
     }
     return Scorer(
-        place.bus,
+        context.bus,
         RewardPool(
-            task_settings(c, place.folder).model_copy(update=limits), function=c.scoring.function
+            task_settings(c, context.folder).model_copy(update=limits), function=c.scoring.function
         ),
-        AnnotationPlan(c.scoring.names, not c.scoring.function, place.name),
+        AnnotationPlan(c.scoring.names, not c.scoring.function, context.name),
         BATCH_PER_PROCESS * c.scoring.processes,
     )

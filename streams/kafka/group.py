@@ -107,7 +107,7 @@ class KafkaGroupReader:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
-        self._drop_partitions([*self._read])
+        self.drop_partitions([*self._read])
 
     def _due(self) -> dict[int, int]:
         """Positions after polled records of partitions still held that are not committed yet."""
@@ -150,14 +150,14 @@ class KafkaGroupReader:
         if self._consumer is None:
             consumer = self._make()
             try:
-                consumer.subscribe(self._topic, self._drop_partitions)
+                consumer.subscribe(self._topic, self.drop_partitions)
             except KafkaError:
                 consumer.close()
                 raise
             self._consumer = consumer
         return self._consumer
 
-    def _drop_partitions(self, partitions: Collection[int]) -> None:
+    def drop_partitions(self, partitions: Collection[int]) -> None:
         """Called in the client's thread: these partitions belong to another member from now on."""
         with self._lock:
             for partition in partitions:
@@ -172,4 +172,4 @@ class KafkaGroupReader:
             return
         with contextlib.suppress(KafkaError):  # it failed before
             self.close()
-        self._drop_partitions([*self._read])
+        self.drop_partitions([*self._read])

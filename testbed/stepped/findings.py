@@ -111,9 +111,9 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     """
     found, policy = Findings(), policy_of(shape)
     whole = Audit(bus, store, RUN, policy).check()
-    for tally in whole:
-        found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]
-        found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
+    for result in whole:
+        found.wrong += [f"{result.number} {o.where}: {o.what}" for o in result.offenders]
+        found.wrong += [f"{result.number} not checked: {what}" for what in result.unchecked]
     for share in (0.3, 0.7):
         continued = continued_results(bus, store, policy, share)
         found.wrong += [f"continued at {share}: {one}" for one in differing(whole, continued)]

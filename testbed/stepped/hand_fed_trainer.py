@@ -142,7 +142,7 @@ class HandFed:
 
     def offences(self) -> list[str]:
         """The findings of an audit."""
-        return [offender.what for tally in self.audit() for offender in tally.offenders]
+        return [offender.what for result in self.audit() for offender in result.offenders]
 
     def audit(self) -> list[InvariantResult]:
         """The results of an audit."""

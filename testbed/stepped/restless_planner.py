@@ -23,10 +23,10 @@ class Restless(RepackPlanner):
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan:
         begun = [t for t, o in sorted(state.assignments.items()) if is_generating(state, t, o)]
         chosen = [t for t in begun if self.random.random() < 0.3]
-        deferred = tuple(t for t in chosen if self.random.random() < 0.2)
-        releases = [self._release(state, t) for t in chosen if t not in deferred]
-        self.asked.update({"asked back": len(releases), "put off": len(deferred)})
-        return RepackPlan(tuple(r for r in releases if r is not None), deferred)
+        restarts = tuple(t for t in chosen if self.random.random() < 0.2)
+        releases = [self._release(state, t) for t in chosen if t not in restarts]
+        self.asked.update({"asked back": len(releases), "put off": len(restarts)})
+        return RepackPlan(tuple(r for r in releases if r is not None), restarts)
 
     def _release(self, state: DispatchState, trajectory: str) -> Assignment | None:
         """Moves to any serving rollout; the rollout itself must detect another version."""

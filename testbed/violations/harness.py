@@ -44,11 +44,11 @@ def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
     run = open_run(folder, 2, seed)
     invariant, said = kind.plant(run)
     run.bus.close()
-    tally = audited(folder)[invariant]
+    result = audited(folder)[invariant]
     shutil.rmtree(folder)
-    places = [f"{offender.where}: {offender.what}" for offender in tally.offenders]
-    if tally.state == "kept" or not any(said in place for place in [*places, *tally.unchecked]):
-        return f"{kind.name}: {said!r} is not in {places + tally.unchecked}"
+    places = [f"{offender.where}: {offender.what}" for offender in result.offenders]
+    if result.state == "kept" or not any(said in place for place in [*places, *result.unchecked]):
+        return f"{kind.name}: {said!r} is not in {places + result.unchecked}"
     return ""
 
 

@@ -35,10 +35,10 @@ def archive(folder: Path) -> None:
     bus.close()
 
 
-def found(tallies: dict[int, InvariantResult]) -> list[object]:
+def found(results: dict[int, InvariantResult]) -> list[object]:
     return [
         (t.number, dict(t.counts), t.violations, t.offenders, t.unchecked, t.notes)
-        for number, t in tallies.items()
+        for number, t in results.items()
         if number
     ]
 
@@ -81,10 +81,10 @@ def test_a_changed_row_is_found_and_the_rows_before_it_count(folder: Path) -> No
     changed = table.set_column(index, table.schema.field(index), pa.array(rewards, pa.float64()))
     path.chmod(0o644)
     pq.write_table(changed.replace_schema_metadata(metadata), path)
-    tallies = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
-    (said,) = tallies[0].offenders
+    results = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
+    (said,) = results[0].offenders
     assert "row 0:3 differs from its hash" in said.what
-    assert tallies[3].counts["trajectories"] == whole - (len(rewards) - 3)
+    assert results[3].counts["trajectories"] == whole - (len(rewards) - 3)
 
 
 def test_a_row_missing_within_a_file_is_found(folder: Path) -> None:
@@ -93,5 +93,5 @@ def test_a_row_missing_within_a_file_is_found(folder: Path) -> None:
     table = pq.read_table(path, partitioning=None)
     path.chmod(0o644)
     pq.write_table(pa.concat_tables([table.slice(0, 2), table.slice(3)]), path)
-    tallies = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
-    assert tallies[0].offenders[0].what == "offsets 2 to 2 are missing"
+    results = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
+    assert results[0].offenders[0].what == "offsets 2 to 2 are missing"

@@ -35,5 +35,5 @@ def test_what_was_read_before_is_no_second_copy(
     truncate(run.bus, "admissions", {0: position_before(run.bus, "admissions", Address(0, 6))})
     found = [*begun, *reading]
     run.bus.close()
-    assert [offender.what for offender in source.tally.offenders] == []
+    assert [offender.what for offender in source.result.offenders] == []
     assert [message.offset for message in found] == list(range(7))  # pyright: ignore[reportAttributeAccessIssue]

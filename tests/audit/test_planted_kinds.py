@@ -24,6 +24,6 @@ def test_there_are_more_than_sixty_kinds() -> None:
 
 def test_what_no_log_shows_is_named_in_the_docs(healthy: Path, tmp_path: Path) -> None:
     text = DOCS.read_text()
-    for name, why, tallies in unseen(healthy, tmp_path):
-        assert [tally.offenders for tally in tallies.values() if tally.offenders] == [], name
+    for name, why, results in unseen(healthy, tmp_path):
+        assert [result.offenders for result in results.values() if result.offenders] == [], name
         assert name.replace("_", " ") in text, f"{name}: {why}"

@@ -20,8 +20,8 @@ CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each
 
 
-def places(tally) -> list[str]:
-    return [f"{offender.where}: {offender.what}" for offender in tally.offenders]
+def places(result) -> list[str]:
+    return [f"{offender.where}: {offender.what}" for offender in result.offenders]
 
 
 def test_several_spans_violate_keep_version(folder: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_zombie_and_a_repeat_are_void_and_no_violation(folder: Path) -> None:
     append_raw(append, "ledger", Opened("trainer", 2), "trainer", 2, 0)
     append.bus.close()
     found = audited(folder)
-    assert all(tally.state == "kept" for tally in found.values())
+    assert all(result.state == "kept" for result in found.values())
     assert found[7].counts["void"] == 3
 
 
@@ -74,7 +74,7 @@ def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -
     run.say(StepDone(2, Version(2, 1), "f" * 32, 1, metrics, counts, 1.0))
     run.bus.close()
     found = audited(folder)
-    assert all(tally.state == "kept" for tally in found.values())
+    assert all(result.state == "kept" for result in found.values())
     assert found[6].notes == ["ledger 0:10: step 2 was repeated with another state hash"]
 
 
@@ -93,7 +93,7 @@ def test_audit_writes_nothing(folder: Path) -> None:
 
 def test_the_healthy_run_is_healthy(folder: Path) -> None:
     found = audited(folder)
-    assert [tally.state for tally in found.values()] == ["kept"] * 9
+    assert [result.state for result in found.values()] == ["kept"] * 9
     assert found[1].counts["admitted"] == len({record.group for record in admissions(folder)}) == 9
 
 
@@ -132,4 +132,4 @@ def test_an_annotation_that_the_trainer_refuses_is_not_the_first_one() -> None:
     for offset, note in enumerate(notes):
         at, data = Address(0, offset), encode(note)
         fold.apply(AuditMessage("annotations", at, note, None, "", False, data))
-    assert fold.tally.violations == 0
+    assert fold.result.violations == 0

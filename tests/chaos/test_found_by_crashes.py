@@ -166,8 +166,8 @@ def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_viola
 
 
 def missing_files(bus: MemoryBus, store: MemoryStore) -> list[str]:
-    tallies = Audit(bus, store, "run", AuditPolicy(1, False)).check()
-    offenders = [offender for tally in tallies for offender in tally.offenders]
+    results = Audit(bus, store, "run", AuditPolicy(1, False)).check()
+    offenders = [offender for result in results for offender in result.offenders]
     return [offender.key for offender in offenders if offender.what == "it is missing"]
 
 

@@ -27,7 +27,7 @@ from rollstream.config.identity import (
 )
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.consumers.trainer.build import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
+from rollstream.consumers.trainer.build import Provenance, check_run
 from rollstream.errors import BusError, ConfigurationError, NewerRelease
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
@@ -98,10 +98,10 @@ def test_the_id_is_drawn_once_and_another_run_is_refused(store: ObjectStore) -> 
 
 def test_a_ledger_of_another_run_is_refused() -> None:
     mine = Provenance("run", 2, "hash", "revision", run_id="aa")
-    _check_run(mine, Configured("hash", "revision", 0))
-    _check_run(mine, Configured("hash", "revision", 0, run_id="aa"))
+    check_run(mine, Configured("hash", "revision", 0))
+    check_run(mine, Configured("hash", "revision", 0, run_id="aa"))
     with pytest.raises(ConfigurationError, match="id bb, the store of the run with id aa"):
-        _check_run(mine, Configured("hash", "revision", 0, run_id="bb"))
+        check_run(mine, Configured("hash", "revision", 0, run_id="bb"))
 
 
 def test_a_role_with_another_max_lag_is_refused_by_name(store: ObjectStore) -> None:

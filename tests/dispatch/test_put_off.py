@@ -29,12 +29,12 @@ FAST = LagBudget(max_lag=4, step_s=10.0, token_s=0.05)
 """30 s until it is too late: 600 tokens, which is twice the length of `OLD`."""
 
 
-def deferred(*running: RunningRequest, budget: LagBudget | None = FAST) -> tuple[str, ...]:
-    return plan_outliers(running, [ROOMY], budget).deferred
+def restarts(*running: RunningRequest, budget: LagBudget | None = FAST) -> tuple[str, ...]:
+    return plan_outliers(running, [ROOMY], budget).restarts
 
 
 def test_what_would_be_in_time_on_the_newest_version_starts_again_there():
-    assert deferred(OLD) == ("0.0",)
+    assert restarts(OLD) == ("0.0",)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_what_would_be_in_time_on_the_newest_version_starts_again_there():
 def test_what_would_be_late_again_is_not_yet_or_holds_up_its_group_is_left_alone(
     changed: dict[str, object],
 ):
-    assert deferred(replace(OLD, **changed)) == ()  # type: ignore[arg-type]
+    assert restarts(replace(OLD, **changed)) == ()  # type: ignore[arg-type]
 
 
 def test_nothing_starts_again_before_steps_and_speeds_were_measured():
-    assert deferred(OLD, budget=None) == ()
+    assert restarts(OLD, budget=None) == ()
     assert lag_budget(4, None, [20.0]) is None
     assert lag_budget(4, 10.0, [0.0]) is None
     assert lag_budget(None, 10.0, [20.0]) is None
@@ -64,8 +64,8 @@ def test_nothing_starts_again_before_steps_and_speeds_were_measured():
 
 
 def test_the_limit_of_an_answer_bounds_what_it_is_taken_to_be():
-    assert deferred(replace(OLD, generated=590, longest=600)) == ("0.0",)
-    assert deferred(replace(OLD, generated=590, longest=601)) == ()
+    assert restarts(replace(OLD, generated=590, longest=600)) == ("0.0",)
+    assert restarts(replace(OLD, generated=590, longest=601)) == ()
 
 
 runs = st.builds(
@@ -80,7 +80,7 @@ runs = st.builds(
     unfinished=st.floats(0, 0.2),
     lag_left=st.none() | st.integers(-3, 3),
     longest=st.none() | st.integers(5_000, 9_000),
-    whole=st.booleans(),
+    all_members_open=st.booleans(),
 )
 budgets = st.builds(LagBudget, st.integers(0, 8), st.floats(0.1, 1e3), st.floats(1e-4, 1.0))
 
@@ -91,10 +91,10 @@ def test_only_hopeless_outliers_start_again_and_twice_their_length_is_in_time(
 ):
     plan = plan_outliers(running, [ROOMY], budget)
     known = {one.trajectory: one for one in running}
-    assert not {*plan.deferred} & {*plan.moves}
-    for one in (known[name] for name in plan.deferred):
+    assert not {*plan.restarts} & {*plan.moves}
+    for one in (known[name] for name in plan.restarts):
         assert is_outlier(one)
-        assert one.whole
+        assert one.all_members_open
         assert one.lag_left is not None
         assert one.lag_left < 0
         tokens = min(2 * one.generated, one.longest or 2 * one.generated)
@@ -106,7 +106,7 @@ def test_slower_rollouts_and_faster_steps_never_put_off_more(
     running: list[RunningRequest], budget: LagBudget
 ):
     tighter = LagBudget(budget.max_lag, budget.step_s / 2, budget.token_s * 2)
-    assert {*deferred(*running, budget=tighter)} <= {*deferred(*running, budget=budget)}
+    assert {*restarts(*running, budget=tighter)} <= {*restarts(*running, budget=budget)}
 
 
 @given(
@@ -155,4 +155,4 @@ def test_the_service_measures_steps_and_requests(tokens_per_s: float, again: tup
         state.apply_status(newest, now_s=0.0)
         plan = repacking.plan(state, lengths, now_s=100.0 * number)
     assert plan is not None
-    assert plan.deferred == again
+    assert plan.restarts == again

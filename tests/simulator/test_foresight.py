@@ -38,7 +38,7 @@ def test_what_is_expected_is_what_the_service_expects_of_the_same_answers(
         foresight = LengthForecast(work)
         for number, tokens in notes:
             if known.of_prompt(prompt(number)) is None:
-                for earlier in work.earlier(number % PROMPTS):
+                for earlier in work.history(number % PROMPTS):
                     known.note(prompt(number), earlier)
             assert foresight.length_of(number) == known.of_prompt(prompt(number))
             foresight.add(number, tokens)

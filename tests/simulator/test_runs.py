@@ -11,6 +11,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.policies import POLICIES, ablation, policy_of
 from rollstream.simulator.replica import Replica
+from rollstream.simulator.results import SimulatedTrainer
 from rollstream.simulator.simulation import Simulation
 from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
@@ -48,23 +49,23 @@ def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int)
         replace(SMALL, rollouts=3, slots=4, batch_max=4), WAVY, policy_of(name),
         workload(TAILED, seed),
     )  # fmt: skip
-    simulation = Simulation(world)
-    seen: list[str] = []
-    train = simulation._train
+    received: list[str] = []
+    receive = SimulatedTrainer.receive
 
-    def look_then_train() -> None:
-        for _, group, samples in world.trainer.ready:
-            if samples[0].name not in seen:
-                check_whole(samples, world.dispatching.workload.group(group))
-                seen.extend(work.name for work in samples)
-        train()
+    def check_then_receive(
+        trainer: SimulatedTrainer, group: int, samples: list[SimulatedTrajectory]
+    ) -> None:
+        check_whole(samples, world.dispatching.workload.group(group))
+        received.extend(work.name for work in samples)
+        receive(trainer, group, samples)
 
-    simulation._train = look_then_train  # type: ignore[method-assign]
-    simulation.run()
-    assert len(seen) == len(set(seen)) > 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SimulatedTrainer, "receive", check_then_receive)
+        Simulation(world).run()
+    assert len(received) == len(set(received)) > 0
 
 
-def check_whole(samples: tuple[SimulatedTrajectory, ...], lengths: list[int]) -> None:
+def check_whole(samples: list[SimulatedTrajectory], lengths: list[int]) -> None:
     assert [work.done for work in sorted(samples, key=lambda w: w.name)] == lengths
     for work in samples:
         assert sum(tokens for _, tokens in work.spans) == work.done
@@ -80,20 +81,14 @@ def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
         workload(TAILED, seed),
     )  # fmt: skip
     simulation = Simulation(world)
-    happen = simulation._handle
-
-    def watch(kind: str, about: object) -> None:
-        happen(kind, about)  # type: ignore[arg-type]
+    while simulation.advance():
         for rollout in world.rollouts.values():
             replica = rollout.replica
             assert 0 <= replica.kv_now(world.now) <= replica.capacity
             assert replica.kv == sum(
-                w.prompt + replica.steps - w.begun for w in replica.running.values()
+                w.prompt + replica.steps - w.step_offset for w in replica.running.values()
             )
             assert len(replica.running) <= replica.slots
-
-    simulation._handle = watch  # type: ignore[method-assign]
-    simulation.run()
 
 
 @settings(max_examples=25, deadline=None)

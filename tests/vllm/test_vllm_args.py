@@ -10,7 +10,7 @@ from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.vllm import VllmEngine
-from rollstream.producers.engines.vllm.core import _own_arguments  # pyright: ignore[reportPrivateUsage]
+from rollstream.producers.engines.vllm.core import own_arguments
 from rollstream.producers.engines.vllm.environment import VllmShape, require_vllm
 from rollstream.producers.settings import OWN_ARGUMENTS, EngineArgument, VllmSettings
 from rollstream.roles.rollout import measure_profile
@@ -53,5 +53,5 @@ def test_a_profile_opens_the_engine_with_them(tmp_path: Path) -> None:
 
 def test_what_the_run_sets_is_refused_to_users() -> None:
     require_vllm()
-    own = _own_arguments("folder", VllmShape(4, 96, "float32", False))
+    own = own_arguments("folder", VllmShape(4, 96, "float32", False))
     assert set(own) == set(OWN_ARGUMENTS) - NEVER_SET | MAY_BE_SET

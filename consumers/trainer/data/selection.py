@@ -1,5 +1,6 @@
-"""Selects the data of an update: which complete groups come first, when they are taken, and how
-their samples are packed into micro-batches.
+"""Selects the data of an update: which complete groups come first, when they are taken
+(`UpdateProgress`), which wait for missing annotations (`AnnotationWatch`), and how their samples
+are packed into micro-batches.
 
 Choosing and packing are pure functions of frozen values (invariant 9). A user's own rule of choice
 is named by its import path, `module:function`, and has the signature of `oldest`.

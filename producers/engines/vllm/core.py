@@ -318,7 +318,7 @@ def _engine_arguments(folder: str, shape: VllmShape) -> Any:
     """vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
     from rollstream.producers.engines.vllm.release import EngineArgs
 
-    return EngineArgs(**_own_arguments(folder, shape) | _typed_arguments(shape.args))
+    return EngineArgs(**own_arguments(folder, shape) | _typed_arguments(shape.args))
 
 
 def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
@@ -348,7 +348,7 @@ def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
+def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
     """The arguments that a run sets itself; `OWN_ARGUMENTS` names those that no user may set."""
     from rollstream.producers.engines.vllm.release import WeightTransferConfig
 

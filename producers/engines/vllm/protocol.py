@@ -29,8 +29,9 @@ class ServedAdapter:
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
     """A request for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
-    share blocks of the prefix cache. `prompt` and `group` identify the sequence in a history,
-    `place` and `stay` in the draft counters.
+    share blocks of the prefix cache. `prompt` and `group` identify the sequence in the draft
+    history. `stay` numbers the stays of sequences in vLLM; the worker counts the drafts of a stay
+    in the block `place` of the shared draft counters.
     """
 
     key: str

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
 
 
+KEPT, VIOLATED, UNCHECKED = 0, 1, 2
+"""Exit codes."""
 STATE_MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
 COLUMNS_MAX = 120
 
@@ -36,55 +38,55 @@ COLUMNS_MAX = 120
 def audit_report_lines(
     name: str,
     run: str,
-    tallies: Sequence[InvariantResult],
+    results: Sequence[InvariantResult],
     coverage: Mapping[str, Completeness],
     columns: int,
 ) -> Iterator[str]:
     """The text report, line by line."""
     columns = min(columns, COLUMNS_MAX)
-    missing = [topic for topic, kept in coverage.items() if kept == "absent"]
+    missing = [topic for topic, complete in coverage.items() if complete == "absent"]
     absent = f"; missing: {', '.join(missing)}" if missing else ""
     yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
-    for tally in tallies:
-        number = str(tally.number) if tally.number else "–"
-        yield f"{STATE_MARKS[tally.state]} {number} {tally.title}"
-        counts = ", ".join(f"{count:,} {what}" for what, count in tally.counts.items())
+    for result in results:
+        number = str(result.number) if result.number else "–"
+        yield f"{STATE_MARKS[result.state]} {number} {result.title}"
+        counts = ", ".join(f"{count:,} {what}" for what, count in result.counts.items())
         yield from _indented(counts, columns)
-        for offender in tally.offenders:
+        for offender in result.offenders:
             yield from _indented(f"✗ {offender.where}: {offender.what}", columns)
-        if tally.violations > len(tally.offenders):
-            yield from _indented(f"and {tally.violations - len(tally.offenders):,} more", columns)
-        for what in tally.unchecked:
+        if result.violations > len(result.offenders):
+            yield from _indented(f"and {result.violations - len(result.offenders):,} more", columns)
+        for what in result.unchecked:
             yield from _indented(f"? not checked: {what}", columns)
-        for note in tally.notes:
+        for note in result.notes:
             yield from _indented(f"· {note}", columns)
-    yield _verdict(tallies)
+    yield _verdict(results)
 
 
 def audit_report_json(
-    name: str, run: str, tallies: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
+    name: str, run: str, results: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
 ) -> dict[str, Any]:
     """The report as a JSON object."""
     return {
         "place": name,
         "run": run,
-        "violations": sum(tally.violations for tally in tallies),
-        "checked_whole": not any(tally.unchecked for tally in tallies),
+        "violations": sum(result.violations for result in results),
+        "checked_whole": not any(result.unchecked for result in results),
         "topics": dict(coverage),
-        "invariants": [_invariant_json(tally) for tally in tallies],
+        "invariants": [_invariant_json(result) for result in results],
     }
 
 
-def _invariant_json(tally: InvariantResult) -> dict[str, Any]:
+def _invariant_json(result: InvariantResult) -> dict[str, Any]:
     return {
-        "invariant": tally.number,
-        "title": tally.title,
-        "state": tally.state,
-        "counts": dict(tally.counts),
-        "violations": tally.violations,
-        "offenders": [_offender_json(offender) for offender in tally.offenders],
-        "unchecked": tally.unchecked,
-        "notes": tally.notes,
+        "invariant": result.number,
+        "title": result.title,
+        "state": result.state,
+        "counts": dict(result.counts),
+        "violations": result.violations,
+        "offenders": [_offender_json(offender) for offender in result.offenders],
+        "unchecked": result.unchecked,
+        "notes": result.notes,
     }
 
 
@@ -101,17 +103,14 @@ def _indented(text: str, columns: int) -> Iterator[str]:
         yield fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def _verdict(tallies: Sequence[InvariantResult]) -> str:
-    violations = sum(tally.violations for tally in tallies)
-    unchecked = sum(len(tally.unchecked) for tally in tallies)
+def _verdict(results: Sequence[InvariantResult]) -> str:
+    violations = sum(result.violations for result in results)
+    unchecked = sum(len(result.unchecked) for result in results)
     if violations:
         return f"violated: {violations:,} times"
     if unchecked:
         return f"nothing is violated; {unchecked} checks were not possible"
     return "everything was checked, nothing is violated"
-
-
-KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -131,7 +130,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
     try:
         with ExitStack() as opened:
-            audit, tallies = continued_audit(lambda: _opened(location, opened), arguments.whole)
+            audit, results = continued_audit(lambda: _opened(location, opened), arguments.whole)
     except ConfigurationError:
         raise
     except RollstreamError as error:
@@ -140,13 +139,13 @@ def main(arguments: argparse.Namespace) -> int:
         return UNCHECKED
     progress_line("")
     if arguments.json:
-        print(json.dumps(audit_report_json(location.name, audit.run, tallies, audit.coverage)))
+        print(json.dumps(audit_report_json(location.name, audit.run, results, audit.coverage)))
     else:
         width = shutil.get_terminal_size().columns
         print(
-            "\n".join(audit_report_lines(location.name, audit.run, tallies, audit.coverage, width))
+            "\n".join(audit_report_lines(location.name, audit.run, results, audit.coverage, width))
         )
-    states = {tally.state for tally in tallies}
+    states = {result.state for result in results}
     if "violated" in states:
         return VIOLATED
     return UNCHECKED if "unchecked" in states else KEPT

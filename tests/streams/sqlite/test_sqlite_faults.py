@@ -1,6 +1,8 @@
 """Faults around the bus's files: a clear error each time, and no acknowledged record lost."""
 
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +70,9 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
 
 FILL = """
 import resource, sys
+import sqlite3
 from pathlib import Path
+from typing import Any
 from rollstream.streams.bus import AppendEntry
 from rollstream.errors import BusError
 from rollstream.streams.sqlite.bus import SqliteBus
@@ -102,12 +106,20 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing_acknowledged(tmp_path: P
     bus.close()
 
 
-def test_a_full_database_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_full_database_refuses_and_keeps_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def connect_with_limit(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        connection.execute("PRAGMA max_page_count = 12").fetchone()
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_with_limit)
     bus = SqliteBus(tmp_path)
     bus.create([Topic("t")])
     bus.append("t", [AppendEntry(b"k", b"first")])
-    with bus._log("t")._database.reading("limit") as connection:
-        connection.execute("PRAGMA max_page_count = 12").fetchone()
     with pytest.raises(BusError, match=r"SQLITE_FULL.*the disk is full: free space"):
         bus.append("t", [AppendEntry(b"k", bytes(1 << 20))])
     assert [m.value for m in bus.read("t", {0: 0})] == [b"first"]

@@ -239,7 +239,7 @@ def test_a_tensor_that_changed_on_its_way_is_never_loaded(server: Server) -> Non
     """Invariant 6."""
     engine = connect(server)
     weights, tensor = engine._weights, torch.arange(6.0)
-    name = weights._send("one/0", [("a", tensor)])  # pyright: ignore[reportAttributeAccessIssue]
+    name = weights.send_chunk("one/0", [("a", tensor)])  # pyright: ignore[reportAttributeAccessIssue]
     owner, routes = engine._core.owner, weights._routes  # pyright: ignore[reportAttributeAccessIssue]
     routes.call("put_piece", owner, "two/0", 24, 0, "AAAA" * 8)
     with pytest.raises(EngineRefused, match="'a' differs from its hash"):

@@ -68,7 +68,7 @@ class RemoteWeights:
         prepared = check_update(update, self._needed, self.held, self._in_place)
         self._sets += 1
         names = [
-            (self._send(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
+            (self.send_chunk(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
             for number, (parts, patched) in enumerate(self._chunks(update, prepared))
         ]
         sent = SentUpdate(prepared.base, prepared.patches is not None, tuple(names))
@@ -133,7 +133,7 @@ class RemoteWeights:
         for patches in patch_chunks(prepared.patches):
             yield patch_parts(patches), describe_patches(patches)
 
-    def _send(self, name: str, parts: Parts) -> str:
+    def send_chunk(self, name: str, parts: Parts) -> str:
         """Send a chunk in the layout of a staged file, piece by piece; the workers then check
         it.
         """
