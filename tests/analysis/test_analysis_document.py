@@ -20,11 +20,11 @@ COMMANDS = [block for block in BLOCKS if block.kind == "console"]
 @pytest.mark.parametrize(
     "block", COMMANDS, ids=lambda block: block.code.split()[1] + block.code[-40:-25]
 )
-def test_a_command_prints_what_the_document_says(block):
+def test_a_command_prints_what_the_document_shows(block):
     assert run(block, {}) == block.printed
 
 
-def test_the_notebook_prints_what_the_document_says():
+def test_the_notebook_prints_what_the_document_shows():
     namespace: dict[str, object] = {}
     for block in BLOCKS:
         if block.kind == "python":

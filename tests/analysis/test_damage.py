@@ -80,7 +80,7 @@ def test_a_file_that_was_put_there_twice_is_refused(folders, tmp_path):
         session.answer("FROM steps")
 
 
-def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
+def test_rows_without_a_copy_are_reported_as_missing(folders, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(folders["half"], folder)
     for file in folder.glob("store/archive/topic=trajectories/*/*/*.parquet"):

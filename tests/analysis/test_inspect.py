@@ -12,7 +12,7 @@ def inspect(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_trajectory_tells_its_story(folder, capsys, monkeypatch):
+def test_a_trajectory_is_shown_with_its_history(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     said = inspect(capsys, "1.0", folder)
     lines = [line.rstrip() for line in said.splitlines()]
@@ -36,7 +36,7 @@ def test_a_trajectory_tells_its_story(folder, capsys, monkeypatch):
     assert lines[-1] == "⟨prompt⟩<bos>118%83⟨v0⟩>5⟨v1⟩31=531<eos>"
 
 
-def test_moves_and_orders_are_told_while_the_log_keeps_them(folders, capsys):
+def test_moves_and_assignments_are_shown_while_the_log_keeps_them(folders, capsys):
     said = inspect(capsys, "0.0", folders["live"])
     assert "attempt 1: start on rollout-0 term 1 under version 0" in said
     assert "attempt 2: resume on rollout-0 term 1 under version 0 from partial 0:0" in said
@@ -71,7 +71,7 @@ def test_a_group_a_beginning_and_the_last_are_found(folder, capsys):
     assert json.loads(last)["record"] is not None
 
 
-def test_one_that_is_dead_and_one_that_is_not_finished_say_so(folder, capsys):
+def test_a_dead_trajectory_and_an_unfinished_one_are_marked(folder, capsys):
     assert "dead: no room, 0 tokens generated" in inspect(capsys, "3.0", folder)
     said = inspect(capsys, "3.1", folder)
     assert "not finished" in said
@@ -93,7 +93,7 @@ def test_without_a_tokenizer_tokens_are_numbers(folders, capsys):
         (["--group", "1", "--last"], "one of them"),
     ],
 )
-def test_a_mistake_is_told(words, said, folders, capsys):
+def test_a_mistake_is_reported(words, said, folders, capsys):
     name = [] if words[0].startswith("--") else [words.pop(0)]
     assert main(["inspect", *name, str(folders["archive"]), *words]) == 2
     assert said in capsys.readouterr().err

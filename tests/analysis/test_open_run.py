@@ -60,7 +60,7 @@ def test_the_configuration_is_there(run):
     assert run.configuration["run"] == RUN
 
 
-def test_mistakes_are_told(run, tmp_path):
+def test_mistakes_are_reported(run, tmp_path):
     for ask in (
         lambda: run.sql("SELECT 1 FROM nowhere"),
         lambda: run.table("step"),

@@ -74,7 +74,7 @@ def test_asking_makes_no_folder(folders, tmp_path):
     assert os.listdir(folder) == ["config.json"]
 
 
-def test_files_of_other_stores_are_fetched_once_and_forgotten_in_turn(folders, tmp_path):
+def test_files_of_other_stores_are_fetched_once_and_evicted_in_turn(folders, tmp_path):
     local, remote, told = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
     files = [
         f

@@ -30,7 +30,7 @@ def test_an_unknown_column_names_candidates(complaint):
     assert "--tables" in said
 
 
-def test_a_word_of_sql_as_a_column_is_explained(complaint):
+def test_a_keyword_of_sql_as_a_column_is_explained(complaint):
     assert "SQL keywords: write these columns in double quotes" in complaint(
         "SELECT group FROM groups"
     )
@@ -99,7 +99,7 @@ def test_an_answer_is_a_table_json_lines_or_csv(folders, capsys, monkeypatch):
     assert capsys.readouterr().out == 'step,list,n\n1,"[1, 2]",\n2,"[1, 2]",\n'
 
 
-def test_a_long_answer_is_cut_and_says_so(folders, capsys):
+def test_a_long_result_is_cut_and_marked(folders, capsys):
     main(["query", "FROM range(100)", "--run", str(folders["live"]), "--rows", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:] == [

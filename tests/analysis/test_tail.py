@@ -33,7 +33,7 @@ def test_every_kind_of_record_has_a_line(record):
     assert type(record).__name__ not in line
 
 
-def test_records_pass_by_in_words(folder, capsys):
+def test_records_are_described_as_they_pass(folder, capsys):
     lines = tail(capsys, "trajectories", folder, "--from", "begin", "--where", "group<=1")
     assert len(lines) == 5
     assert lines[0].endswith(
@@ -42,7 +42,7 @@ def test_records_pass_by_in_words(folder, capsys):
     assert lines[2].endswith("by rollout-0/1 in 2.50 s, 1 moves")
 
 
-def test_what_is_no_record_or_void_says_so(folder, capsys):
+def test_void_records_and_bytes_that_are_no_record_are_marked(folder, capsys):
     lines = tail(capsys, "trajectories", folder, "--from", "begin")
     assert sum("not a record: 9 bytes are too few" in line for line in lines) == 1
     void = [line for line in tail(capsys, "ledger", folder, "--from", "begin") if "void" in line]
@@ -104,7 +104,7 @@ def test_json_has_every_field_with_its_place(folders, capsys):
         (["ledger", "--partition", "7"], "ledger has no partition 7; there are 0 alone"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_write(words, said, folders, capsys):
+def test_a_mistake_is_reported_with_what_to_write(words, said, folders, capsys):
     topic, *options = words
     assert main(["tail", topic, str(folders["live"]), *options]) == 2
     assert said in capsys.readouterr().err
@@ -180,7 +180,7 @@ def test_asking_changes_nothing(tmp_path):
     bus.close()
 
 
-def test_words_survive_any_record_of_the_log(folders):
+def test_any_record_of_the_log_is_described(folders):
     """Every record of the log can be printed."""
     bus = open_log(folders["live"])
     for topic in TOPIC_RECORDS:

@@ -31,7 +31,7 @@ def test_a_view_is_the_same_however_much_is_archived(view, folders):
     assert archived == live
 
 
-def test_a_topic_has_every_row_and_says_what_is_wrong_with_it(asked):
+def test_a_topic_has_every_row_and_the_reason_of_each_wrong_one(asked):
     assert asked("SELECT count(*), count(schema), count(reason) FROM trajectories") == [(9, 8, 1)]
     assert asked("SELECT reason, original FROM trajectories WHERE reason IS NOT NULL") == [
         ("9 bytes are too few for a record", b"no record")
@@ -62,7 +62,7 @@ def test_a_reward_is_the_records_or_the_first_annotation(asked):
     ]
 
 
-def test_a_scorer_that_gave_up_says_why(asked):
+def test_a_scorer_that_gave_up_gives_the_reason(asked):
     assert asked("SELECT trajectory, value, reason FROM scores WHERE name = 'length'") == [
         ("1.1", None, "the scorer gave up")
     ]
@@ -102,7 +102,7 @@ def test_of_a_repeated_step_the_later_term_stands(asked):
     assert steps == [(1, 1, 1, 0.5, None, 1.0), (2, 2, 2, 1.0, None, 2.0)]
 
 
-def test_trained_says_in_which_step_a_trajectory_was_used(asked):
+def test_trained_has_the_step_in_which_a_trajectory_was_used(asked):
     assert asked("SELECT trajectory, step, term FROM trained ORDER BY trajectory") == [
         ("0.0", 1, 1),
         ("0.1", 1, 1),
@@ -181,7 +181,7 @@ def _said(file):
     return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_drafts_are_told_by_pass_over_the_prompt(asked):
+def test_drafts_are_counted_by_pass_over_the_prompt(asked):
     """Only drafted tokens count; groups 1 and 2 have the same prompt."""
     sql = (
         "SELECT pass, count(*), sum(tokens), sum(steps), sum(guessed), sum(accepted), sum(asked), "

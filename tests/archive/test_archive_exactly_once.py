@@ -146,7 +146,7 @@ TestCompetition = Competition.TestCase
 TestCompetition.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
-def test_what_was_truncated_before_it_was_archived_is_said_and_no_gap_is_left() -> None:
+def test_records_truncated_before_they_were_archived_are_reported_and_no_gap_is_left() -> None:
     world = World()
     first = world.archiver(Boundaries(NEVER, False, die))
     first.start()
@@ -168,7 +168,7 @@ def test_a_log_that_was_replaced_by_a_shorter_one_is_refused() -> None:
         world.run(Boundaries(NEVER, False, die))
 
 
-def test_commits_say_how_far_the_log_may_be_truncated() -> None:
+def test_commits_bound_how_far_the_log_may_be_truncated() -> None:
     """Invariant 11: the log is truncated up to archived positions only, with the fence in the
     archive.
     """

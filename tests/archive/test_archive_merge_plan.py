@@ -60,7 +60,7 @@ def after(files: list[ArchiveFile], merges: list[Merge]) -> list[ArchiveFile]:
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.booleans()), max_size=40),
     st.data(),
 )
-def test_merged_files_are_disjoint_or_nested_whoever_plans_them(
+def test_merged_files_of_any_planner_are_disjoint_or_nested(
     steps: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     """From listings of any age, with any target."""

@@ -92,7 +92,7 @@ def test_archivers_that_merge_killed_again_and_again_leave_every_row_exactly_onc
     bus.close()
 
 
-def test_the_role_asked_to_stop_archives_all_of_the_log_and_a_standby_goes_on(
+def test_a_stopped_role_archives_all_of_the_log_and_a_standby_continues(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -123,7 +123,7 @@ def test_the_role_asked_to_stop_archives_all_of_the_log_and_a_standby_goes_on(
     bus.close()
 
 
-def test_who_stops_last_is_asked_when_all_others_have_ended(tmp_path: Path) -> None:
+def test_the_archive_is_stopped_when_all_others_have_ended(tmp_path: Path) -> None:
     """The archive also holds records that a rollout appends while it stops."""
     note, up = tmp_path / "note", tmp_path / "up"
     slow = f"""

@@ -199,7 +199,7 @@ def test_records_of_a_replaced_holder_are_rows_marked_void() -> None:
     assert restored(table, "admissions") == values
 
 
-def test_a_record_that_the_log_lost_is_said_and_not_archived_over() -> None:
+def test_a_record_that_the_log_lost_is_reported_and_not_archived_over() -> None:
     values = [
         encode(admission(n), Envelope("dispatch", 1, sequence))
         for n, sequence in enumerate((4, 5, 7))

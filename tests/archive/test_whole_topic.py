@@ -63,7 +63,7 @@ def test_each_record_once_from_archive_and_log_wherever_the_log_begins(bus, stor
         assert groups(bus, store) == list(range(9))
 
 
-def test_what_was_forgotten_while_it_was_read_comes_from_the_archive(bus, store):
+def test_records_truncated_while_they_are_read_come_from_the_archive(bus, store):
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
     at = writer.append([(str(n), GroupClosed(n, "filtered", "", 1)) for n in range(3000)])

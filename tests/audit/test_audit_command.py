@@ -47,7 +47,7 @@ def test_a_violation_is_a_cross_its_place_and_exit_code_1(folder: Path, capsys) 
     assert (offender["topic"], offender["partition"], offender["offset"]) == ("ledger", 0, 10)
 
 
-def test_what_was_not_checked_is_said_and_exit_code_2(capsys) -> None:
+def test_unchecked_parts_are_reported_with_exit_code_2(capsys) -> None:
     code, text = said(capsys, ROOT / "examples" / "archive")
     assert code == 2
     assert "not checked: the store holds no weights/" in text

@@ -124,7 +124,7 @@ def test_a_living_run_whose_trainer_was_replaced_audits_clean(tmp_path, capsys) 
     assert_nothing_twice(counted)
 
 
-def test_an_archive_alone_says_what_it_cannot_tell(tmp_path, capsys) -> None:
+def test_an_archive_alone_reports_what_it_cannot_check(tmp_path, capsys) -> None:
     """Without log, weights and configuration the counts are the same, and the missing parts are
     reported.
     """

@@ -67,7 +67,7 @@ def test_a_zombie_and_a_repeat_are_void_and_no_violation(folder: Path) -> None:
     assert found[7].counts["void"] == 3
 
 
-def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -> None:
+def test_a_step_repeated_with_other_bits_is_reported_as_a_fork(folder: Path) -> None:
     run = open_run(folder, 2)
     counts = {"trained": 4, "groups": 2, "masked_tokens": 0} | CLOSED
     metrics = {"tokens_trained": 24.0}

@@ -39,7 +39,7 @@ def test_its_configuration_is_coherent(tmp_path: Path, is_random: bool):
     assert c.task.name == ("numbered" if is_random else "dataset")
 
 
-def test_its_lines_say_what_is_unknown(tmp_path: Path):
+def test_its_lines_mark_unknown_values(tmp_path: Path):
     model = make_model(TINY, tmp_path / "model")
     check = Check(DRY, model, tmp_path, 0.4, is_random=False)
     answers = tuple(finished(0, index, 1.0) for index in range(SAMPLES))

@@ -48,7 +48,7 @@ def audited(run: SteppedRun) -> list[InvariantResult]:
     return Audit(run.bus, run.store, RUN, AuditPolicy(MAX_LAG, keep_version=True)).check()
 
 
-def test_who_loses_the_only_holder_of_its_version_goes_on_under_it_or_starts_again(
+def test_a_trajectory_that_loses_the_only_holder_of_its_version_resumes_under_it_or_restarts(
     tmp_path: Path,
 ) -> None:
     torch.set_num_threads(1)

@@ -115,13 +115,13 @@ def test_examples_of_evaluation(here: Path):
 
 
 @pytest.mark.parametrize("command", UNTIL_TOLD)
-def test_a_role_by_itself_runs_until_it_is_told_to_stop(command: str, here: Path):
+def test_a_role_by_itself_runs_until_it_is_stopped(command: str, here: Path):
     for words in examples(command):
         name = words[words.index("--name") + 1] if "--name" in words else command
-        _runs_until_told(words, name, 0 if "--preemptible" in words else 143, here)
+        _runs_until_stopped(words, name, 0 if "--preemptible" in words else 143, here)
 
 
-def _runs_until_told(words: list[str], name: str, code: int, here: Path) -> None:
+def _runs_until_stopped(words: list[str], name: str, code: int, here: Path) -> None:
     log = here / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

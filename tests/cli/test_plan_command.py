@@ -39,7 +39,7 @@ def test_the_written_configuration_is_one_that_run_takes(tmp_path: Path) -> None
     assert c.rollouts.vllm.memory_share < 0.85
 
 
-def test_a_plan_that_does_not_fit_says_so_and_exits_with_1(
+def test_a_plan_that_does_not_fit_is_reported_and_exits_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "qwen2.5-3b", "--gpus", "1x24GB"]) == 1
@@ -49,7 +49,7 @@ def test_a_plan_that_does_not_fit_says_so_and_exits_with_1(
 
 
 @pytest.mark.parametrize(("gbps", "waits"), [("100", True), ("3200", False)])
-def test_a_trainer_that_waits_for_the_network_is_told_so(
+def test_a_trainer_that_waits_for_the_network_is_reported(
     gbps: str, waits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["llama-3.1-405b", "--gpus", "1024xH200", "--network-gbps", gbps]

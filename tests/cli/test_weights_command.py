@@ -51,7 +51,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_list_says_what_is_kept(run: Path, capsys):
+def test_list_shows_the_kept_versions(run: Path, capsys):
     assert main(["weights", "list", str(run), "--json"]) == 0
     found = lines(capsys)
     assert [one["kind"] for one in found] == ["anchor", "delta", "delta"]
@@ -119,7 +119,7 @@ def test_transformers_loads_an_exported_delta(run: Path, tmp_path: Path, capsys)
         (["diff", "0", "v00000009-t0001"], 1, "is not kept"),
     ],
 )
-def test_what_is_not_there_is_said(run: Path, words, code, said, capsys):
+def test_a_missing_version_is_reported(run: Path, words, code, said, capsys):
     assert main(["weights", *words, str(run)]) == code
     assert said in capsys.readouterr().err
 

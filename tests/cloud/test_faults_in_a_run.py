@@ -55,7 +55,7 @@ def errors(scene: Scene) -> None:
     scene.proxy.inject(Fault("status", 500, count=BURST), Fault("status", 503, count=BURST))
 
 
-def done_but_said_to_have_failed(scene: Scene) -> None:
+def done_but_reported_as_failed(scene: Scene) -> None:
     """All of these writes took effect."""
     scene.proxy.inject(Fault("status_after", 500, "PUT", count=BURST))
 
@@ -100,7 +100,7 @@ FAULTS = [
     for faults, mark in [
         ((broker_killed,), pytest.mark.slow),
         ((broker_paused,), pytest.mark.long),
-        ((errors, done_but_said_to_have_failed), pytest.mark.slow),
+        ((errors, done_but_reported_as_failed), pytest.mark.slow),
         ((slow, cut_off), pytest.mark.long),
         ((resets,), pytest.mark.long),
         ((outage,), pytest.mark.long),
@@ -111,7 +111,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("faults", FAULTS)
-def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
+def test_a_run_continues_by_itself_and_nothing_acknowledged_is_lost(
     tmp_path: Path,
     model: Path,
     broker: KafkaBroker,

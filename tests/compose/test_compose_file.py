@@ -20,7 +20,7 @@ QUICKSTART = ROOT / "examples" / "quickstart.toml"
 LONG_LIVED = [service for service in services().values() if service.is_role and not service.ends]
 
 
-def rollstream_words(service: Service) -> list[str]:
+def rollstream_arguments(service: Service) -> list[str]:
     """The arguments of `rollstream` in its command, also where a shell starts it."""
     words = service.command
     return (words[2].removeprefix("exec ").split() if words[:2] == ["sh", "-c"] else words)[1:]
@@ -41,20 +41,20 @@ def test_every_role_of_the_quickstart_has_a_service() -> None:
         seat.command[seat.command.index("rollstream") + 1]
         for seat in process_specs(configuration, RunFolder(ROOT))
     }
-    assert {rollstream_words(service)[0] for service in LONG_LIVED} == wanted
+    assert {rollstream_arguments(service)[0] for service in LONG_LIVED} == wanted
 
 
 @pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
 def test_a_service_runs_a_command_that_exists_on_a_file_that_the_image_has(
     service: Service,
 ) -> None:
-    arguments = parse(rollstream_words(service))
+    arguments = parse(rollstream_arguments(service))
     assert (ROOT / arguments.configuration).is_file()
     assert arguments.configuration.startswith("examples/")  # deploy/Dockerfile copies it
 
 
 @pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
-def test_a_service_is_asked_for_its_health_where_it_serves_it(service: Service) -> None:
+def test_the_health_of_a_service_is_checked_where_it_serves_it(service: Service) -> None:
     assert service.health[-2:] == ["--port", PORT]
     assert service.environment["ROLLSTREAM_METRICS_PORT"] == PORT
     assert service.environment["ROLLSTREAM_METRICS__HOST"] == "0.0.0.0"  # Prometheus is outside

@@ -203,7 +203,7 @@ def test_the_origin_of_an_override_is_named(toml):
     assert "(trainer.lr in environment variable ROLLSTREAM_TRAINER__LR)" in message
 
 
-def test_an_unknown_variable_is_refused_and_the_supervisors_words_are_not(toml):
+def test_an_unknown_variable_is_refused_and_those_of_the_supervisor_are_not(toml):
     message = refusal(toml(""), environment={"ROLLSTREAM_TRAINER__LRR": "1"})
     assert "unknown key trainer.lrr in environment variable ROLLSTREAM_TRAINER__LRR" in message
     words = {"ROLLSTREAM_NONCE": "a", "ROLLSTREAM_HANDED_NONCE": "b", "ROLLSTREAM_PARENT": "1"}

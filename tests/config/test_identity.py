@@ -192,7 +192,7 @@ def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path
     assert load(folder / "config.json", (), {}).bus == "sqlite:bus"
 
 
-def test_who_only_looks_warns_of_unknown_keys_and_roles_refuse_them(
+def test_readers_warn_of_unknown_keys_and_roles_refuse_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_configuration(RunFolder(tmp_path), of())

@@ -44,7 +44,7 @@ def test_what_only_moves_work_about_may_change(tmp_path):
     assert load(tmp_path / "config.json", (), {}).rollouts.count == 3
 
 
-def test_a_moved_run_knows_its_new_folder(tmp_path):
+def test_a_moved_run_finds_its_new_folder(tmp_path):
     write_configuration(RunFolder(tmp_path / "old"), configured(tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")
     assert folder_of_run(load(tmp_path / "new" / "config.json", (), {})).path == tmp_path / "new"
@@ -63,7 +63,7 @@ def test_relative_urls_are_inside_the_folder(tmp_path):
     assert model_folder(configuration, tmp_path) == tmp_path / "model"
 
 
-def test_a_second_supervisor_is_refused_and_told_who_the_first_is(tmp_path):
+def test_a_second_supervisor_is_refused_with_the_name_of_the_first(tmp_path):
     first = RunLock(tmp_path)
     with pytest.raises(LeaseHeld, match=r"running already \(supervisor: process \d+\)"):
         RunLock(tmp_path, wait_s=0)

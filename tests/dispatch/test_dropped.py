@@ -56,7 +56,7 @@ def test_left_out_members_and_expired_groups_are_dropped_the_dead_are_not():
     assert (found.reward_dropped, found.reward_trained) == (0.5, 0.5)
 
 
-def test_who_was_left_out_for_another_reason_or_may_still_be_trained_is_not_dropped():
+def test_a_sample_left_out_for_another_reason_or_still_trainable_is_not_dropped():
     open_step = compared(taken(1, 0, 4, used=2), finished(0, 3, 80))
     unscored = compared(taken(1, 0, 4, used=2), done(1, dropped=0), finished(0, 3, 80))
     assert open_step.dropped == unscored.dropped == 0
@@ -71,7 +71,7 @@ def test_who_was_left_out_for_another_reason_or_may_still_be_trained_is_not_drop
         (110.0, 1.05, []),
     ],
 )
-def test_one_sentence_says_which_medians_differ_by_more_than_a_tenth(
+def test_one_sentence_names_the_medians_that_differ_by_more_than_a_tenth(
     length: float, reward: float, said: list[str]
 ):
     found = drop_bias_warnings(DropComparison(DROPPED_MIN, 500, length, 100.0, reward, 1.0))
@@ -100,7 +100,7 @@ def test_nothing_trained_or_nothing_judged_warns_of_nothing():
     assert list(drop_bias_warnings(DropComparison(100, 0, 90.0, None, None, None))) == []
 
 
-def test_the_report_and_the_last_words_show_both():
+def test_the_report_and_the_last_output_show_both():
     history = RunHistory()
     for record in (
         taken(1, 0, 3, used=2), done(1, dropped=1),

@@ -175,7 +175,7 @@ def test_a_flood_of_names_costs_one_listing():
     assert scene.inbox.refused["status"] == 300
 
 
-def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
+def test_a_partial_of_an_unassigned_attempt_moves_no_chain():
     scene = Scene()
     scene.round()
     holder = scene.state.assignments["0.0"].rollout

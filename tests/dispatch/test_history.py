@@ -55,7 +55,7 @@ def test_many_bytes_make_it_dearer():
     assert trajectories_to_reload(behind, slow) == ()
 
 
-def test_slots_that_nobody_wants_cost_nothing():
+def test_unwanted_slots_cost_nothing():
     behind = [UnheldTrajectory("0.0", 100, 4000.0)]
     idle = IdleRollout(slots=8, load_s=1.0, speed=50.0, is_wanted=False, refills=False)
     assert trajectories_to_reload(behind, FAST) == ()
@@ -120,7 +120,7 @@ def stranded(*others: tuple[str, Version], gained: int = 50) -> DispatchState:
     return state
 
 
-def test_an_empty_rollout_is_asked_to_load_the_version_and_to_go_on():
+def test_an_empty_rollout_loads_the_version_and_continues():
     state = stranded(("b", V4))
     orders = give(state, history())
     assert {(o.kind, o.rollout, o.version, o.partial, o.from_history) for o in orders} == {
@@ -130,7 +130,7 @@ def test_an_empty_rollout_is_asked_to_load_the_version_and_to_go_on():
     assert not any(o.given_up for o in state.assignments.values())
 
 
-def test_who_loads_a_version_takes_nothing_new_until_it_serves_it():
+def test_a_rollout_that_loads_a_version_takes_nothing_new_until_it_serves_it():
     state = stranded(("b", V4), ("c", V4))
     give(state, history())
     (loading,) = state.loading()
@@ -140,7 +140,7 @@ def test_who_loads_a_version_takes_nothing_new_until_it_serves_it():
     assert free_room(state, 0.25).new[loading] == 6 - 2
 
 
-def test_what_else_is_left_of_that_version_follows_to_who_loads_it():
+def test_other_trajectories_of_that_version_follow_to_the_rollout_that_loads_it():
     state = stranded(("b", V4), ("c", V4))
     state.apply_status(status("d", version=V3), 0.0)
     first = give(state, history())
@@ -165,7 +165,7 @@ def test_what_cannot_or_need_not_be_loaded_starts_again(
     assert {(o.kind, o.partial, o.from_history) for o in orders} == {("start", None, False)}, why
 
 
-def test_nobody_empty_is_waited_for_a_while_and_then_all_start_again():
+def test_an_empty_rollout_is_awaited_for_a_while_and_then_all_restart():
     state, known = stranded(), history()
     state.apply_status(status("b", version=V4, running=3), 0.0)
     assert give(state, known, 1.0) == []
@@ -174,7 +174,7 @@ def test_nobody_empty_is_waited_for_a_while_and_then_all_start_again():
     assert {o.kind for o in give(state, known, 1.0 + IDLE_WAIT_S)} == {"start"}
 
 
-def test_one_that_comes_back_from_who_was_to_load_its_version_starts_again():
+def test_a_trajectory_released_by_the_rollout_that_loads_its_version_restarts():
     """Whatever kept it from loading: no attempt is repeated without end (invariant 8)."""
     state = stranded(("b", V4))
     give(state, history())

@@ -30,7 +30,7 @@ def prompt(number: int, task: str = "remainder") -> Prompt:
     return Prompt(number, task, np.array([number], np.uint32), 4, Sampling(), 0)
 
 
-def test_earlier_passes_over_a_prompt_tell_its_length():
+def test_earlier_passes_over_a_prompt_predict_its_length():
     lengths = LengthHistory()
     for tokens in (90, 110):
         lengths.note(prompt(1), tokens)
@@ -156,7 +156,7 @@ def test_a_ranked_wave_goes_where_its_lengths_belong_and_elsewhere_before_it_wai
     assert plan == {"short": "a", "x": "b", "y": "a"}
 
 
-def test_work_goes_to_who_is_done_first_and_fast_rollouts_are_done_sooner():
+def test_work_goes_to_the_rollout_that_is_done_first_and_fast_ones_are_done_sooner():
     rooms = [RolloutRoom("slow", 8, 100, 1.0), RolloutRoom("fast", 8, 150, 2.0)]
     plan = place_samples([PlacementWork(("0.0",), 40.0), PlacementWork(("1.0",), 40.0)], rooms)
     assert plan == {"0.0": "fast", "1.0": "fast"}

@@ -66,7 +66,7 @@ def asked_back(state: DispatchState) -> Assignment:
     return release
 
 
-def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
+def test_a_tail_is_released_and_resumes_from_its_last_partial():
     state = tails()
     release = asked_back(state)
     assert (release.kind, release.rollout, release.onward) == ("release", "a", "b")
@@ -77,7 +77,7 @@ def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
     assert (order.partial, order.version) == (Address(0, 7), V3)
 
 
-def test_a_plan_says_who_hands_how_much_to_whom():
+def test_a_plan_names_source_destination_and_size_of_each_move():
     plan = repacking().plan(tails(), LengthHistory(), 10.0)
     assert plan is not None
     assert plan.summaries() == (MoveSummary("a", "b", 1),)
@@ -93,7 +93,7 @@ def test_a_completion_that_is_faster_ends_the_move():
     assert state.assigned_counts() == {"a": 0, "b": 1}
 
 
-def test_room_is_kept_at_the_destination_while_it_is_asked_back():
+def test_room_is_kept_at_the_destination_until_the_release():
     state = tails()
     before = state.assigned_counts()
     asked_back(state)
@@ -134,7 +134,7 @@ def test_a_move_survives_the_death_of_dispatch_at_every_point():
     assert (order.rollout, order.attempt) == ("b", 2)
 
 
-def test_what_was_moved_is_not_moved_again_before_it_spoke():
+def test_a_moved_trajectory_is_not_moved_again_before_its_next_partial():
     state = tails()
     asked_back(state)
     state.apply_partial(partial("0.0", 1, last=True), Address(0, 7))
@@ -144,7 +144,7 @@ def test_what_was_moved_is_not_moved_again_before_it_spoke():
     assert plan.releases == ()
 
 
-def test_nothing_moves_while_nobody_would_pull():
+def test_nothing_moves_while_no_rollout_would_pull():
     state = tails()
     state.version = V3
     plan = repacking().plan(state, LengthHistory(), now_s=2.0)
@@ -179,7 +179,7 @@ def test_it_is_time_every_few_seconds_and_when_a_version_is_out():
     assert when.plan(state, LengthHistory(), now_s=9.0) is not None
 
 
-def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
+def test_a_rollout_that_leaves_is_dropped_only_after_its_last_records_were_read():
     state = tails()
     left = state.departed()
     state.apply_status(status("a", health="leaving"), now_s=3.0)
@@ -193,7 +193,7 @@ def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
     assert "b" in state.rollouts, "it came back"
 
 
-def test_what_is_put_off_starts_again_on_the_newest_version():
+def test_a_trajectory_put_off_restarts_on_the_newest_version():
     state = tails()
     state.apply_status(status("c", version=V4), now_s=1.0)
     (order,) = ordering().restart_on_newest(state, ["0.0"], LengthHistory())

@@ -49,7 +49,7 @@ def test_filtered_groups_are_refilled_and_no_step_is_short(
         assert max_lag is None or max(lags) <= max_lag
 
 
-def test_rollouts_go_on_with_what_they_have_while_dispatch_is_away(tmp_path: Path) -> None:
+def test_rollouts_continue_with_their_assignments_while_dispatch_is_away(tmp_path: Path) -> None:
     """All assigned trajectories finish without it, and the next dispatch continues from there."""
     dispatch = DispatchSettings(max_lag=2, heartbeat_timeout_s=600.0, queue_per_slot=2.0)
     away = threading.Event()

@@ -66,7 +66,7 @@ def test_ordered_work_of_a_living_rollout_is_nobodys_orphan():
     assert unassigned_trajectories(state) == []
 
 
-def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt():
+def test_a_silent_rollouts_work_resumes_from_its_partial_under_the_next_attempt():
     state = state_with_group(status("a"))
     order_all(state, "a")
     state.apply_partial(partial("0.0", 1), Address(2, 7))
@@ -102,7 +102,7 @@ def test_keep_version_resumes_only_where_the_version_is_held():
     assert eligible_rollouts(state, how.version) == {"b"}
 
 
-def test_keep_version_starts_again_when_nobody_holds_the_version_and_says_so():
+def test_keep_version_restarts_and_reports_it_when_no_rollout_holds_the_version():
     """Invariant 4: counted, never resumed under another version."""
     state = state_with_group(status("a"), status("c", version=Version(4, 1)))
     order_all(state, "a", keep_version=True)

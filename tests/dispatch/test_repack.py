@@ -74,7 +74,9 @@ def test_every_request_moves_at_most_once_and_none_is_lost(many: list[RolloutLoa
 
 
 @given(many=loads)
-def test_who_pulls_is_unverified_or_has_requests_waiting_takes_no_part(many: list[RolloutLoad]):
+def test_a_rollout_that_pulls_is_unverified_or_has_waiting_requests_takes_no_part(
+    many: list[RolloutLoad],
+):
     by_name = {load.rollout: load for load in many}
     for move in plan_repack(many):
         assert is_candidate(by_name[move.source])
@@ -114,7 +116,7 @@ def test_two_half_full_rollouts_become_one():
     assert plan_repack([load("a", 40), load("b", 50)]) == (RepackMove("a", "b", 2, 40),)
 
 
-def test_nobody_fits_so_nobody_moves():
+def test_no_trajectory_fits_so_none_moves():
     assert plan_repack([load("a", 60), load("b", 50)]) == ()
 
 
@@ -138,10 +140,10 @@ def test_the_fullest_that_takes_it_is_chosen():
     assert plan == (RepackMove("c", "a", 2, 25),)
 
 
-def test_nothing_is_planned_where_nobody_would_gain():
+def test_nothing_is_planned_where_no_rollout_would_gain():
     assert plan_repack([load("a", 40, gains=False), load("b", 50, gains=False)]) == ()
 
 
-def test_who_gains_nothing_takes_the_others():
+def test_a_rollout_that_gains_nothing_takes_the_others():
     plan = plan_repack([load("a", 90), load("b", 5, gains=False)])
     assert plan == (RepackMove("a", "b", 2, 90),)

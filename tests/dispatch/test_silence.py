@@ -98,7 +98,7 @@ def test_a_stall_of_everything_is_nobodys_silence(judge: Judge):
     assert judge.look_for(5, "a", "b") == []
 
 
-def test_while_nobody_is_heard_nobody_is_silent(judge: Judge):
+def test_while_no_rollout_is_heard_none_counts_as_silent(judge: Judge):
     """The broker was away; its clients reconnect one after the other."""
     judge.look_for(1, "a", "b")
     assert judge.look_for(60) == []

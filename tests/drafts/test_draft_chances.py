@@ -80,7 +80,7 @@ def test_agreement_goes_back_further_than_what_is_looked_up() -> None:
     assert agreement.known == 7
 
 
-def test_behind_a_mistake_the_last_draft_goes_on_until_something_is_recognised() -> None:
+def test_behind_a_mistake_the_last_draft_continues_until_a_match_is_found() -> None:
     agreement, context = HistoryAgreement(), 7
     assert list(agreement.start_draft(Draft([1, 2, 3, 4, 5, 6, 7, 8], 7), context)) == [
         *range(1, 9)

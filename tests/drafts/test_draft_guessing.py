@@ -48,7 +48,7 @@ def test_what_was_right_of_a_draft_follows_from_what_the_pass_gave(
     assert one.statistics.take() == Drafts(runs, 1, len(draft), 0, 0, 0.0)
 
 
-def test_siblings_hear_of_enough_news_at_once_and_never_of_what_was_all_guessed() -> None:
+def test_siblings_get_enough_new_tokens_at_once_and_never_only_accepted_drafts() -> None:
     history, one = AnswerHistory(1 << 12), row()
     engine = Speculation(history, DraftGate(forced=True), VOCABULARY)
     answer = np.arange(3 * SHARE_TOKENS_MIN, dtype=np.int32)
@@ -64,7 +64,7 @@ def test_siblings_hear_of_enough_news_at_once_and_never_of_what_was_all_guessed(
     assert history.inserted == heard + 1
 
 
-def test_what_is_only_compared_is_learned_from_and_counts_as_no_draft() -> None:
+def test_a_compared_draft_is_learned_from_and_counts_as_no_draft() -> None:
     engine = guessing(DraftGate())
     engine.add_trial(Draft([1, 2, 3], 5), [1, 2, 9])
     assert (engine.gate.acceptance_rate.right, engine.gate.acceptance_rate.tried) == (2, 3)

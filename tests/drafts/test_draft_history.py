@@ -126,7 +126,7 @@ def test_an_answer_that_was_judged_badly_gives_way_to_the_next() -> None:
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
 
 
-def test_a_late_reward_of_a_forgotten_answer_changes_nothing() -> None:
+def test_a_late_reward_of_an_evicted_answer_changes_nothing() -> None:
     history = AnswerHistory(64)
     history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4, 5), 2, name="a")])
     history.insert(2, 1, np.arange(100, 160, dtype=np.uint32), 59)

@@ -100,7 +100,7 @@ def test_rollouts_of_a_node_share_one_history_and_the_last_one_removes_it(
     assert not folder.exists()
 
 
-def test_when_the_writer_is_killed_another_one_goes_on_in_the_same_memory(
+def test_when_the_writer_is_killed_another_one_continues_in_the_same_memory(
     tmp_path: Path, bus: Bus
 ) -> None:
     folder = tmp_path / "node"

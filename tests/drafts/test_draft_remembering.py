@@ -101,7 +101,7 @@ def test_partials_that_come_faster_than_they_are_read_are_passed_over(bus: Bus) 
     assert guessed(memory.history.view, 6, asked(6)) == [4, 5, 6]
 
 
-def test_whoever_fills_the_history_reads_and_the_others_do_not(tmp_path: Path, bus: Bus) -> None:
+def test_the_writer_of_the_history_reads_and_the_others_do_not(tmp_path: Path, bus: Bus) -> None:
     first, second = (
         DraftFeed(bus, lambda: bus, NodeHistory(tmp_path / "node", 4096)) for _ in range(2)
     )

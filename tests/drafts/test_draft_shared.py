@@ -97,7 +97,7 @@ def test_a_reader_cannot_write(folder: Path) -> None:
     node.leave()
 
 
-def test_the_next_writer_goes_on_where_the_others_draft(folder: Path) -> None:
+def test_the_next_writer_continues_where_the_others_draft(folder: Path) -> None:
     """Old occurrences stay until a better one comes, whatever their rank was."""
     node, history = writing(folder)
     history.insert(1, 50, ANSWER, 7, reward=9.0)
@@ -117,7 +117,7 @@ def test_the_next_writer_goes_on_where_the_others_draft(folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_nobody_uses_is_not_gone_on_with(folder: Path) -> None:
+def test_an_unused_history_is_not_continued(folder: Path) -> None:
     """A killed run leaves its memory; its locks are freed with it."""
     lock = lock_folder(folder)
     left = make_segment(folder, HistoryLayout(1000))
@@ -182,7 +182,7 @@ def test_readers_find_a_new_segment_by_themselves(folder: Path) -> None:
     node.leave()
 
 
-def test_a_reader_that_does_not_hold_the_file_keeps_nobody_from_removing_it(folder: Path) -> None:
+def test_a_reader_that_does_not_hold_the_file_does_not_prevent_its_removal(folder: Path) -> None:
     """An engine's process may end after its rollout closed the history; its mapping stays valid."""
     node, history = writing(folder)
     history.insert(1, 0, ANSWER, 7)
@@ -195,7 +195,7 @@ def test_a_reader_that_does_not_hold_the_file_keeps_nobody_from_removing_it(fold
     assert not reader.draft(1, [1, 2, 3], 2).tokens
 
 
-def test_the_name_says_run_folder_and_node(tmp_path: Path) -> None:
+def test_the_name_has_run_folder_and_node(tmp_path: Path) -> None:
     names = {
         segment_folder(run, folder, node)
         for run in ("a", "b")
@@ -226,7 +226,7 @@ def test_a_segment_that_was_cut_short_is_none(folder: Path) -> None:
     assert map_segment(node.path) is None
 
 
-def test_without_room_a_process_remembers_alone(folder: Path) -> None:
+def test_without_room_a_process_keeps_its_own_history(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="cannot be used"):
         lock_folder(folder)
@@ -283,7 +283,7 @@ def scribble(memory: mmap.mmap, over: threading.Event) -> None:
             memory[start : start + count] = drawn.bytes(count)
 
 
-def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
+def test_torn_memory_gives_drafts_of_the_vocabulary_or_none(
     scribbled: tuple[NodeHistory, AnswerHistory],
 ) -> None:
     node, _ = scribbled
@@ -301,7 +301,7 @@ def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
             assert bool(draft.tokens) == bool(draft.matched)
 
 
-def test_a_writer_over_torn_memory_goes_on(scribbled: tuple[NodeHistory, AnswerHistory]) -> None:
+def test_a_writer_over_torn_memory_continues(scribbled: tuple[NodeHistory, AnswerHistory]) -> None:
     _, history = scribbled
     drawn = np.random.default_rng(3)
     for group in range(200, 400):

@@ -18,7 +18,7 @@ def test_the_example_passes_eight_times_over_its_prompts() -> None:
     assert c.trainer.steps * c.trainer.groups_per_step == 8 * 192
 
 
-def test_every_pass_asks_the_same_prompts_in_another_order() -> None:
+def test_every_pass_has_the_same_prompts_in_another_order() -> None:
     task = Remainder(prompts=192)
     passes = [[task.prompt(3, 192 * p + i) for i in range(192)] for p in range(3)]
     asked = [[one.tokens for one in each] for each in passes]

@@ -105,7 +105,7 @@ def decoding(
     return Decoding(ProposerSpeculation(history, gate, VOCABULARY, machine), machine, answers)
 
 
-def test_right_guesses_come_many_per_step_and_are_counted() -> None:
+def test_accepted_drafts_give_many_tokens_per_step_and_are_counted() -> None:
     whole = [1, 2, 3, *ANSWER]
     d = decoding(history_of(whole), {"a": whole}, DraftGate(forced=True))
     for _ in d.run():
@@ -118,7 +118,7 @@ def test_right_guesses_come_many_per_step_and_are_counted() -> None:
     assert (stats.passes, stats.rows) == (d.steps - 1, d.steps - 1)
 
 
-def test_a_window_shrinks_where_guesses_are_wrong() -> None:
+def test_the_draft_length_shrinks_where_drafts_are_rejected() -> None:
     whole = [1, 2, 3, *ANSWER]
     other = [n if i % 9 else 999 for i, n in enumerate(whole)]
     d = decoding(history_of(other), {"a": list(whole)}, DraftGate(ADDITIVE, forced=True))
@@ -156,7 +156,7 @@ def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not()
     assert steps[1.0] > 250  # passes of one trial gain some tokens each
 
 
-def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
+def test_the_batch_is_seldom_inspected_while_nothing_is_drafted() -> None:
     noise = np.random.default_rng(0).integers(VOCABULARY, size=(2, 400)).tolist()
     answers = {"a": [1, 2, 3, *noise[0]], "b": [1, 2, 3, *noise[1][:200]]}
     found = decoding(history_of([1, 2, 3, *ANSWER]), answers, DraftGate())
@@ -168,7 +168,7 @@ def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
     assert found.guesses.gate.plain.cost().seconds(2) == pytest.approx(1.02, rel=0.01)
 
 
-def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
+def test_compared_drafts_do_not_see_tokens_that_arrived_meanwhile() -> None:
     """A history that gets each token at once never knows the next ones."""
     d = decoding(AnswerHistory(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, DraftGate())
     for _ in d.run():
@@ -178,7 +178,7 @@ def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> 
     assert d.guesses.gate.hit_rate.tried > 10
 
 
-def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
+def test_siblings_get_new_tokens_and_no_accepted_drafts() -> None:
     whole = [1, 2, 3, *ANSWER]
     history = AnswerHistory(1 << 12)
     d = decoding(history, {"a": list(whole)}, DraftGate(forced=True))
@@ -214,7 +214,7 @@ def test_a_step_that_took_prompts_is_not_measured() -> None:
     assert guesses.gate.plain.count == 1
 
 
-def test_nothing_is_asked_of_vllm_without_drafts() -> None:
+def test_vllm_gets_no_draft_settings_without_drafts() -> None:
     assert draft_config(0, 8, on_cpu=True) is None
     said = draft_config(32, 8, on_cpu=True)
     assert said is not None

@@ -31,7 +31,7 @@ def drafted(seen: CombinedSource, answer: list[int]) -> list[int]:
     return list(guesses[-1])
 
 
-def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place(
+def test_it_is_empty_until_there_is_a_file_and_follows_its_replacement(
     tmp_path: Path,
 ) -> None:
     node = NodeHistory(tmp_path / "node", 1 << 12)
@@ -49,7 +49,7 @@ def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place
     following.leave()
 
 
-def test_what_runs_here_is_guessed_from_where_nobody_else_knows_it(tmp_path: Path) -> None:
+def test_running_trajectories_of_this_process_are_drafted_from(tmp_path: Path) -> None:
     seen = mapped(tmp_path / "none")
     seen.add_running(PROMPT, 0, np.array(FIRST, np.uint32), len(FIRST))
     assert drafted(seen, FIRST) == FIRST[7:15]

@@ -60,7 +60,7 @@ def test_a_place_is_its_newest_stay_and_adds_up_for_that(
     assert rollout.of(0, 0) == rollout.of(2, 0) == [0] * 5
 
 
-def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
+def test_counts_are_reported_once_also_those_that_are_ahead_of_the_tokens(
     both: tuple[DraftCounters, DraftCounters],
 ) -> None:
     """A worker in another process is a step or two ahead of the counts that were read."""
@@ -75,7 +75,7 @@ def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
 
 
 @pytest.mark.parametrize(("right", "runs"), [(2, (0, 2)), (1, (0, 1, 1))])
-def test_a_stop_token_is_marked_where_it_was_guessed(
+def test_a_stop_token_is_marked_where_it_was_drafted(
     both: tuple[DraftCounters, DraftCounters], right: int, runs: tuple[int, ...]
 ) -> None:
     worker, rollout = both
@@ -85,7 +85,7 @@ def test_a_stop_token_is_marked_where_it_was_guessed(
     assert one.take().runs == runs
 
 
-def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
+def test_a_whole_answer_is_marked_token_by_token_as_it_was_drafted(
     both: tuple[DraftCounters, DraftCounters],
 ) -> None:
     """Preempted in the middle, so that its row restarts and a draft is dropped."""

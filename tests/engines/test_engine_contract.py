@@ -47,7 +47,7 @@ def test_the_same_tokens_alone_and_in_any_batch(kind: Kind) -> None:
         assert (together.tokens, together.finish) == (alone.tokens, alone.finish)
 
 
-def test_moved_in_the_middle_it_goes_on_with_the_same_tokens(kind: Kind) -> None:
+def test_moved_in_the_middle_it_continues_with_the_same_tokens(kind: Kind) -> None:
     """Invariant 10: abort on one engine, resume on another, among other neighbours."""
     check_a_move(kind, Sampling(temperature=0.9, tokens_max=70))
 
@@ -131,7 +131,7 @@ def test_a_held_trajectory_keeps_its_slot_and_its_cache_until_it_is_aborted(kind
     assert engine.stats().kv_used == 0
 
 
-def test_after_the_environment_spoke_it_goes_on_wherever_it_is(kind: Kind) -> None:
+def test_after_the_environments_turn_it_continues_on_any_engine(kind: Kind) -> None:
     """Invariant 10: the second turn is the same after a move."""
     engine = kind.open()
     request = ask("t", prompt(6), TURNS, hold=True)

@@ -52,7 +52,7 @@ def missing(name: str) -> str:
 
 
 @pytest.mark.parametrize(("found", "said"), [(missing, "make vllm"), (lambda _: "0.99.1", "0.99")])
-def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
+def test_a_missing_vllm_or_another_release_is_refused_with_what_to_install(
     found: object, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "version", found)

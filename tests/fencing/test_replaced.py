@@ -34,7 +34,7 @@ def order(bus: Bus, writer: FencedWriter, rollout: str, term: int) -> None:
     writer.append([("0.0", ordered, partition)])
 
 
-def test_a_rollout_exits_at_an_order_to_its_successor_and_at_no_other(bus: Bus) -> None:
+def test_a_rollout_exits_at_an_assignment_to_its_successor_and_at_no_other(bus: Bus) -> None:
     writer = FencedWriter(bus, "assignments", "dispatch", 1)
     writer.open()
     orders = AssignmentQueue(bus, "rollout-0", 2)

@@ -62,7 +62,7 @@ def test_a_source_that_fails_costs_its_own_figures_only(tmp_path: Path, caplog):
     assert "'no_such_figure' is not in" in caplog.text
 
 
-def test_a_port_in_use_is_a_warning_and_the_role_goes_on(tmp_path: Path, caplog):
+def test_a_port_in_use_is_a_warning_and_the_role_continues(tmp_path: Path, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         configuration = Configuration(run="tiny", metrics=MetricsSettings(port=port))
@@ -151,7 +151,7 @@ def test_other_paths_name_what_is_served(tmp_path: Path):
     assert (status, text) == (404, "served here: /healthz, /metrics\n")
 
 
-def test_clients_that_say_nothing_or_rubbish_block_nobody(tmp_path: Path):
+def test_clients_that_send_nothing_or_rubbish_block_no_other(tmp_path: Path):
     with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         at = endpoint(tmp_path, "p")
         address = (at["host"], at["port"])

@@ -127,7 +127,7 @@ def test_wandb_gets_each_series_against_its_own_step(folder, wandb):
     assert calls(wandb, "finish") == [True]
 
 
-def test_a_later_start_goes_on_in_the_same_wandb_run(folder, wandb):
+def test_a_later_start_continues_the_same_wandb_run(folder, wandb):
     forward(folder, "wandb", **wandb)
     write(folder, "trainer", {"step": 3, "loss": 0.125})
     forward(folder, "wandb", **wandb)
@@ -138,7 +138,7 @@ def test_a_later_start_goes_on_in_the_same_wandb_run(folder, wandb):
     assert len(calls(wandb, "log")) == 4
 
 
-def test_settings_are_told_without_the_addresses_of_log_and_store(folder, wandb):
+def test_settings_are_forwarded_without_the_addresses_of_log_and_store(folder, wandb):
     forward(folder, "wandb", **wandb)
     told = calls(wandb, "init")[0]["config"]
     assert told["trainer.steps"] == 60
@@ -170,7 +170,7 @@ def test_a_folder_that_holds_another_run_now_is_refused(folder):
     assert "forward-tensorboard.json" in done.stderr
 
 
-def test_a_damaged_state_file_says_what_to_delete(folder):
+def test_a_damaged_state_file_is_refused_with_what_to_delete(folder):
     (folder.metrics / "forward-tensorboard.json").write_text("{")
     done = forward(folder, "tensorboard")
     assert done.returncode == 2
@@ -189,7 +189,7 @@ def test_a_file_without_line_ends_is_damaged(tmp_path):
         list(read_lines(tmp_path / "x.jsonl", FilePosition()))
 
 
-def test_following_goes_on_until_it_is_told_to_stop_and_loses_nothing_to_kill(folder):
+def test_following_continues_until_it_is_stopped_and_loses_nothing_to_kill(folder):
     line = [sys.executable, "-m", "rollstream", "forward", str(folder.path)]
     line += ["--to", "tensorboard", "--follow"]
     for number, (end, code) in enumerate(((signal.SIGKILL, -9), (signal.SIGTERM, 0)), start=3):

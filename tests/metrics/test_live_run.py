@@ -150,7 +150,7 @@ def free_ports(count: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
+def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_does_no_harm(
     tmp_path: Path, model: Path
 ):
     folder, base = tmp_path / "run", free_ports(8)

@@ -52,7 +52,7 @@ def shown(state: RunState) -> str:
     return " ".join(text.split())
 
 
-def test_top_says_what_drafting_came_to_by_pass():
+def test_top_shows_acceptance_by_pass():
     state = planted.plan().state()
     for record in run_of_passes(2 * PROMPTS):
         state.apply(prompt(record.group), planted.NOW_S)
@@ -64,7 +64,7 @@ def test_top_says_what_drafting_came_to_by_pass():
     assert "pass 1 50% accepted, 2.5 tokens a step" in text
 
 
-def test_passes_are_those_that_the_prompts_say():
+def test_passes_are_those_of_the_prompts():
     state = planted.plan().state()
     for group in (4, 700):
         state.apply(prompt(group), planted.NOW_S)

@@ -203,7 +203,7 @@ def test_ages_are_those_of_the_oldest(plan):
 
 
 @pytest.mark.parametrize(("event", "phase"), [("complete", "finished"), ("stopped", "stopped")])
-def test_the_supervisor_says_how_a_run_ended_until_it_goes_on(event, phase):
+def test_the_supervisor_reports_how_a_run_ended_until_it_resumes(event, phase):
     state = planted.healthy()
     state.apply_event({"time_s": planted.NOW_S, "event": event})
     ended = planted.moment(state, planted.NOW_S + 7200)
@@ -224,7 +224,7 @@ def test_a_run_without_a_supervisor_has_finished_when_all_are_gone():
 # ---- the view of `run` ---------------------------------------------------------------------------
 
 
-def test_the_short_frame_has_the_word_of_the_supervisor(state, plan):
+def test_the_short_frame_has_the_state_from_the_supervisor(state, plan):
     dead = RoleState("rollout-1", "restarting", 1, "died (SIGKILL), restart 1")
     for columns in (80, 160):
         text = drawn(take_snapshot(state, plan, NOW_S, [dead]), columns, None, detailed=False)

@@ -36,7 +36,7 @@ def test_a_run_that_agrees_shows_it_and_warns_of_nothing():
     assert "1.0k tokens to step 20" in shown
 
 
-def test_a_run_without_such_tokens_says_so():
+def test_a_run_without_such_tokens_is_marked():
     state = mismatched(0.02, tokens=0)
     assert kinds(state) == []
     for columns in (80, 160):

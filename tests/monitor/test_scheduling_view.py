@@ -43,7 +43,7 @@ def test_the_frame_names_the_newest_moves_and_counts_those_of_the_last_minute(co
     assert "rollout-2 → rollout-1 (7) 4.0 s ago" in " ".join(text.split())
 
 
-def test_waiting_orders_and_waiting_requests_are_told_apart():
+def test_waiting_assignments_and_waiting_requests_are_distinguished():
     state = planted.healthy(1)
     state.apply(replace_status(waiting=30, queued=22))
     at = planted.moment(state)
@@ -79,7 +79,7 @@ def test_a_line_that_is_no_move_is_passed_over_and_memory_is_bounded():
     assert len(state.moves) == MOVES_KEPT
 
 
-def test_moves_of_long_ago_are_told_as_such():
+def test_moves_of_long_ago_are_marked():
     state = planted.healthy(1)
     state.apply_move(planted.move(600, "rollout-0", "rollout-1", 2))
     assert "none in the last minute" in drawn(planted.moment(state), 80, 60)
@@ -144,6 +144,6 @@ def test_the_report_reads_moves_from_the_runs_folder(run_folder):
     assert open_history(run_folder).moves == []
 
 
-def test_a_snapshot_without_moves_says_so():
+def test_a_snapshot_without_moves_is_marked():
     at = planted.moment(planted.healthy(1))
     assert "none yet" in drawn(replace(at), 80, 60)

@@ -77,7 +77,7 @@ def test_a_run_that_was_only_prepared_is_shown_and_gets_no_log(tmp_path, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_finished_run_is_told_once(tmp_path, capsys):
+def test_a_finished_run_is_reported_once(tmp_path, capsys):
     folder = publish_run(tmp_path / "run", steps=3)
     with (folder.metrics / "supervisor.jsonl").open("a") as events:
         events.write('{"time_s": 1.0, "event": "complete", "note": ""}\n')

@@ -27,7 +27,7 @@ def test_a_finished_run_does_not_warn_of_its_silence():
     assert kinds(state, NOW_S + 86_400) == []
 
 
-def test_every_warning_says_what_and_what_to_do():
+def test_every_warning_states_the_problem_and_what_to_do():
     state = sick()
     found = warnings_of(moment(state))
     assert len(found) >= 6
@@ -52,7 +52,7 @@ def sick() -> RunState:
 # ---- learning ------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_rewards_are_all_equal_is_said_with_its_name():
+def test_a_task_whose_rewards_are_all_equal_is_reported_with_its_name():
     state = healthy(reward=lambda index: 1.0)
     assert kinds(state) == ["equal_rewards/remainder"]
     what = warnings_of(moment(state))[0].what
@@ -144,7 +144,7 @@ def test_annotations_that_come_too_late():
     assert kinds(state) == ["late_annotations"]
 
 
-def test_a_step_that_moved_nothing_is_said():
+def test_a_step_that_moved_nothing_is_reported():
     state = healthy()
     state.apply(planted.done(STEPS, updates_skipped=1.0))
     (concern,) = warnings_of(moment(state))
@@ -163,7 +163,7 @@ def test_refused_records_of_other_topics_are_counted_by_topic():
     assert concern.what.endswith("3 in annotations, 5 in partials, 4 in status")
 
 
-def test_trajectories_that_cannot_be_trained_are_said_by_kind():
+def test_trajectories_that_cannot_be_trained_are_reported_by_kind():
     state = healthy()
     for step, counts in ((19, {"refused_logprobs": 2}), (20, {"refused_logprobs": 1})):
         state.apply(planted.done(step, counts={**counts, "refused_spans": 1, "trained": 8}))

@@ -79,7 +79,7 @@ def test_a_rollout_that_left_is_not_silent():
     assert kinds(state) == []
 
 
-def test_starving_rollouts_are_told_apart_by_what_is_missing():
+def test_starving_rollouts_are_distinguished_by_the_cause():
     state = idle(healthy())
     (concern,) = warnings_of(moment(state))
     assert (concern.kind, "no prompt is waiting" in concern.do) == ("rollouts_starved", True)
@@ -165,7 +165,7 @@ def test_an_archive_that_is_behind():
     assert "2:00:00" in concern.what
 
 
-def test_weights_that_nobody_verified_or_announced():
+def test_weights_that_were_not_verified_or_announced():
     state = healthy(3)
     state.apply(planted.status("rollout-0", NOW_S, verified=False))
     state.apply(planted.applied("rollout-1", "h"))

@@ -85,7 +85,7 @@ def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus, tmp_path)
     assert state.restarts() == {"trainer": 1}
 
 
-def test_a_lost_record_is_said(bus, tmp_path):
+def test_a_lost_record_is_reported(bus, tmp_path):
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
     writer.append([("run", GroupClosed(1, "dead", "", 1))])
@@ -99,7 +99,7 @@ def test_a_lost_record_is_said(bus, tmp_path):
     assert planted.kinds(state) == ["unreadable_parts"]
 
 
-def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus, tmp_path):
+def test_a_position_that_was_truncated_away_continues_at_the_begin(bus, tmp_path):
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
     for group in range(9):

@@ -101,7 +101,7 @@ def test_a_head_killed_while_the_trainer_pushes_is_replaced_by_the_next(net: Rel
     assert third.figure("received_bytes_total") == whole_bytes(V1, content)
 
 
-def test_a_stopped_relay_is_passed_over_and_catches_up_when_it_goes_on(net: RelayNet) -> None:
+def test_a_stopped_relay_is_passed_over_and_catches_up_when_it_resumes(net: RelayNet) -> None:
     relays, content = net.start_chain("a", "b", "c", send_bytes_per_s=SLOW), files(8 * MIB)
     _, middle, last = relays
     version = net.publish(1, content)
@@ -308,7 +308,7 @@ def test_a_wrong_object_in_the_bucket_is_never_offered(net: RelayNet) -> None:
     assert not relay.has(V1)
 
 
-def test_a_listing_for_strangers_says_what_there_is(net: RelayNet) -> None:
+def test_a_listing_without_a_token_names_the_objects(net: RelayNet) -> None:
     (relay,) = net.start("a")
     content = files()
     net.publish(1, content)
@@ -322,7 +322,7 @@ def test_a_listing_for_strangers_says_what_there_is(net: RelayNet) -> None:
     assert all(offer.verified for offer in listing.objects)
 
 
-def test_a_port_that_is_taken_is_told(net: RelayNet) -> None:
+def test_a_port_that_is_taken_is_reported(net: RelayNet) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(AssertionError, match="cannot listen on"):
         net.start("a", port=taken.getsockname()[1])

@@ -159,7 +159,7 @@ def test_rubbish_is_an_error_and_the_relay_serves_on(server: RelayServer, reques
         {"X_Content_Hash": "0" * 32, "Content_Range": "bytes x"},
     ],
 )
-def test_a_push_that_does_not_say_what_it_is_is_refused(
+def test_a_push_without_a_description_is_refused(
     server: RelayServer, headers: dict[str, str]
 ) -> None:
     assert ask(server, "PUT", f"/{KEY}", b"1234", **headers)[0] == 400
@@ -304,7 +304,7 @@ def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
     ("given", "status"),
     [("", 401), ("Bearer ", 401), ("Bearer another-word", 401), ("Bearer \xff", 401)],
 )
-def test_with_a_token_nobody_is_answered_without_it(
+def test_with_a_token_requests_without_it_are_refused(
     tmp_path: Path, method: str, given: str, status: int
 ) -> None:
     cache = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
@@ -376,7 +376,7 @@ def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_veri
         assert ask(server, "GET", f"/{KEY}")[0] == 404
 
 
-def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer) -> None:
+def test_more_requests_than_the_bound_are_answered_with_retry_later(server: RelayServer) -> None:
     server.cache.accept(ObjectOffer(KEY, 10, "0" * 32))
     clients = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(8)]
     try:

@@ -71,7 +71,7 @@ def test_a_version_is_read_through_the_relay_and_the_bucket_is_left_alone(
     assert store.relay_bytes == 2 * len(data) - 2 * MIB + len(data) + 4 + len(encode_json(manifest))
 
 
-def test_a_range_past_the_end_is_empty_as_the_contract_says(net: RelayNet) -> None:
+def test_a_range_past_the_end_is_empty_as_in_the_contract(net: RelayNet) -> None:
     (relay,) = net.start("a")
     net.publish(1, files())
     store = RelayStore(net.store, Path("/nonexistent"), relay.url)
@@ -188,7 +188,9 @@ def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet
         store.get(manifest_key(V1))
 
 
-def test_the_same_object_again_is_fine_and_another_under_its_key_is_told(net: RelayNet) -> None:
+def test_the_same_object_again_is_accepted_and_another_under_its_key_is_refused(
+    net: RelayNet,
+) -> None:
     """Invariant 6: a created object never changes; a killed writer repeats itself."""
     store = PushingStore(MemoryStore(), RelayDirectory(net.bus, 5.0), MIB)
     for _ in range(2):

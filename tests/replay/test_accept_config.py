@@ -85,7 +85,7 @@ def test_the_ledger_records_what_was_accepted_and_only_then(tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", [{"groups_per_step": 2}, {"survivors_min": 4}])
-def test_a_run_goes_on_under_accepted_changes_behind_its_checkpoint(tmp_path: Path, change: dict):
+def test_a_run_resumes_under_accepted_changes_behind_its_checkpoint(tmp_path: Path, change: dict):
     """Steps in the ledger are trained on the part of their takes that the new rules leave."""
     with tiny_run(tmp_path, trainer={"steps": 6}) as run:
         run.start_all()

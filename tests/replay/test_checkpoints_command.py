@@ -38,7 +38,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_list_says_what_is_whole_and_what_was_begun(run: Path, capsys):
+def test_list_marks_whole_and_unfinished_checkpoints(run: Path, capsys):
     assert main(["checkpoints", "list", str(run), "--json"]) == 0
     found = lines(capsys)
     assert [(one["step"], one["state"]) for one in found] == [
@@ -52,7 +52,7 @@ def test_list_says_what_is_whole_and_what_was_begun(run: Path, capsys):
     assert "s00000030-t0002  unfinished" in capsys.readouterr().out
 
 
-def test_a_damaged_one_is_named_and_the_exit_code_says_so(run: Path, capsys):
+def test_a_damaged_one_is_named_and_shown_by_the_exit_code(run: Path, capsys):
     (run / "store" / "checkpoints" / "s00000010-t0001" / "state.json").write_text("{}")
     assert main(["checkpoints", "list", str(run), "--json"]) == 1
     told = capsys.readouterr()
@@ -60,7 +60,7 @@ def test_a_damaged_one_is_named_and_the_exit_code_says_so(run: Path, capsys):
     assert "s00000010-t0001/state.json differs" in told.err
 
 
-def test_show_tells_positions_groups_and_files(run: Path, capsys):
+def test_show_prints_positions_groups_and_files(run: Path, capsys):
     assert main(["checkpoints", "show", "latest", str(run), "--json"]) == 0
     (found,) = lines(capsys)
     assert found["checkpoint"] == "s00000020-t0002"
@@ -73,7 +73,7 @@ def test_show_tells_positions_groups_and_files(run: Path, capsys):
         assert "s00000010-t0001" in capsys.readouterr().out
 
 
-def test_what_is_not_kept_or_no_checkpoint_is_told(run: Path, tmp_path: Path, capsys):
+def test_a_missing_checkpoint_is_reported(run: Path, tmp_path: Path, capsys):
     assert main(["checkpoints", "show", "30", str(run)]) == 1
     assert "kept are: s00000010-t0001, s00000020-t0002" in capsys.readouterr().err
     assert main(["checkpoints", "show", "soon", str(run)]) == 2

@@ -73,7 +73,7 @@ def test_trajectories_of_two_runs_are_trained_group_by_group(run: Path, tmp_path
     assert main(["train", str(out / "config.json")]) == 2, "it is no run"
 
 
-def test_a_killed_one_goes_on_to_the_same_hashes(run: Path, tmp_path: Path, capsys):
+def test_a_killed_one_resumes_to_the_same_hashes(run: Path, tmp_path: Path, capsys):
     words = (run, "--set", "trainer.steps=6", "--set", "trainer.groups_per_step=1")
     killed(offline(run, tmp_path / "out", *words), 3)
     assert main(offline(run, tmp_path / "out", *words)) == 0
@@ -95,7 +95,7 @@ def test_lines_without_logprobs_get_those_of_the_starting_model(run: Path, tmp_p
     assert all((record.logprobs < 0).all() for record in gathered(tmp_path / "out"))
 
 
-def test_lines_keep_what_they_say(run: Path, tmp_path: Path):
+def test_lines_keep_their_values(run: Path, tmp_path: Path):
     """Groups by name or by prompt, several turns, log-probabilities as given."""
     turns = {"tokens": [1, 2, 3, 4, 5], "sources": [0, 0, 1, 2, 1], "logprobs": [-0.5, -1.0]}
     path = lines(
@@ -138,7 +138,9 @@ def test_a_line_that_is_none_is_named_and_nothing_is_begun(line, said, run, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_model_or_the_steps_cannot_use_is_said(run: Path, tmp_path: Path, capsys):
+def test_lines_that_the_model_or_the_steps_cannot_use_are_reported(
+    run: Path, tmp_path: Path, capsys
+):
     foreign = lines(tmp_path / "foreign.jsonl", {"prompt": [1], "completion": [99], "reward": 1})
     assert main(offline(run, tmp_path / "out", foreign)) == 2
     assert "is it of another tokenizer?" in capsys.readouterr().err

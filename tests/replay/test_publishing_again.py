@@ -109,7 +109,7 @@ def test_a_copy_is_read_like_the_run_by_its_readers(run: Path, tmp_path: Path):
     bus.close()
 
 
-def test_a_fence_whose_opening_was_forgotten_stands_in_the_copy(tmp_path: Path):
+def test_a_fence_whose_opening_was_truncated_is_in_the_copy(tmp_path: Path):
     """Invariant 7: `Opened 2` is truncated away, the first record kept is a zombie's."""
     run = tmp_path / "run"
     bus = SqliteBus(run / "bus")
@@ -198,7 +198,7 @@ def long_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_copy_that_was_killed_goes_on_exactly(long_archive: Path, tmp_path: Path, capsys):
+def test_a_copy_that_was_killed_resumes_exactly(long_archive: Path, tmp_path: Path, capsys):
     to = f"sqlite:{tmp_path}/copy"
     run_killed_at("rollstream.streams.sqlite.bus:SqliteBus.append", 3, publish(long_archive, to))
     bus = open_bus(to)
@@ -213,7 +213,7 @@ def test_a_copy_that_was_killed_goes_on_exactly(long_archive: Path, tmp_path: Pa
     bus.close()
 
 
-def test_a_hash_tells_order_partition_and_framing_apart():
+def test_a_hash_depends_on_order_partition_and_framing():
     def digest(*records: tuple[int, bytes, bytes | None]) -> str:
         contents = TopicHash()
         for record in records:

@@ -70,7 +70,7 @@ def test_nothing_changed_gives_every_hash_again_and_leaves_the_run(run: Path, tm
     assert contents(run) == before
 
 
-def test_what_the_log_forgot_is_read_from_the_archive(forgetful: Path, tmp_path, capsys):
+def test_truncated_records_are_read_from_the_archive(forgetful: Path, tmp_path, capsys):
     assert all(truncated(forgetful).values())
     assert main(replay(forgetful, tmp_path / "again", "--from-step", "0")) == 0
     assert told(capsys)["compared"] == STEPS
@@ -84,7 +84,7 @@ def test_an_archive_without_a_log_is_enough(forgetful: Path, tmp_path: Path, cap
     assert not (tmp_path / "left" / "bus").exists()
 
 
-def test_what_nobody_kept_is_said(forgetful: Path, tmp_path: Path, capsys):
+def test_records_that_were_not_kept_are_reported(forgetful: Path, tmp_path: Path, capsys):
     """Neither the log nor the archive has the first steps."""
     shutil.copytree(forgetful, tmp_path / "left")
     shutil.rmtree(tmp_path / "left" / "store" / "archive")
@@ -161,7 +161,7 @@ def own_hashes(out: Path) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize(("steps", "more"), [(1, ()), (3, ("--set", "trainer.lr=0.01"))])
-def test_a_killed_replay_goes_on_to_the_same_hashes(steps, more, run, tmp_path, capsys):
+def test_a_killed_replay_resumes_to_the_same_hashes(steps, more, run, tmp_path, capsys):
     before, out = contents(run), tmp_path / "killed"
     words = ("--from-step", "2", *more)
     killed(replay(run, out, *words), steps)

@@ -40,7 +40,7 @@ def history(run_folder) -> RunHistory:
     return open_history(run_folder)
 
 
-def test_a_rollout_whose_versions_were_forgotten_has_no_bars(history):
+def test_a_rollout_whose_versions_were_truncated_has_no_bars(history):
     """In a run that truncates without an archive, trajectories may outlive `applied`."""
     assert version_bars(RolloutHistory(history.rollouts["rollout-0"].busy)) == ()
 
@@ -63,7 +63,7 @@ def test_invariant_1_every_admitted_group_has_one_ending_and_the_counts_add_up(h
     assert counts["admitted"] == sum(n for name, n in counts.items() if name != "admitted")
 
 
-def test_the_summary_says_what_the_run_came_to(history):
+def test_the_summary_has_the_results_of_the_run(history):
     summary = summarise(history)
     assert (summary.steps, summary.steps_wanted, summary.restarts) == (60, 60, 1)
     assert summary.accuracy_sampled is not None

@@ -81,7 +81,7 @@ def test_a_fetch_brings_back_the_name_that_dispatch_retired(run: Followed) -> No
     assert RoleTerms(run.store, lambda: 0.0).has_taken(ROLLOUTS, "r", term)
 
 
-def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) -> None:
+def test_a_draining_rollout_has_the_newest_version_when_it_is_empty(run: Followed) -> None:
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
@@ -162,7 +162,7 @@ def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: 
     assert run.differing(engine) == []
 
 
-def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Followed) -> None:
+def test_applied_has_the_announced_hash_and_how_many_were_read_back(run: Followed) -> None:
     run.publish()
     rollout = run.rollout(run.engine())
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Follow
 
 
 @pytest.mark.parametrize("on_update", ["in_flight", "keep_version"])
-def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
+def test_a_mismatch_serves_nothing_until_everything_was_fetched_again(
     run: Followed, on_update: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run.publish()

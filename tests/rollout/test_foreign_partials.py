@@ -62,7 +62,7 @@ def test_many_chains_of_one_dead_rollout_are_one_pass():
     assert bus.calls["read"] == 1
 
 
-def test_a_chain_whose_order_names_no_first_partial_is_found_too():
+def test_a_chain_whose_assignment_names_no_first_partial_is_found_too():
     """As a dispatch of an earlier release writes it."""
     bus = Counts()
     one = chained(bus, "3.1", 5)
@@ -111,7 +111,7 @@ def test_a_bad_link_ends_the_chain(what: str):
 
 
 @pytest.mark.parametrize("at", [Address(7, 0), Address(0, 99), Address(0, 1 << 70), Address(-1, 0)])
-def test_a_chain_that_lies_nowhere_is_broken(at: Address):
+def test_a_chain_that_is_not_in_the_log_is_broken(at: Address):
     assert isinstance(read_chains(Counts(), [ChainRequest("3.1", at, at)])["3.1"], DecodeError)
 
 
@@ -130,7 +130,7 @@ def test_a_chain_that_truncation_cut_is_broken():
     assert isinstance(read_chains(bus, [one])["3.1"], DecodeError)
 
 
-def test_a_chain_is_no_longer_than_its_order_allows():
+def test_a_chain_is_no_longer_than_its_assignment_allows():
     bus = Counts()
     one = chained(bus, "3.1", 5)
     short = ChainRequest("3.1", one.newest, one.first, 2, tokens_max=9)

@@ -116,7 +116,7 @@ def untouched() -> list[int]:
     return whole(scene)
 
 
-def test_whoever_resumes_goes_on_to_the_very_tokens():
+def test_a_resume_on_any_rollout_gives_the_same_tokens():
     scene = Scene()
     source, destination = scene.rollout("a"), scene.rollout("b")
     scene.order(order("a"))
@@ -143,7 +143,7 @@ def test_what_ended_before_it_was_asked_for_is_not_given_up():
     assert not any(r.record.last for r in scene.records("partials", Partial))
 
 
-def test_an_order_that_was_not_begun_is_given_up_with_what_it_came_with():
+def test_an_assignment_that_was_not_begun_is_released_with_its_chain():
     scene = Scene()
     source = scene.rollout("a")
     scene.order(order("a"), release("a"))
@@ -178,7 +178,7 @@ def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
     assert len(read_chain(scene.bus, back.address, "3.1").tokens) == 6
 
 
-def test_who_stops_gives_up_everything_in_progress():
+def test_a_stopping_rollout_releases_everything_in_progress():
     scene = Scene()
     rollout, turns = scene.rollout("a")
     scene.order(order("a"))

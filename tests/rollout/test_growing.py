@@ -60,7 +60,7 @@ def test_spans_tile_the_generated_tokens_and_neighbours_differ(parts: list[tuple
 
 
 @given(parts=chunks, cuts=st.sets(st.integers(0, 11)), told=st.sets(st.integers(0, 11)))
-def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environment_said(
+def test_a_chain_of_partials_has_the_generated_tokens_and_those_of_the_environment(
     parts: list[tuple[int, int]], cuts: set[int], told: set[int]
 ):
     bus = MemoryBus()
@@ -129,7 +129,7 @@ def test_nothing_is_published_twice_in_partials():
 
 
 @given(parts=chunks, cuts=st.sets(st.integers(0, 11)), guessed=st.sets(st.integers(0, 11)))
-def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
+def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_drafted(
     parts: list[tuple[int, int]], cuts: set[int], guessed: set[int]
 ):
     """Whether or not the engines before and after report drafts; without drafts no record has the

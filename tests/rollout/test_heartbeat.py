@@ -57,7 +57,7 @@ def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():
     assert repeats.repeat(132.2, time_s=35.0).stalled_s == pytest.approx(31.0)
 
 
-def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
+def test_heartbeats_continue_while_the_engine_takes_weights(tmp_path: Path):
     followed = Followed(tmp_path)
     followed.publish()
     engine, go = followed.engine(), threading.Event()

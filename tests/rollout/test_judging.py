@@ -50,7 +50,7 @@ def decided(judging: EndedTurns, is_over: Callable[[], bool]) -> list[Trajectory
     return found
 
 
-def test_a_verdict_on_an_earlier_attempt_finds_nobody(judging_of):
+def test_a_verdict_on_an_earlier_attempt_is_ignored(judging_of):
     """The given-up attempt is answered first, and must not end the resumed one."""
     judging = judging_of("remainder")
     judging.submit(growing(1), "stop")
@@ -84,7 +84,7 @@ def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
     assert judging.rewards.poll() == []
 
 
-def test_a_released_answer_is_forgotten_with_late_rewards_too(judging_of):
+def test_a_released_answer_is_dropped_with_late_rewards_too(judging_of):
     judging = judging_of("remainder", late=True)
     judging.submit(growing(1), "stop")
     judging.drop("3.1")

@@ -43,7 +43,7 @@ def published(bus: SqliteBus) -> list[str]:
     ]
 
 
-def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
+def test_records_keep_their_order_and_get_their_addresses(bus: SqliteBus):
     outbox, told = BackgroundSender(bus), list[Address]()
     for first in range(0, 60, 3):
         outbox.send("annotations", notes(first, 3), told.extend)
@@ -52,7 +52,7 @@ def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
     assert told == [Address(0, n) for n in range(60)]
 
 
-def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
+def test_a_sender_above_the_bound_waits_until_its_records_are_durable(bus: SqliteBus):
     """Invariant 8: the queue is bounded."""
     outbox, held, go = BackgroundSender(bus), threading.Event(), threading.Event()
 

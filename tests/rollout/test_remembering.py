@@ -58,7 +58,7 @@ def bus(tmp_path: Path):
     bus.close()
 
 
-def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> None:
+def test_answers_enter_the_history_from_the_start_and_as_they_come(bus: Bus) -> None:
     publish(bus, answer(7, [4, 5, 6, 7, 8]))
     remembering = HistoryFeed(bus, bus, AnswerHistory(4096))
     remembering.poll()

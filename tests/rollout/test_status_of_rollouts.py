@@ -31,7 +31,7 @@ def test_reports_that_follow_at_once_compare_with_the_heartbeat_before() -> None
     assert pulse.previous_kv(50, 12.0) == 90
 
 
-def test_a_status_has_b_max_and_says_when_it_will_take_other_weights(tmp_path: Path) -> None:
+def test_a_status_has_b_max_and_when_it_will_take_other_weights(tmp_path: Path) -> None:
     following = Followed(tmp_path)
     following.publish()
     rollout = following.rollout(following.engine(), "keep_version")

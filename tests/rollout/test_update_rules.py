@@ -42,7 +42,7 @@ def test_keep_version_draws_on_while_no_newer_version_is_out():
     assert not is_draining("keep_version", load(newest=1, drawn=100))
 
 
-def test_an_order_that_needs_a_newer_version_waits_and_makes_keep_version_drain():
+def test_an_assignment_that_needs_a_newer_version_waits_and_makes_keep_version_drain():
     assert not may_draw("keep_version", load(newest=2, needed=2))
     assert is_draining("keep_version", load(newest=2, needed=2))
     assert not may_draw("in_flight", load(newest=2, needed=2))

@@ -107,7 +107,7 @@ def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
     assert (said.resumed_from, said.forked_from) == (4, "tiny s00000004-t0001")
 
 
-def test_a_fork_asks_what_the_parent_had_not_finished_and_no_burst_follows(
+def test_a_fork_admits_the_unfinished_prompts_of_its_parent_without_a_burst(
     parent: Path, tmp_path: Path
 ) -> None:
     """Admission continues as after step 4: (η + 4 + 1)·B groups at most, 4·B of them trained."""
@@ -166,7 +166,7 @@ def test_a_fork_of_a_fork_leaves_out_what_either_finished(parent: Path, tmp_path
     assert groups == [*one.prompts.again, one.prompts.on]
 
 
-def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_says_so(
+def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_reports_it(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fork(parent, tmp_path / "fork", 5) == 0
@@ -291,7 +291,7 @@ def test_forks_before_and_after_a_poisoned_step_repeat_the_decision(
         ) - ended
 
 
-def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:
+def test_a_living_run_is_forked_while_it_continues(tmp_path: Path) -> None:
     """Steps after the checkpoint are taken meanwhile; the fork asks their prompts again."""
     folder = tmp_path / "parent"
     folder.mkdir()

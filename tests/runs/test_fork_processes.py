@@ -50,7 +50,7 @@ def gone_on(folder: Path) -> Generator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.slow
-def test_a_fork_of_a_living_run_goes_on_under_kills_and_both_are_clean(tmp_path: Path) -> None:
+def test_a_fork_of_a_living_run_continues_under_kills_and_both_are_clean(tmp_path: Path) -> None:
     folder, fork = tmp_path / "run", tmp_path / "fork"
     with started(folder, random_model(tmp_path / "model"), PARENT) as process:
         wait_for(lambda: steps_done(folder) > AT, process)
@@ -92,10 +92,10 @@ def assert_fork_is_whole(folder: Path, fork: Path) -> None:
     trained = Counter(g.group for take in read(fork, "ledger", Take) for g in take.groups)
     assert max(trained.values()) == 1
     assert len(trained) == (END - AT) * GROUPS
-    assert_prompts_go_on(folder, fork, set(trained))
+    assert_prompts_continue(folder, fork, set(trained))
 
 
-def assert_prompts_go_on(folder: Path, fork: Path, trained: set[int]) -> None:
+def assert_prompts_continue(folder: Path, fork: Path, trained: set[int]) -> None:
     """Neither repeated nor skipped relative to the step of the fork."""
     done = {g.group for t in read(folder, "ledger", Take) if t.step <= AT for g in t.groups}
     done |= {c.group for c in read(folder, "ledger", GroupClosed) if c.step <= AT}

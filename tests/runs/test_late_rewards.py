@@ -90,7 +90,7 @@ def test_a_trainer_killed_in_the_middle_repeats_its_steps_on_the_same_annotation
         assert max(used(run).values()) == 1
 
 
-def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, caplog) -> None:
+def test_a_run_without_a_scorer_closes_its_groups_with_the_reason(tmp_path: Path, caplog) -> None:
     """No stall: every group ends at its deadline."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 1}) as run:
         run.start_all()
@@ -110,7 +110,7 @@ def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, c
         assert_every_group_has_one_ending(run)
 
 
-def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_goes_on(
+def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_continues(
     tmp_path: Path,
 ) -> None:
     """Two of four are never scored; the others are trained, and repeated to the same bits."""
@@ -125,7 +125,7 @@ def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_goes_on(
         assert all(one.counts["unscored"] >= 2 for one in done)
         assert {t.rpartition(".")[2] for t in used(run)} <= {"0", "1"}
         before = hashes(run)
-        forget_checkpoints(run)
+        delete_checkpoints(run)
         again = run.build_trainer(term=2)
         assert again.step == 0
         assert again.run(threading.Event())
@@ -178,7 +178,7 @@ def score_some(run: TinyRun) -> None:
                 publish(run.bus, "annotations", str(record.group), note)
 
 
-def forget_checkpoints(run: TinyRun) -> None:
+def delete_checkpoints(run: TinyRun) -> None:
     for key in [entry.key for entry in run.store.list("checkpoints/")]:
         if "s00000000-" not in key:
             run.store.delete(key)

@@ -10,7 +10,7 @@ from rollstream.streams.records import StepDone
 from tests.support.tiny_run import tiny_run
 
 
-def test_engine_and_trainer_agree_in_a_run_and_nobody_is_warned(tmp_path: Path) -> None:
+def test_engine_and_trainer_agree_in_a_run_without_a_warning(tmp_path: Path) -> None:
     """Without lag every trained token is compared, in the first of two updates."""
     dispatch = DispatchSettings(max_lag=0, heartbeat_timeout_s=1.0)
     with tiny_run(tmp_path, dispatch=dispatch, trainer={"updates_per_step": 2}) as run:

@@ -39,7 +39,7 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
+def test_an_interrupted_run_resumes_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
     """Ctrl-C, then the same command again; with so many steps that no machine has finished by
     then.
     """
@@ -59,7 +59,7 @@ def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, mod
 
 
 @pytest.mark.slow
-def test_the_whole_run_killed_at_once_goes_on(tmp_path: Path, model: Path) -> None:
+def test_the_whole_run_killed_at_once_resumes(tmp_path: Path, model: Path) -> None:
     """Supervisor and all roles die together, then the same command again."""
     folder = tmp_path / "run"
     with started(folder, model) as process:

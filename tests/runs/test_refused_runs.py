@@ -53,7 +53,7 @@ def deaths_of_rollouts(folder: Path) -> list[int]:
     return [one["code"] for one in events if one["event"] == "death" and "rollout" in one["role"]]
 
 
-def test_a_refused_model_ends_the_run_with_the_rollouts_words(
+def test_a_refused_model_ends_the_run_with_the_rollouts_message(
     tmp_path: Path, unserved: Path
 ) -> None:
     """No role is restarted in vain, and the written records stay readable."""

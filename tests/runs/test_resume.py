@@ -110,7 +110,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
         assert len(run.records("ledger", Take)) == before
 
 
-def test_a_new_dispatch_neither_repeats_nor_forgets_groups(tmp_path: Path) -> None:
+def test_a_new_dispatch_neither_repeats_nor_loses_groups(tmp_path: Path) -> None:
     """Its state is rebuilt from topics; the counts of invariant 1 continue."""
     with tiny_run(tmp_path, trainer={"steps": 5}) as run:
         run.start_prompts(1)
@@ -149,7 +149,7 @@ def test_a_zombie_dispatch_does_no_harm(tmp_path: Path) -> None:
         assert max(used(run).values()) == 1
 
 
-def test_a_new_prompt_source_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+def test_a_new_prompt_source_continues_where_the_last_one_ended(tmp_path: Path) -> None:
     with tiny_run(tmp_path) as run:
         run.start_prompts(1)
         wait_for(lambda: run.records("prompts", Prompt))

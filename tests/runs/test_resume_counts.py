@@ -117,7 +117,7 @@ def test_a_trainer_without_log_and_checkpoints_trains_again_from_the_archive(
         assert_nothing_differed(run, trainer, before)
 
 
-def test_a_trainer_whose_log_was_cut_goes_on_from_checkpoint_and_archive(tmp_path: Path) -> None:
+def test_a_trainer_whose_log_was_cut_resumes_from_checkpoint_and_archive(tmp_path: Path) -> None:
     """The checkpoint of step 0 needs records that only the archive has."""
     with stopped(tmp_path, 5, checkpoint_every=100) as run:
         archive(run)
@@ -153,7 +153,7 @@ def assert_nothing_differed(run: TinyRun, trainer: Trainer, before: dict[int, se
     assert all(number > max(before) for number in new)
 
 
-def test_what_is_neither_in_the_log_nor_archived_is_said(tmp_path: Path) -> None:
+def test_records_neither_in_the_log_nor_archived_are_reported(tmp_path: Path) -> None:
     with stopped(tmp_path, 3) as run:
         delete_checkpoints(run.store, [stored.id for stored in stored_checkpoints(run.store)])
         cut(run)

@@ -69,7 +69,7 @@ def test_other_bits_make_a_fork_that_publishes_nothing_old_and_then_an_anchor(
         assert [version.number for version in new] == list(range(highest.number + 1, STEPS + 1))
         first = next(m for m in chain(run) if m.version == new[0])
         assert (first.kind, first.parent) == ("anchor" if repeated else "delta", highest)
-        assert_audit_says_so(run, list(repeated))
+        assert_audit_reports_it(run, list(repeated))
 
 
 def versions(run: TinyRun) -> dict[str, str]:
@@ -78,7 +78,7 @@ def versions(run: TinyRun) -> dict[str, str]:
     return {key: run.store.stat(key).etag for key in keys}
 
 
-def assert_audit_says_so(run: TinyRun, repeated: list[int]) -> None:
+def assert_audit_reports_it(run: TinyRun, repeated: list[int]) -> None:
     lines = {line.number: line for line in audit(run).check()}
     assert {number for number, line in lines.items() if line.violations} == set()
     notes = " ".join(lines[6].notes)
@@ -110,7 +110,7 @@ def held(run: TinyRun) -> set[Version]:
     return {span.version for record in trajectories for span in record.spans}
 
 
-def test_a_fork_that_dies_before_it_passed_the_highest_goes_on_as_one(tmp_path: Path) -> None:
+def test_a_fork_that_dies_before_it_passed_the_highest_resumes_as_one(tmp_path: Path) -> None:
     """The third trainer may agree with the first or the second; the chain of versions holds."""
     with tiny_run(tmp_path, trainer={"steps": STEPS}, task=UNEVEN) as run:
         run.start_all()

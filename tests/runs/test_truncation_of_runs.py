@@ -30,7 +30,7 @@ def truncated(run) -> dict[str, int]:
     return {topic: sum(run.bus.begin(topic).values()) for topic in TOPICS}
 
 
-def test_a_run_forgets_what_nothing_needs_and_still_ends_right(tmp_path: Path) -> None:
+def test_a_run_truncates_unneeded_records_and_still_ends_right(tmp_path: Path) -> None:
     settings = {"trainer": {"steps": 8}, "checkpoint_every": 2, "dispatch": OFTEN, "truncate": True}
     with tiny_run(tmp_path, **settings) as run:
         run.start_all()

@@ -120,7 +120,7 @@ def test_two_scorers_share_the_partitions(bus: Bus):
         wait_for(lambda: {note.trajectory for note in notes(bus)} == set(names))
 
 
-def test_a_scorer_behind_a_truncation_goes_on_with_what_is_kept(bus: Bus):
+def test_a_scorer_behind_a_truncation_continues_with_the_kept_records(bus: Bus):
     """Truncated records belong to groups that ended: their annotations are not needed."""
     post(bus, finished("0.0"))
     with running(scorer(bus)):

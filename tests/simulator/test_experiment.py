@@ -98,7 +98,7 @@ def test_every_constant_stands_in_the_documentation_with_its_value_and_range():
         assert f"| `{name}` | {constant.value:g}{unit} | {between} | " in text
 
 
-def test_a_replica_costs_what_its_constants_say():
+def test_a_replica_costs_as_its_constants():
     """7B on one GPU: 15.2 GB at three quarters of 3.35 TB/s, and the rest of the memory for KV."""
     cluster = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, policy_of("laminar"), constant_values())
     assert cluster.rollouts == 4

@@ -148,6 +148,6 @@ def test_the_newest_sequence_goes_back_when_the_cache_is_full_and_ends_later():
     assert replica.usage.tokens == 120, "nothing is decoded twice"
 
 
-def test_a_run_that_gets_nowhere_ends_with_a_word_about_it():
+def test_a_run_without_progress_ends_with_an_error():
     with pytest.raises(ConfigurationError, match="laminar: no step follows step 0 of 6"):
         run("laminar", TAILED, WAVY, failures_per_hour=3600.0, repair_s=1e9)

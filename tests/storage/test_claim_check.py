@@ -159,7 +159,7 @@ def test_the_log_is_asked_for_no_more_than_it_carries(tmp_path, store, clock):
     below.close()
 
 
-def test_a_run_that_began_with_larger_topics_goes_on(tmp_path, store, clock):
+def test_a_run_that_began_with_larger_topics_resumes(tmp_path, store, clock):
     below = SqliteBus(tmp_path / "other", clock)
     below.create(catalogue())  # as releases did that asked for 16 MiB
     bus = ClaimCheck(below, store, clock=clock)
@@ -284,7 +284,7 @@ def test_a_claim_that_cannot_be_trusted_is_no_record_and_ends_no_reader(what, in
     assert fetches.fetched <= len(WHOLE)
 
 
-def test_a_claim_on_a_huge_object_fetches_no_more_than_it_says(inner, store, clock):
+def test_a_claim_on_a_huge_object_fetches_no_more_than_its_size(inner, store, clock):
     huge = bytes(1 << 20)
     publish(inner, "annotations", "2", claim_on(huge, blob(store, huge), 100))
     fetches = Fetches(store)

@@ -58,7 +58,7 @@ def test_a_newer_checkpoint_is_refused_and_no_older_one_is_taken(store: ObjectSt
         newest_checkpoint(store)
 
 
-def test_a_newer_manifest_is_refused_by_who_reads_or_retains_it(store: ObjectStore) -> None:
+def test_a_newer_manifest_is_refused_by_readers_and_by_retention(store: ObjectStore) -> None:
     version(store)
     renumbered(store, manifest_key(V0), 2)
     with pytest.raises(NewerRelease, match="format 2"):

@@ -103,7 +103,7 @@ def test_a_new_store_has_no_checkpoint(store):
     assert newest_checkpoint(store).checkpoint is None
 
 
-def test_a_flipped_bit_anywhere_falls_back_to_the_one_before_and_says_why(store):
+def test_a_flipped_bit_anywhere_falls_back_to_the_one_before_with_the_reason(store):
     good = write(store, 10)
     bad = write(store, 20)
     for entry in list(store.list(f"{bad.folder}/")):

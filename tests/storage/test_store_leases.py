@@ -213,7 +213,7 @@ class BrokenLease:
         raise TypeError("a bug")
 
 
-def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog):
+def test_an_unexpected_error_ends_the_holder_too_and_is_logged(caplog):
     errors = []
     with LeaseRenewal(BrokenLease(), errors.append) as renewal:  # pyright: ignore[reportArgumentType]
         assert renewal.lost.wait(WAIT_S)

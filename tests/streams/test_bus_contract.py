@@ -107,7 +107,7 @@ def test_a_record_above_the_topics_limit_is_refused_whole_batch(bus: Bus) -> Non
     assert bus.end("t") == {0: 0}
 
 
-def test_a_tombstone_lies_between_the_records_of_its_append(bus: Bus) -> None:
+def test_a_tombstone_is_between_the_records_of_its_append(bus: Bus) -> None:
     bus.create([Topic("t")])
     bus.append(
         "t",
@@ -152,7 +152,7 @@ def test_a_follower_that_looks_again_gets_all_in_order_and_once(bus: Bus) -> Non
     assert found == [f"{wave}.{n}".encode() for wave in range(5) for n in range(7)]
 
 
-def test_a_follower_hears_of_lost_positions_too(bus: Bus) -> None:
+def test_a_follower_gets_lost_positions_too(bus: Bus) -> None:
     bus.create([Topic("t")])
     bus.append("t", entries("a", "b", "c"))
     bus.truncate("t", {0: 2})
@@ -160,7 +160,7 @@ def test_a_follower_hears_of_lost_positions_too(bus: Bus) -> None:
         bus.read("t", {0: 0}, wait_s=30, exact=False)
 
 
-def test_truncation_loses_positions_below_it_and_says_so(bus: Bus) -> None:
+def test_a_read_below_a_truncation_raises_an_error(bus: Bus) -> None:
     bus.create([Topic("t")])
     bus.append("t", entries("a", "b", "c"))
     bus.truncate("t", {0: 2})
@@ -220,7 +220,7 @@ def test_a_tombstone_removes_its_key_and_later_itself(embedded_bus: Bus, clock: 
     assert {m.key: m.value for m in bus.read("t", {0: 0})} == {b"other": b"2"}
 
 
-def test_retention_forgets_old_records_but_never_the_last(
+def test_retention_drops_old_records_but_never_the_last(
     embedded_bus: Bus, clock: HandClock
 ) -> None:
     bus = embedded_bus

@@ -82,7 +82,7 @@ def test_a_member_at_work_stays_one_without_reading(filled: Bus, clock: HandCloc
     assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
 
 
-def test_a_group_behind_a_truncation_is_told(filled: Bus) -> None:
+def test_a_group_behind_a_truncation_gets_an_error(filled: Bus) -> None:
     filled.commit("g", "t", {0: Position(0), 1: Position(0)})
     filled.truncate("t", {0: 2})
     with pytest.raises(PositionLost):

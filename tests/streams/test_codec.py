@@ -131,7 +131,7 @@ def test_unknown_fields_and_arrays_of_a_newer_program_are_ignored() -> None:
         decode(sealed(json.dumps(header).encode(), arrays + bytes(8)))
 
 
-def test_an_unknown_schema_says_so_and_still_shows_its_envelope() -> None:
+def test_an_unknown_schema_is_named_and_still_shows_its_envelope() -> None:
     newer = tampered(encode(Opened("trainer", 3), ENVELOPE), {"record": {"schema": "trajectory/9"}})
     with pytest.raises(UnknownSchema, match="trajectory/9"):
         decode(newer)

@@ -115,7 +115,7 @@ def test_a_forged_letter_of_what_is_not_there_yet_keeps_nothing_out(run: Bus) ->
     assert [d.original.tobytes() for d in letters(run)][-1] == b"no record"
 
 
-def test_a_large_original_is_cut_and_says_so(run: Bus) -> None:
+def test_a_large_original_is_cut_and_marked(run: Bus) -> None:
     junk(run, bytes(ORIGINAL_BYTES_MAX + 7))
     owner(run).poll()
     (dead,) = letters(run)

@@ -28,7 +28,7 @@ def drafts_of(flags: list[bool]) -> Drafts:
 
 
 @given(FLAGS)
-def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
+def test_runs_mark_accepted_tokens(flags: list[bool]) -> None:
     drafts = drafts_of(flags)
     assert accepted_mask(drafts, len(flags)).tolist() == flags
     assert accepted_tokens(drafts) == sum(flags)
@@ -37,7 +37,7 @@ def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
 
 
 @given(st.lists(st.tuples(FLAGS, st.booleans()), max_size=6))
-def test_parts_joined_say_what_each_said(parts: list[tuple[list[bool], bool]]) -> None:
+def test_joined_parts_mark_what_each_marked(parts: list[tuple[list[bool], bool]]) -> None:
     """A part without draft runs was sampled by the model, a token a step."""
     told = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
     whole = join_drafts(told)

@@ -48,11 +48,11 @@ def test_a_start_in_the_middle_takes_its_fence_from_the_first_record() -> None:
     assert verdicts((4, 17), (4, 18), (4, 18)) == "LLV"
 
 
-def test_a_stored_fence_goes_on_where_it_was() -> None:
+def test_a_stored_fence_continues_where_it_was() -> None:
     assert verdicts((2, 5), (1, 9), (2, 6), fence=Fence(2, 5)) == "LVL"
 
 
-def test_a_start_behind_a_zombies_record_goes_on_with_its_successor() -> None:
+def test_a_start_behind_a_zombies_record_continues_with_its_successor() -> None:
     """The successor's `Opened` is before the start: `t1 #9` was written behind it."""
     assert verdicts((1, 9), (2, 5), (2, 6), (1, 10), (2, 7)) == "LLLVL"
 

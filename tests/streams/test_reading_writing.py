@@ -85,7 +85,7 @@ def test_a_batch_is_published_in_order_to_keys_and_named_partitions(run: Bus) ->
     assert addresses[2].partition == 3
 
 
-def test_a_reader_goes_on_from_its_positions(run: Bus) -> None:
+def test_a_reader_continues_from_its_positions(run: Bus) -> None:
     ledger = FencedWriter(run, "ledger", "trainer", 1)
     ledger.open()
     ledger.append([("run", closed(1)), ("run", closed(2))])
@@ -154,7 +154,7 @@ def test_a_hole_in_the_log_stops_the_reader(run: Bus) -> None:
     assert reader.positions == from_begin(run, "ledger")
 
 
-def test_opened_is_seen_only_by_who_asks(run: Bus) -> None:
+def test_opened_is_returned_only_on_request(run: Bus) -> None:
     FencedWriter(run, "assignments", "dispatch", 4).open()
     begin = from_begin(run, "assignments")
     assert TopicReader(run, "assignments", begin).poll() == []
@@ -233,7 +233,7 @@ def test_an_address_that_is_gone_is_a_lost_position(embedded_bus: Bus) -> None:
         read_at(run, "status", Address(0, 0))
 
 
-def test_addresses_that_lie_near_are_read_in_one_go() -> None:
+def test_adjacent_addresses_are_read_in_one_batch() -> None:
     """A group of 16 members took 16 reads, each a seek and an answer of 4 MiB on Kafka."""
     reads: list[int] = []
 

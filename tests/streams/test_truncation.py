@@ -85,7 +85,7 @@ def test_the_last_record_stays(topics):
     assert read(bus)[-1] == 2
 
 
-def test_who_has_said_nothing_stops_truncation():
+def test_a_reader_without_a_position_stops_truncation():
     at = {0: Position(5), 1: Position(9)}
     assert earliest_positions([at, {0: Position(3)}]) == {0: Position(3)}
     assert earliest_positions([at, {}]) == {}

@@ -36,14 +36,14 @@ CAUSE = RuntimeError("out of memory")
         (False, RuntimeError("a bug"), None, RuntimeError),
     ],
 )
-def test_a_refusal_at_opening_says_whether_it_may_pass(is_server, raised, cause, wanted):
+def test_a_refusal_at_opening_states_whether_it_may_pass(is_server, raised, cause, wanted):
     with pytest.raises(wanted) as error, classify_engine_errors("torch", is_server=is_server):
         raise raised from cause
     assert type(error.value) is wanted
     assert str(raised) in str(error.value)
 
 
-def test_what_to_do_is_said():
+def test_an_error_states_what_to_do():
     wanted = "cannot serve this run's model: a window; choose another model"
     with pytest.raises(ConfigurationError, match=wanted), classify_engine_errors("torch"):
         raise EngineRefused("a window")
@@ -87,19 +87,19 @@ def outcome(folder: Path, seat: ProcessSpec):
     return supervisor.run(threading.Event(), threading.Event(), lambda states: None)
 
 
-def test_a_role_refused_twice_in_a_row_ends_the_run_in_its_own_words(tmp_path):
+def test_a_role_refused_twice_in_a_row_ends_the_run_with_its_message(tmp_path):
     ended = outcome(tmp_path, exits(tmp_path, 1, EXIT_UNSERVED, EXIT_UNSERVED))
     assert ended.kind == "failed"
     assert ended.message.startswith("rollout-0 refused to start: start 2 ended with 3\n")
     assert "loading" not in ended.message
 
 
-def test_a_role_refused_once_or_between_crashes_goes_on(tmp_path):
+def test_a_role_refused_once_or_between_crashes_continues(tmp_path):
     seat = exits(tmp_path, EXIT_UNSERVED, 1, EXIT_UNSERVED, 139, EXIT_UNSERVED)
     assert outcome(tmp_path, seat).kind == "complete"
 
 
-def test_words_are_those_of_the_last_start(tmp_path):
+def test_the_message_is_that_of_the_last_start(tmp_path):
     log = tmp_path / "role.log"
     log.write_text("rollstream: an earlier start\n")
     child = ChildProcess(
@@ -110,7 +110,7 @@ def test_words_are_those_of_the_last_start(tmp_path):
     assert child.error_message() == ""
 
 
-def test_a_log_is_rotated_and_the_newest_words_are_read_across(tmp_path: Path) -> None:
+def test_a_log_is_rotated_and_its_newest_lines_are_read_across(tmp_path: Path) -> None:
     log = tmp_path / "role.log"
     script = (
         "import sys\n"

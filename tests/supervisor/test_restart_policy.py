@@ -7,13 +7,13 @@ from rollstream.supervisor.process import RestartPolicy
 POLICY = RestartPolicy(deaths_max=3, within_s=60, first_s=0.5, longest_s=1.5)
 
 
-def test_the_delay_doubles_up_to_its_bound_and_then_nobody_restarts():
+def test_the_delay_doubles_up_to_its_bound_and_then_restarts_end():
     deaths = [0.0, 1.0, 2.0, 3.0]
     delays = [POLICY.delay_s(deaths[:count], 3.0) for count in (1, 2, 3, 4)]
     assert delays == [0.5, 1.0, 1.5, None]
 
 
-def test_old_deaths_are_forgotten():
+def test_old_deaths_do_not_count():
     assert POLICY.delay_s([0.0, 1.0, 2.0, 100.0], 100.0) == 0.5
 
 

@@ -90,7 +90,7 @@ def test_evaluation_that_never_finishes_is_not_waited_for_for_ever(tmp_path):
     assert Run(tmp_path, trainer, evaluation, finish_s=0.05).outcome().kind == "complete"
 
 
-def test_a_role_that_died_is_started_again_and_it_is_said(tmp_path):
+def test_a_role_that_died_is_restarted_and_reported(tmp_path):
     code = f"""
         import os, pathlib, signal
         mark = pathlib.Path({str(tmp_path)!r}, 'died')
@@ -117,7 +117,7 @@ def test_exit_0_of_a_role_whose_work_never_ends_is_a_death(tmp_path):
     assert run.of("death")[0]["code"] == 0
 
 
-def test_a_role_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path):
+def test_a_role_that_dies_too_often_ends_the_run_with_its_last_output(tmp_path):
     run = Run(tmp_path, seat("dispatch", "raise SystemExit('out of paper')"), seat("other", SLEEP))
     outcome = run.outcome()
     assert outcome.kind == "failed"
@@ -134,7 +134,7 @@ def test_a_role_that_refuses_its_configuration_is_not_tried_again(tmp_path):
     assert len(run.of("start")) == 1
 
 
-def test_a_role_that_ignores_being_asked_is_killed(tmp_path):
+def test_a_role_that_ignores_its_signal_is_killed(tmp_path):
     run = Run(tmp_path, seat("rollout-0", STUBBORN), stop_s=0.05)
     assert run.outcome(until=lambda: run.lines("rollout-0")).kind == "stopped"
     assert [one["role"] for one in run.of("killed")] == ["rollout-0"]

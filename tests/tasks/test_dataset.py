@@ -152,7 +152,7 @@ def test_answers_are_taught_where_their_column_is_named(folder: Path):
         ),
     ],
 )
-def test_a_row_that_cannot_be_asked_is_named(folder: Path, lines: str | bytes, message: str):
+def test_a_row_that_is_no_prompt_is_named(folder: Path, lines: str | bytes, message: str):
     text = lines if isinstance(lines, bytes) else lines.encode()
     (folder / "rows.jsonl").write_bytes(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -171,7 +171,7 @@ def test_prompts_that_are_too_long_are_counted_and_named_at_once(folder: Path):
     assert "and 5 more" in str(caught.value)
 
 
-def test_files_that_are_missing_broken_or_of_another_kind_are_told(folder: Path):
+def test_files_that_are_missing_broken_or_of_another_kind_are_reported(folder: Path):
     for path, message in (
         ("none.jsonl", "no such file; paths are relative to the working directory"),
         ("rows.csv", "only .jsonl and .parquet files are read"),
@@ -183,7 +183,7 @@ def test_files_that_are_missing_broken_or_of_another_kind_are_told(folder: Path)
         assert message in str(caught.value)
 
 
-def test_splits_that_leave_nothing_or_too_little_are_told(folder: Path):
+def test_splits_that_leave_nothing_or_too_little_are_reported(folder: Path):
     write(folder / "rows.jsonl", ROWS[:3])
     with pytest.raises(ConfigurationError, match="all 3 rows are held out"):
         dataset(held_out_share=0.999999).prompt(0, 0)
@@ -202,7 +202,7 @@ def test_splits_that_leave_nothing_or_too_little_are_told(folder: Path):
         ("checks:number", "has 'number', which is not callable"),
     ],
 )
-def test_a_verifier_that_is_none_is_told(verifier: str, message: str):
+def test_a_verifier_that_is_none_is_reported(verifier: str, message: str):
     with pytest.raises(ConfigurationError) as caught:
         dataset(verifier=verifier)
     assert message in str(caught.value)

@@ -89,7 +89,7 @@ def test_a_hanging_reward_is_killed_and_only_it_is_lost(reference: str):
     assert {one.reward for one in after.values() if isinstance(one, RewardVerdict)} == {1.0}
 
 
-def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
+def test_calls_that_wait_behind_a_death_are_repeated_on_the_replacement():
     pool = RewardPool(settings(processes=2))
     for number in range(300):
         pool.submit(str(number), "exit" if number in (0, 150) else "fine", [[5]])

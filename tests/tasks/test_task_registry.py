@@ -71,7 +71,7 @@ def test_a_mistake_is_named(name: str, options: dict[str, float], message: str):
     assert message in str(caught.value)
 
 
-def test_a_module_that_fails_on_import_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_module_that_fails_on_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "broken_task.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match="importing 'broken_task' failed with ZeroDiv"):

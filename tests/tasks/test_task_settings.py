@@ -56,7 +56,7 @@ def toml(tmp_path: Path):
         ("[task.options]\na = {b = 1}", "got {'b': 1} (task.options.a in run.toml)"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(toml, text: str, message: str):
+def test_a_mistake_is_reported_in_one_line(toml, text: str, message: str):
     with pytest.raises(ConfigurationError) as caught:
         toml(text)
     assert message in str(caught.value)

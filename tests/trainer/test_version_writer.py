@@ -79,7 +79,7 @@ def test_without_deltas_every_version_is_whole(bus, store):
     assert read_manifest(store, versions[2]).delta is None
 
 
-def test_what_is_announced_says_what_it_is(bus, store):
+def test_an_announcement_describes_its_version(bus, store):
     reader = TopicReader(bus, "weights", from_begin(bus, "weights"))
     writer, said = opened(bus, store, 1), []
     for number in range(2):
@@ -95,7 +95,7 @@ def test_what_is_announced_says_what_it_is(bus, store):
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_a_restarted_trainer_goes_on_with_the_chain_of_the_older_term(bus, store, repeats):
+def test_a_restarted_trainer_continues_the_chain_of_the_older_term(bus, store, repeats):
     writer = opened(bus, store, 1)
     for number in range(3):
         writer.publish(number, tensors_at(number))
@@ -113,7 +113,7 @@ def test_a_restarted_trainer_goes_on_with_the_chain_of_the_older_term(bus, store
     assert torch.equal(fetch_tensors(store, version)[1]["weight"], tensors_at(3)["weight"])
 
 
-def test_a_fork_goes_on_with_an_anchor_alone(bus, store, caplog):
+def test_a_fork_continues_with_an_anchor_alone(bus, store, caplog):
     writer = opened(bus, store, 1)
     for number in range(3):
         writer.publish(number, tensors_at(number))
@@ -126,7 +126,7 @@ def test_a_fork_goes_on_with_an_anchor_alone(bus, store, caplog):
     assert kinds(store, second.publish(4, tensors_at(4, fork=7))) == ["delta"]
 
 
-def test_other_model_files_need_an_anchor_to_lie_in(bus, store):
+def test_other_model_files_need_an_anchor(bus, store):
     opened(bus, store, 1).publish(0, tensors_at(0))
     second = opened(bus, store, 2, files={"config.json": b'{"more": 1}'})
     assert kinds(store, second.publish(1, tensors_at(1))) == ["anchor"]

@@ -39,7 +39,7 @@ def test_a_users_repository_around_the_package_is_not_asked(tmp_path: Path) -> N
     assert code_revision(package) == UNKNOWN
 
 
-def test_a_checkout_of_ours_says_its_commit_and_whether_it_changed(tmp_path: Path) -> None:
+def test_a_checkout_of_ours_has_its_commit_and_whether_it_changed(tmp_path: Path) -> None:
     package = tmp_path / "rollstream"
     package.mkdir()
     shutil.copy(SOURCES / "rollstream" / "revision.py", package)

@@ -84,7 +84,7 @@ def test_its_trainer_resumes_under_a_term_of_this_release(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_run_goes_on_to_its_last_step(folder: Path, tmp_path: Path) -> None:
+def test_the_whole_run_resumes_to_its_last_step(folder: Path, tmp_path: Path) -> None:
     line = run_line(folder / "config.json", folder, [])
     with running(line, tmp_path / "output.txt") as process:
         assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()

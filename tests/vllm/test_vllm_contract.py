@@ -14,7 +14,7 @@ from tests.engines.test_engine_contract import (  # noqa: F401  collected here, 
     test_a_trajectory_is_taken_once_at_a_time,
     test_abort_after_an_update_gives_the_tokens_of_the_old_version_once,
     test_abort_gives_what_was_not_emitted_and_frees_the_slot,
-    test_after_the_environment_spoke_it_goes_on_wherever_it_is,
+    test_after_the_environments_turn_it_continues_on_any_engine,
     test_an_append_that_fills_the_context_ends_without_another_token,
     test_an_update_ends_a_span_and_begins_the_next,
     test_append_is_refused_where_nothing_is_held,
@@ -47,7 +47,7 @@ def kind() -> Kind:
     )
 
 
-def test_moved_in_the_middle_greedy_tokens_go_on_the_same(kind: Kind) -> None:
+def test_moved_in_the_middle_greedy_tokens_stay_the_same(kind: Kind) -> None:
     """Invariant 10; samples at T > 0 keep only their distribution."""
     check_a_move(kind, Sampling(temperature=0, tokens_max=70))
 

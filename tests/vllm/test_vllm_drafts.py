@@ -178,7 +178,7 @@ def p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.special.gammaincc(half, statistic.double() / 2))
 
 
-def test_what_is_drawn_follows_the_model_whatever_is_guessed() -> None:
+def test_drawn_tokens_follow_the_model_under_any_draft() -> None:
     """Each token gives a number that is uniform if the token follows the model after those before
     it: a point drawn in the token's interval of [0, 1], in which the drafted token's comes first.
     """
@@ -290,7 +290,7 @@ def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
     assert engine.stats().drafts.accepted > 5
 
 
-def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
+def test_moved_in_the_middle_greedy_tokens_stay_the_same() -> None:
     """An unverified draft leaves with its request; the prompt is known elsewhere."""
     model = vllm_model("qwen3")
     requests = [ask(n, prompt(6, i), Sampling(0, tokens_max=70)) for i, n in enumerate("abc")]
@@ -308,7 +308,7 @@ def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
     assert moved.finish == "length"
 
 
-def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
+def test_a_turn_of_the_environment_continues_with_drafts() -> None:
     model = vllm_model("qwen3")
     spoken = np.array([5, 6, 7], np.uint32)
 
@@ -366,7 +366,7 @@ def check_adds_up(told: dict[str, Drafts], engine: VllmEngine) -> None:
     assert seconds == pytest.approx(counted.lookup_s, rel=0.01)
 
 
-def test_emissions_say_which_tokens_were_guessed() -> None:
+def test_emissions_mark_accepted_tokens() -> None:
     """They add up to the engine's counts, over stop tokens in drafts, a move, and updates that drop
     drafts: nothing is lost, nothing counts twice.
     """
@@ -388,12 +388,12 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     for name, mine in said.gained.items():
         assert mine.tokens == bare.gained[name].tokens
         assert sum(told[name].runs) == len(mine.tokens)
-        assert told[name].steps == len(mine.tokens) - accepted_tokens(told[name]) + ends_guessed(
+        assert told[name].steps == len(mine.tokens) - accepted_tokens(told[name]) + ends_drafted(
             told[name]
         )
 
 
-def ends_guessed(drafts: Drafts) -> bool:
+def ends_drafted(drafts: Drafts) -> bool:
     """Each step gives a token without a draft, except one that ends with a drafted one."""
     return len(drafts.runs) % 2 == 0
 
@@ -428,7 +428,7 @@ def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits(
     assert engine.stats().drafts.accepted > 0
 
 
-def test_a_core_in_its_own_process_guesses_from_the_history_of_the_node(tmp_path: Path) -> None:
+def test_a_core_in_its_own_process_drafts_from_the_history_of_the_node(tmp_path: Path) -> None:
     """It maps the file by name, also after it was made, and does not keep it from being removed;
     siblings that run there are drafted from as well.
     """

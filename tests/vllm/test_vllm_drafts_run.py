@@ -34,7 +34,7 @@ def rollstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
-def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_path: Path) -> None:
+def test_a_run_with_drafts_on_vllm_accepts_some_and_keeps_the_invariants(tmp_path: Path) -> None:
     """vLLM's core is a process of its own, weights change in flight, one node's history."""
     example, folder = tmp_path / "epochs.toml", tmp_path / "run"
     text = EXAMPLE.read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ def open_in_place(family: str) -> VllmEngine:
     return engine
 
 
-def drawn_anew(
+def drawn_again(
     old: Mapping[str, torch.Tensor], share: float
 ) -> tuple[dict, tuple[TensorPatch, ...]]:
     """The tensors with a share of the elements of each drawn again, and the patches between
@@ -60,7 +60,7 @@ def drawn_anew(
 def test_patches_in_flight_serve_the_bits_of_the_new_version(family: str) -> None:
     """Several chunks; the tokens after it are those of the new weights."""
     engine = open_in_place(family)
-    new, patches = drawn_anew(vllm_model(family).state_dict(), 0.05)
+    new, patches = drawn_again(vllm_model(family).state_dict(), 0.05)
     gained = half_way(engine)
     update = engine.prepare(WeightUpdate(V2, new, V1, patches))
     assert update.prepared.patches is not None  # pyright: ignore[reportAttributeAccessIssue]
@@ -77,7 +77,7 @@ def test_patches_in_flight_serve_the_bits_of_the_new_version(family: str) -> Non
 def test_whole_tensors_beside_patches_and_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights.patch_chunks, "__defaults__", (1,))
     engine = open_in_place("qwen3")
-    new, patches = drawn_anew(vllm_model("qwen3").state_dict(), 0.05)
+    new, patches = drawn_again(vllm_model("qwen3").state_dict(), 0.05)
     whole = ("model.norm.weight", "model.layers.1.self_attn.v_proj.weight")
     rest = tuple(patch for patch in patches if patch.name not in whole)
     engine.update(WeightUpdate(V2, new, V1, rest, whole), "in_flight")
@@ -86,7 +86,7 @@ def test_whole_tensors_beside_patches_and_many_chunks(monkeypatch: pytest.Monkey
 
 def test_patches_of_another_base_load_everything() -> None:
     engine = open_in_place("qwen3")
-    new, patches = drawn_anew(vllm_model("qwen3", 1).state_dict(), 0.05)
+    new, patches = drawn_again(vllm_model("qwen3", 1).state_dict(), 0.05)
     engine.update(WeightUpdate(V2, new, V2, patches), "in_flight")
     assert engine.read_back(new, new).differing == ()
 
@@ -95,7 +95,7 @@ def test_patches_of_another_base_load_everything() -> None:
 def test_a_wrong_patch_is_refused_before_anything_is_written(fault: str) -> None:
     engine = open_in_place("qwen3")
     old = vllm_model("qwen3").state_dict()
-    new, patches = drawn_anew(old, 0.05)
+    new, patches = drawn_again(old, 0.05)
     bad = patches[3]
     if fault == "beyond":
         bad.indices[-1] = bad.values.new_zeros(bad.shape).numel()

@@ -102,7 +102,7 @@ def test_tensors_in_a_file_are_mapped_by_the_worker_and_never_staged(
     assert staged_files() == staged
 
 
-def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
+def test_moved_in_the_middle_greedy_tokens_stay_the_same() -> None:
     request = ask("mine", prompt(6), GREEDY)
     engine = open_process()
     whole = run_all(engine, [request])["mine"]
@@ -157,7 +157,7 @@ def test_a_killed_core_is_an_error_of_the_rollout() -> None:
         poll_to_the_end(engine)
 
 
-def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
+def test_a_core_that_is_killed_during_a_call_is_an_error_too() -> None:
     """vLLM itself would wait forever."""
     engine = open_process()
     update = engine.prepare(WeightUpdate(V2, vllm_model("qwen3", 1).state_dict()))

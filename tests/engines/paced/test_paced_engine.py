@@ -16,7 +16,7 @@ ENDLESS = Sampling(tokens_max=60)
 DRAWN = Sampling(tokens_max=80, stop=(2, 3))
 
 
-def test_each_step_lasts_what_the_roofline_says_of_its_rows_and_its_cache() -> None:
+def test_each_step_lasts_as_the_roofline_of_its_rows_and_its_cache() -> None:
     pace = HandPace()
     engine = open_paced(slots=3, pace=pace)
     for n, length in enumerate((5, 9, 30)):
@@ -53,7 +53,7 @@ def test_it_returns_when_the_deadline_is_over_and_no_later_than_a_step_after() -
     assert 0.2 - ROOFLINE.step_s(1, 90) <= pace.now() - began <= 0.2 + 1e-9
 
 
-def test_steps_go_on_while_the_caller_is_busy_but_not_while_it_stood_still() -> None:
+def test_steps_continue_while_the_caller_is_busy_but_not_while_it_stood_still() -> None:
     pace = HandPace()
     engine = open_paced(pace=pace, context_max=4000)
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=3000)))
@@ -94,7 +94,7 @@ def test_the_capacity_makes_others_wait_though_slots_are_free() -> None:
     assert stats.kv_used <= stats.kv_capacity == 100
 
 
-def test_who_entered_last_is_preempted_and_loses_nothing_but_time() -> None:
+def test_the_last_to_enter_is_preempted_and_loses_only_time() -> None:
     requests = [ask(f"t{n}", prompt(10, n), ENDLESS) for n in range(3)]
     alone = {r.trajectory: run_all(open_paced(), [r])[r.trajectory].tokens for r in requests}
     engine = open_paced(slots=3, kv_capacity=100)

@@ -17,7 +17,7 @@ def longtail(*overrides: str) -> Configuration:
     return load(LONGTAIL, overrides, {})
 
 
-def test_the_example_is_what_its_comments_say() -> None:
+def test_the_example_matches_its_comments() -> None:
     c = longtail()
     prompts = int(c.task.options["prompts"])  # type: ignore[arg-type]
     assert c.trainer.steps * c.trainer.groups_per_step == 5 * prompts == 5 * 192

@@ -146,7 +146,7 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
         assert short.finish == ("stop" if sampling.stop else "length")
 
 
-def test_emissions_say_which_tokens_were_guessed() -> None:
+def test_emissions_mark_accepted_tokens() -> None:
     """They add up to the engine's counts; a token is marked where history had it."""
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
@@ -175,7 +175,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     assert sum(drafts.lookup_s for drafts in told) == pytest.approx(counted.lookup_s, rel=0.01)
 
 
-def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
+def test_where_nothing_is_drafted_emissions_mark_nothing_or_zero() -> None:
     """Without drafts records have no draft fields; while the gate is off every token is the model's
     own.
     """
@@ -243,7 +243,7 @@ def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode:
     return gained["t0"]
 
 
-def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
+def test_a_turn_of_the_environment_continues_with_drafts() -> None:
     """A held row is compacted out of the cache with its hidden columns and comes back."""
     model, sampling = tiny_model("qwen3"), Sampling(1.0, tokens_max=60, stop=(3,))
     others = [ask(f"o{i}", prompt(3, i), Sampling(1.0, tokens_max=50)) for i in range(3)]

@@ -26,7 +26,7 @@ def test_stores_that_keep_conditions_are_accepted_and_nothing_stays(store):
 
 
 @pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
-def test_a_server_that_forgets_a_condition_is_refused_by_name(header):
+def test_a_server_that_ignores_a_condition_is_refused_by_name(header):
     with forgetful_s3.serving(header) as (url, objects):
         with pytest.raises(ConfigurationError, match=f"s3://bucket/run ignores {header}: it") as no:
             check(open_store(url))
@@ -34,7 +34,7 @@ def test_a_server_that_forgets_a_condition_is_refused_by_name(header):
     assert "Use a server that supports them" in str(no.value)
 
 
-def test_no_role_starts_on_a_store_that_forgets_conditions(tmp_path):
+def test_no_role_starts_on_a_store_that_ignores_conditions(tmp_path):
     stop = threading.Event()
     stop.set()
     with forgetful_s3.serving("If-None-Match", "If-Match") as (url, _):

@@ -133,7 +133,7 @@ def test_a_body_that_drips_longer_than_the_deadline_is_given_up(proxied):
         through(2.0).get(KEY)
 
 
-def test_a_killed_server_loses_nothing_that_was_acknowledged_and_the_writer_goes_on(monkeypatch):
+def test_a_killed_server_loses_nothing_that_was_acknowledged_and_the_writer_continues(monkeypatch):
     with_data = versity.VersityGW()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", with_data.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", with_data.secret_key)

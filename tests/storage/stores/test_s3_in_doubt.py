@@ -68,7 +68,7 @@ def test_a_completion_that_conflicts_is_uploaded_again(proxied):
     assert direct.get(KEY) == content(2, LARGE)
 
 
-def test_a_create_that_meets_a_conflict_is_decided_by_asking_again(proxied):
+def test_a_create_that_meets_a_conflict_is_decided_by_a_second_request(proxied):
     direct, proxy, store = proxied
     proxy.inject(Fault("status", 409, method="PUT", count=3))
     store.create(KEY, b"x")

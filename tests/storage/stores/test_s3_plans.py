@@ -73,7 +73,7 @@ def test_what_an_answer_means(status, code, kind, in_doubt):
     assert (failure.kind, failure.in_doubt) == (kind, in_doubt)
 
 
-def test_a_url_says_everything_but_credentials():
+def test_a_url_has_everything_but_credentials():
     assert parse_s3_url("s3://bucket") == S3Address("bucket")
     assert parse_s3_url(
         "s3://my.bucket-1/runs/a/?endpoint=http://127.0.0.1:7070&region=eu-north-1"

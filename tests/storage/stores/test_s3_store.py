@@ -59,7 +59,7 @@ def test_large_creates_of_threads_have_exactly_one_winner(url):
     assert store.get("large") == content(won[0], LARGE)
 
 
-def test_a_listing_goes_on_beyond_one_page(url):
+def test_a_listing_continues_beyond_one_page(url):
     store = open_store(url)
     in_threads(8, lambda t: [store.put(f"many/{n:04d}", b"") for n in range(t, 1100, 8)])
     assert [entry.key for entry in store.list("many/")] == [f"many/{n:04d}" for n in range(1100)]
@@ -205,7 +205,7 @@ def test_an_unknown_access_key_does_not_make_objects_look_missing(url, monkeypat
     refused(open_store(url), "check AWS_ACCESS_KEY_ID")
 
 
-def test_no_credentials_at_all_is_said(url, monkeypatch, tmp_path):
+def test_missing_credentials_are_reported(url, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -233,7 +233,7 @@ def test_a_profile_that_does_not_exist_is_a_configuration_error(url, monkeypatch
         open_store(url)
 
 
-def test_an_endpoint_that_nobody_listens_on_is_named():
+def test_an_endpoint_without_a_listener_is_named():
     store = open_store("s3://bucket/run?endpoint=http://127.0.0.1:9&deadline_s=0.4")
     for call in every_call(store):
         with pytest.raises(StoreTimeout, match=r"at http://127\.0\.0\.1:9: Unreachable") as caught:

@@ -230,7 +230,7 @@ def test_a_move_that_cannot_begin_leaves_what_is_held():
     assert_same(held.tensors, history.tensors[0])
 
 
-def test_memory_that_changed_underneath_is_found_out_and_read_anew(caplog):
+def test_memory_that_changed_underneath_is_found_and_read_again(caplog):
     history = History()
     history.add()
     held = ResidentWeights()

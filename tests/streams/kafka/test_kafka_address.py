@@ -86,7 +86,7 @@ def test_every_topic_of_the_catalogue_survives_the_brokers_settings() -> None:
         assert topic_of(topic.name, topic.partitions, configs_of(topic)) == topic
 
 
-def test_safe_topics_are_never_forgotten_by_time_or_size() -> None:
+def test_safe_topics_are_never_truncated_by_time_or_size() -> None:
     configs = configs_of(Topic("ledger"))
     assert (configs["retention.ms"], configs["retention.bytes"]) == ("-1", "-1")
     assert configs["cleanup.policy"] == "delete"

@@ -88,7 +88,9 @@ def lines_until(process: subprocess.Popen[str], enough: Callable[[list[str]], bo
     return lines
 
 
-def test_a_broker_killed_and_restarted_loses_nothing_and_clients_go_on(broker: KafkaBroker) -> None:
+def test_a_broker_killed_and_restarted_loses_nothing_and_clients_continue(
+    broker: KafkaBroker,
+) -> None:
     url = f"kafka://{broker.server}"
     writer = start(APPEND, url, 600)
     lines_until(writer, lambda lines: len(lines) == 100)
@@ -112,7 +114,7 @@ def test_a_broker_killed_and_restarted_loses_nothing_and_clients_go_on(broker: K
     bus.close()
 
 
-def test_a_killed_writer_loses_nothing_that_it_was_told_is_there() -> None:
+def test_a_killed_writer_loses_nothing_that_was_acknowledged() -> None:
     url = new_url()
     writer = start(APPEND, url, 1_000_000)
     lines = lines_until(writer, lambda lines: len(lines) == 40)
@@ -189,7 +191,7 @@ def in_flight(bus: Bus) -> int:
     return bus._appender._bound.taken
 
 
-def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker) -> None:
+def test_a_full_producer_raises_at_once_where_it_is_set_to(broker: KafkaBroker) -> None:
     bus = open_bus(f"kafka://{broker.server}/full?in_flight_bytes={3 << 20}&when_full=raise")
     bus.create([Topic("t")])
     bus.append("t", [AppendEntry(b"k", b"first")])
@@ -265,5 +267,5 @@ def test_brokers_that_do_not_answer_are_named_within_the_time_given() -> None:
     bus.close()
 
 
-def test_a_forked_child_is_told_to_open_its_own_bus() -> None:
+def test_a_forked_child_is_refused_with_what_to_do() -> None:
     check_that_a_forked_child_is_refused(open_bus(new_url()))

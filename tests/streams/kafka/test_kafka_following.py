@@ -61,7 +61,7 @@ def test_topics_that_join_later_are_read_from_where_their_reader_is(bus: Bus):
     assert looked(bus, "a", places["a"], 3) == [b"x0", b"x1", b"x2"]
 
 
-def test_a_reader_that_went_back_or_ahead_by_itself_gets_what_lies_there(bus: Bus):
+def test_a_reader_that_went_back_or_ahead_by_itself_gets_the_records_there(bus: Bus):
     bus.append("b", named("", 6))
     at = {0: 0}
     assert looked(bus, "b", at, 6) == [b"%d" % n for n in range(6)]
@@ -141,7 +141,7 @@ def test_a_position_truncated_before_it_is_followed_ends_the_feed_of_its_topic_a
     assert told(bus) == (0, 1)
 
 
-def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus: Bus):
+def test_a_position_truncated_while_it_is_followed_is_reported_after_the_queue(bus: Bus):
     """Its feed was full, so the consumer stood still while the topic was truncated past it."""
     at, c, big = {0: 0}, {0: 0}, b"b" * 1_000_000
     assert look(bus, "b", at) == look(bus, "c", c) == []

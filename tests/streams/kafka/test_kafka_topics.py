@@ -100,7 +100,7 @@ def test_another_process_finds_the_settings_on_the_broker(bus: Bus, url: str) ->
         ({"message_timestamp_type": "LogAppendTime"}, "'CreateTime' is required"),
     ],
 )
-def test_a_topic_that_somebody_changed_is_refused(
+def test_a_topic_that_was_changed_is_refused(
     bus: Bus, url: str, configs: dict[str, str], says: str
 ) -> None:
     bus.create([Topic("t")])
@@ -276,7 +276,7 @@ def test_a_partition_that_does_not_exist_is_refused(bus: Bus) -> None:
         bus.read("t", {7: 0})
 
 
-def test_what_the_broker_refuses_is_said_at_once(bus: Bus) -> None:
+def test_a_refusal_of_the_broker_is_reported_at_once(bus: Bus) -> None:
     with pytest.raises(BusError, match="the broker refuses it"):
         bus.create([Topic("not a name")])
     thrice = open_bus(f"{new_url()}?replication=3")

@@ -41,7 +41,7 @@ server:/twice /twice nfs rw 0 0
         ("/twice/x", "nfs"),
     ],
 )
-def test_the_longest_mount_point_tells_the_file_system(folder: str, found: str | None) -> None:
+def test_the_longest_mount_point_decides_the_file_system(folder: str, found: str | None) -> None:
     assert network_file_system(folder, MOUNTS) == found
     assert network_file_system(folder, "") is None
 

@@ -88,7 +88,7 @@ def test_all_that_a_killed_writer_had_acknowledged_is_there(tmp_path: Path) -> N
     bus.close()
 
 
-def test_a_forked_child_is_told_to_open_its_own_bus(tmp_path: Path) -> None:
+def test_a_forked_child_is_refused_with_what_to_do(tmp_path: Path) -> None:
     check_that_a_forked_child_is_refused(SqliteBus(tmp_path))
 
 

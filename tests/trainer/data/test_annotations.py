@@ -52,7 +52,7 @@ def test_a_reward_is_the_sum_of_its_terms():
     assert found == AnnotatedRewards({"0.0": 2.5}, {})
 
 
-def test_who_lacks_something_has_no_reward_and_a_reason():
+def test_a_sample_without_an_annotation_has_no_reward_and_a_reason():
     records = [member("0.0"), member("0.1", reward=1.0), member("0.2", finish="dead")]
     noted = by_key(note("0.0", "reward", None, "it raised"), note("0.0", "quality", 1.0))
     found = annotated_rewards(records, noted, names_needed(SETTINGS), SETTINGS.reward_terms)
@@ -108,7 +108,7 @@ def test_a_group_is_complete_once_all_that_is_named_came(bus: Bus):
     assert intake.annotated_s == 7.0
 
 
-def test_an_annotation_that_says_it_will_never_come_completes_a_group_too(bus: Bus):
+def test_an_annotation_that_marks_a_failure_completes_a_group_too(bus: Bus):
     """A failed annotation is not waited for until the deadline."""
     for trajectory in ("0.0", "0.1"):
         for name in names_needed(SETTINGS):
@@ -131,7 +131,7 @@ def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus
     assert intake_of(bus).open[0].annotations == {}
 
 
-def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
+def test_a_wait_for_a_scorer_that_is_down_is_reported_once_in_a_while(caplog):
     patience = AnnotationWatch(("reward",))
     with caplog.at_level(logging.WARNING):
         times = [
@@ -147,7 +147,9 @@ def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
 
 
 @pytest.mark.parametrize(("waiting", "annotated_s"), [(0, 0.0), (3, 125.0)])
-def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, annotated_s: float):
+def test_nothing_is_reported_while_no_group_waits_or_annotations_come(
+    waiting: int, annotated_s: float
+):
     patience = AnnotationWatch(("reward",))
     patience.check(3, annotated_s=0.0, now_s=100.0)
     patience.check(waiting, annotated_s=annotated_s, now_s=125.0)

@@ -78,7 +78,7 @@ def test_audit_names_the_superseded_takes_their_groups_and_the_reason(tmp_path):
     assert run.train(BAD)
     (superseded,) = run.ledger(Superseded)
     takes = ", ".join(map(str, superseded.micro_batches))
-    (groups,) = [tally for tally in run.audit() if tally.number == 1]
+    (groups,) = [result for result in run.audit() if result.number == 1]
     (note,) = groups.notes
     assert f"step 1, update 0: take {takes} superseded, group 0 poisoned: " in note
     assert note.endswith("RuntimeError: CUDA error: device-side assert")
@@ -91,7 +91,7 @@ def test_an_audit_lists_the_first_decisions_and_counts_all(tmp_path):
     ledger = Ledger(run.bus, 1)
     ledger.open(Position())
     ledger.append([Superseded(1, 0, (n,), (n,), "out of memory") for n in range(NOTES_MAX + 5)])
-    (groups,) = [tally for tally in run.audit() if tally.number == 1]
+    (groups,) = [result for result in run.audit() if result.number == 1]
     assert len(groups.notes) == NOTES_MAX
     assert groups.counts["takes superseded"] == NOTES_MAX + 5
 

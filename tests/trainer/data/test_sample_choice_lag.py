@@ -151,7 +151,7 @@ def test_a_rule_of_ones_own_is_loaded_by_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["newest", "no_such_module:f", "math:no_such", "math:pi", ":"])
-def test_a_choice_that_imports_nothing_says_what_to_do(name):
+def test_a_choice_that_imports_nothing_is_refused_with_what_to_do(name):
     with pytest.raises(ConfigurationError, match=r"trainer\.choose"):
         load_choice(name)
 

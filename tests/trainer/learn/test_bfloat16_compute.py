@@ -107,7 +107,7 @@ def test_what_a_class_keeps_in_float32_stays_so():
 
 
 @pytest.mark.parametrize("name", ["qwen3_tied", "mistral_windowed"])
-def test_a_restart_goes_on_bit_for_bit(name):
+def test_a_restart_resumes_bit_for_bit(name):
     updates = stream(4)
 
     def learner_of(state=None):

@@ -79,7 +79,7 @@ def test_updates_equal_torch_adamw_on_transformers_gradients():
     assert (learner.updates, learner.version) == (4, 2)
 
 
-def test_a_restart_from_the_state_goes_on_bit_for_bit():
+def test_a_restart_from_the_state_resumes_bit_for_bit():
     updates = stream(4)
     whole = trained(updates)
     first = trained(updates[:2])

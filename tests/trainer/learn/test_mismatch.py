@@ -106,7 +106,7 @@ def test_engine_and_trainer_agree_and_nothing_is_warned_of() -> None:
     assert warnings_of(metrics) == []
 
 
-def test_an_engine_that_lies_about_its_temperature_is_warned_of_by_task() -> None:
+def test_an_engine_with_a_wrong_temperature_is_reported_by_task() -> None:
     metrics = trained([*generated("sums", 1.0, 1.0), *generated("words", 0.7, 1.0)])
     assert metrics["mismatch_max/sums"] < 1e-4
     assert metrics["mismatch_mean/words"] > 0.05
@@ -142,7 +142,9 @@ def test_tokens_after_a_change_of_weights_are_not_compared(samples: list[Sample]
     assert gaps.metrics()["mismatch_tokens"] == first < everything
 
 
-def test_without_a_token_of_lag_0_the_nearest_lag_is_said_apart(samples: list[Sample]) -> None:
+def test_without_a_token_of_lag_0_the_nearest_lag_is_reported_separately(
+    samples: list[Sample],
+) -> None:
     count = sum(int(one.mask.sum()) for one in samples)
     named = [replace(one, task="old") for one in samples]
     found = logprob_gaps(torch.zeros(count), named, 5).metrics()

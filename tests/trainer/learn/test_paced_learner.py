@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_size_is_refused() -> None:
         learner().load_state(other.state())
 
 
-def test_an_update_lasts_as_long_as_its_tokens_and_the_step_say(samples: list[Sample]) -> None:
+def test_an_update_lasts_as_its_tokens_and_the_step(samples: list[Sample]) -> None:
     clock = HandClock()
     one = learner(clock)
     one.submit(samples[:4])

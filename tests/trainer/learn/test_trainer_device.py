@@ -40,7 +40,7 @@ def test_every_tensor_of_a_batch_moves(samples):
                 assert after == before
 
 
-def test_masters_and_moments_lie_where_it_computes_and_copies_in_host_memory():
+def test_masters_and_moments_are_on_the_device_and_copies_in_host_memory():
     learner = TorchLearner(build(), settings(device="auto"))
     (metrics,) = train(learner, stream(1))
     learner.close()

@@ -109,7 +109,7 @@ def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
+def test_an_interrupted_run_stops_its_ranks_in_order_and_resumes(
     tmp_path: Path, model: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -129,7 +129,7 @@ def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
 
 
 @pytest.mark.slow
-def test_a_refusal_of_the_ranks_ends_the_run_in_their_words(
+def test_a_refusal_of_the_ranks_ends_the_run_with_their_message(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

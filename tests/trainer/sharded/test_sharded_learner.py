@@ -92,7 +92,7 @@ def test_metrics_are_those_of_all_ranks_together(two, alone):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
-def test_an_update_without_trained_tokens_moves_nothing_and_hangs_nobody(two):
+def test_an_update_without_trained_tokens_moves_nothing_and_hangs_no_rank(two):
     _, result = two
     skipped = [one["updates_skipped"] for one in result["metrics"]]
     assert skipped == [float(count == 0) for count in COUNTS]
@@ -123,7 +123,7 @@ def test_an_anchor_of_several_ranks_is_a_checkpoint_for_transformers(two):
 
 
 @pytest.mark.slow
-def test_the_same_number_of_ranks_goes_on_bit_for_bit(two, tmp_path):
+def test_the_same_number_of_ranks_resumes_bit_for_bit(two, tmp_path):
     folder, result = two
     again = run_ranks(copied(folder, tmp_path), 2, ["resume:4", f"train:4-{LAST}"])
     assert again["hashes"] == result["hashes"][3:]
@@ -131,7 +131,7 @@ def test_the_same_number_of_ranks_goes_on_bit_for_bit(two, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
-def test_another_number_of_ranks_goes_on_up_to_rounding(two, alone, tmp_path, size):
+def test_another_number_of_ranks_resumes_up_to_rounding(two, alone, tmp_path, size):
     _, states, _ = alone
     folder = copied(two[0], tmp_path)
     run_ranks(folder, size, ["resume:4", f"train:4-{LAST}", "keep:99"])
@@ -140,7 +140,7 @@ def test_another_number_of_ranks_goes_on_up_to_rounding(two, alone, tmp_path, si
     assert largest_difference(state, states[LAST + 1]) < 1e-5
 
 
-def test_one_process_goes_on_from_two_ranks(two, alone):
+def test_one_process_resumes_from_two_ranks(two, alone):
     _, states, _ = alone
     learner = TorchLearner(build(MODEL), rules())
     learner.load_state(kept(two[0], 4))

@@ -71,7 +71,7 @@ def assert_it_is_as_if_nothing_had_died(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
+def test_a_killed_rank_ends_all_and_the_next_start_resumes(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
         start_all(run)
@@ -90,7 +90,7 @@ def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
 
 
 @pytest.mark.long
-def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
+def test_a_restart_by_torchrun_itself_resumes(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
         start_all(run)
@@ -104,7 +104,7 @@ def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
+def test_another_number_of_ranks_resumes_after_a_clean_stop(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
         start_all(run)

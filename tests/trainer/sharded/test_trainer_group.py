@@ -61,7 +61,7 @@ def pids(folder: Path, count: int) -> list[int]:
         ({}, 1),
     ],
 )
-def test_one_exit_code_says_how_all_ended(ended, code):
+def test_one_exit_code_states_how_all_ended(ended, code):
     assert group_exit_code(ended) == code
 
 
@@ -80,7 +80,7 @@ def test_a_rank_ends_with_the_launcher_that_named_itself_or_with_torchrun():
     assert rank_environment({}) == {}
 
 
-def test_each_rank_is_told_who_it_is(tmp_path):
+def test_each_rank_gets_its_number(tmp_path):
     code = (
         "import json; names = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')\n"
         "found = [os.environ[name] for name in names]\n"
@@ -106,7 +106,7 @@ def test_a_rank_that_refuses_refuses_for_all(tmp_path):
     assert run_rank_processes(line(code, tmp_path), ranks(2), StopSignals()) == EXIT_REFUSED
 
 
-def test_who_asks_the_launcher_to_stop_asks_every_rank_once(tmp_path):
+def test_a_stop_of_the_launcher_stops_every_rank_once(tmp_path):
     code = (
         "asked = []\n"
         "signal.signal(signal.SIGTERM, lambda *_: asked.append(1))\n"

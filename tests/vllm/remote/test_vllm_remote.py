@@ -21,7 +21,7 @@ from tests.engines.test_engine_contract import (  # noqa: F401  collected here, 
     crowd,
     test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace,
     test_a_trajectory_is_taken_once_at_a_time,
-    test_after_the_environment_spoke_it_goes_on_wherever_it_is,
+    test_after_the_environments_turn_it_continues_on_any_engine,
     test_an_append_that_fills_the_context_ends_without_another_token,
     test_append_is_refused_where_nothing_is_held,
     test_keep_version_needs_an_empty_engine,
@@ -142,7 +142,7 @@ def test_recomputing_equals_a_full_prefill_and_siblings_never_hit_the_old_cache(
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)
 
 
-def test_moved_in_the_middle_greedy_tokens_go_on_the_same(server: Server) -> None:
+def test_moved_in_the_middle_greedy_tokens_stay_the_same(server: Server) -> None:
     """Invariant 10; samples at T > 0 keep only their distribution."""
     request = ask("t", prompt(6), LONG)
     whole = run_all(connect(server, context_max=448), [request])["t"]
@@ -158,7 +158,7 @@ def test_moved_in_the_middle_greedy_tokens_go_on_the_same(server: Server) -> Non
     assert part["t"].tokens + moved.tokens == whole.tokens
 
 
-def test_it_says_what_was_gained_while_it_runs_and_admits_others(server: Server) -> None:
+def test_it_emits_tokens_while_it_runs_and_admits_others(server: Server) -> None:
     engine = connect(server, slots=2, emit_every=8)
     requests = [ask(f"t{i}", prompt(6, i), Sampling(tokens_max=30)) for i in range(5)]
     for request in requests:
@@ -258,7 +258,7 @@ def test_forty_updates_under_load_lose_and_repeat_nothing(server: Server) -> Non
     assert any(len(mine.spans) > 1 for mine in gained.values())
 
 
-def test_whoever_had_the_server_before_is_refused(server: Server) -> None:
+def test_the_former_rollout_of_a_server_is_refused(server: Server) -> None:
     before = connect(server)
     after = connect(server)
     with pytest.raises(EngineRefused, match="one rollout for each server"):
@@ -266,14 +266,14 @@ def test_whoever_had_the_server_before_is_refused(server: Server) -> None:
     assert len(run_all(after, [ask("t", prompt(6), Sampling(tokens_max=9))])["t"].tokens) == 9
 
 
-def test_a_server_that_takes_less_than_asked_for_is_refused_by_name(server: Server) -> None:
+def test_a_server_with_less_than_the_settings_is_refused_by_name(server: Server) -> None:
     with pytest.raises(ConfigurationError, match=r"--max-num-seqs.*rollouts.slots is 17"):
         connect(server, slots=17)
     with pytest.raises(ConfigurationError, match=r"--max-model-len.*rollouts.context_max is 513"):
         connect(server, context_max=513)
 
 
-def test_a_wrong_key_is_refused_and_never_said(
+def test_a_wrong_key_is_refused_and_never_printed(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_SERVER", "wrong-one")
@@ -282,7 +282,7 @@ def test_a_wrong_key_is_refused_and_never_said(
     assert "wrong-one" not in str(refused.value)
 
 
-def test_a_killed_server_is_an_error_of_the_rollout_and_what_was_said_goes_on_later(
+def test_a_killed_server_is_an_error_of_the_rollout_and_emitted_tokens_continue_later(
     server: Server,
 ) -> None:
     """The last test here: a new server resumes the trajectory from the log."""

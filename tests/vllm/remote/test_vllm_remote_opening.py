@@ -48,7 +48,7 @@ def test_another_release_is_refused_by_number() -> None:
         open_at(url)
 
 
-def test_a_server_without_routes_for_weights_says_how_to_start_it() -> None:
+def test_a_server_without_routes_for_weights_is_refused_with_how_to_start_it() -> None:
     with answering(RIGHT) as url, pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE=1"):
         open_at(url)
 

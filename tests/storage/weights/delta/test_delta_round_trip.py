@@ -107,7 +107,7 @@ def test_changes_on_both_sides_of_a_border_between_segments():
     assert len(coded.payload) < 100
 
 
-def test_memory_that_is_aligned_to_nothing_is_read_and_written_where_it_lies():
+def test_unaligned_memory_is_read_and_written_in_place():
     base, new = (
         np.frombuffer(b"x" + each.tobytes(), np.uint8) for each in optimiser_step(9999, 1e-6)
     )
@@ -136,7 +136,7 @@ def test_a_redrawn_tensor_is_dense_and_hardly_larger_than_its_bytes():
     assert len(coded.payload) <= new.nbytes + 16
 
 
-def test_a_float32_tensor_that_moved_everywhere_is_told_in_steps():
+def test_a_float32_tensor_that_moved_everywhere_is_encoded_as_steps():
     base = np.random.default_rng(0).standard_normal(100_000, np.float32)
     new = base - np.float32(1e-5) * np.random.default_rng(1).standard_normal(100_000, np.float32)
     coded = encode_tensor(base.data, new.data, "F32")
