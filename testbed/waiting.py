@@ -18,17 +18,17 @@ PAUSE_S, PAUSE_S_MAX = 0.002, 0.1
 def wait_for(
     condition: Callable[[], Found],
     process: subprocess.Popen[bytes] | None = None,
-    said: Callable[[], str] = lambda: "",
+    describe: Callable[[], str] = lambda: "",
 ) -> Found:
     """Returns what `condition` gives once it holds; fails after `WAIT_S`, or when `process` has
-    ended before, with the text of `said`.
+    ended before, with the text of `describe`.
     """
     give_up, pause_s = time.monotonic() + WAIT_S, PAUSE_S
     while True:
         ended = process is not None and process.poll() is not None  # before the check: no race
         if found := condition():
             return found
-        assert not ended, f"the process ended early {said()}"
-        assert time.monotonic() < give_up, f"not within {WAIT_S:g} s {said()}"
+        assert not ended, f"the process ended early {describe()}"
+        assert time.monotonic() < give_up, f"not within {WAIT_S:g} s {describe()}"
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, PAUSE_S_MAX)

@@ -142,8 +142,8 @@ def _archive(folder: Path, rows: int) -> None:
         with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
             writer.write_table(table)
             last = str(first + FILE_ROWS - 1)
-            said = {"first": str(first), "last": last, "fence": "0:0", "schema": "1"}
-            writer.add_key_value_metadata({f"rollstream.{k}": v for k, v in said.items()})
+            metadata = {"first": str(first), "last": last, "fence": "0:0", "schema": "1"}
+            writer.add_key_value_metadata({f"rollstream.{k}": v for k, v in metadata.items()})
 
 
 def _replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:

@@ -74,10 +74,10 @@ def _found(seeds: int) -> Case:
 
 
 def _false(killed: int, calm: int) -> Case:
-    told = batches.seeded_batches(killed)
+    reported = batches.seeded_batches(killed)
     quiet = (trials.seeded(seed, calm=True) for seed in range(calm))
-    wrong = [*told.wrong, *(str(trial) for trial in quiet if trial.found.wrong)]
-    happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
+    wrong = [*reported.wrong, *(str(trial) for trial in quiet if trial.found.wrong)]
+    happened = ", ".join(f"{n} {what}" for what, n in sorted(reported.happened.items()))
     note = f"{killed + calm} runs: {happened}"
     if wrong:
         note = f"{note}; first: {wrong[0]}"

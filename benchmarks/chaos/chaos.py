@@ -57,11 +57,15 @@ def _boundaries(quick: bool) -> Case:
 def _seeded(quick: bool) -> Case:
     """Runs each batch in a process of its own, so that memory left by crashes is freed with it."""
     count = SEEDED_QUICK if quick else SEEDED
-    told = batches.seeded_batches(count)
-    happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
+    findings = batches.seeded_batches(count)
+    happened = ", ".join(f"{n} {what}" for what, n in sorted(findings.happened.items()))
     note = f"{count} runs: {happened}"
     return alone(
-        "seeded_violations", len(told.wrong), "runs", at_most=0, note=_first(note, told.wrong)
+        "seeded_violations",
+        len(findings.wrong),
+        "runs",
+        at_most=0,
+        note=_first(note, findings.wrong),
     )
 
 

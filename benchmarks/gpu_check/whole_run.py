@@ -108,7 +108,7 @@ def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
 
 
 def report(check: Check, found: Seen, bare: float | None) -> list[str]:
-    """Prints the metrics, one a line; an unknown one says so."""
+    """Prints the metrics, one a line; an unknown one is marked as such."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (dry run)"
     which = "random weights" if check.is_random else check.model.name
     lines = [
@@ -121,13 +121,13 @@ def report(check: Check, found: Seen, bare: float | None) -> list[str]:
         f"trainer       {_per_s(found.trained_per_s())}; {_mfu(check.model, found, card)}",
     ]
     pause = found.pause()
-    said = (
+    printed = (
         "no update" if pause is None else f"{pause[0] * 1e3:.0f} ms (longest {pause[1] * 1e3:.0f})"
     )
-    lines.append(f"update pause  {said}, {len(found.pauses_s)} versions taken")
+    lines.append(f"update pause  {printed}, {len(found.pauses_s)} versions taken")
     gap = found.mismatch()
-    said = "no token of lag 0" if gap is None else f"KL {gap[0]:.2e}, mean {gap[1]:.2e} nats"
-    lines.append(f"mismatch      {said}" + ("" if gap is None else f" ({gap[2]:.0f} tokens)"))
+    printed = "no token of lag 0" if gap is None else f"KL {gap[0]:.2e}, mean {gap[1]:.2e} nats"
+    lines.append(f"mismatch      {printed}" + ("" if gap is None else f" ({gap[2]:.0f} tokens)"))
     if not check.is_random:
         rewards = " ".join(f"{one.metrics.get('reward_mean', 0.0):.2f}" for one in found.steps)
         lines.append(f"reward        {rewards}")

@@ -66,7 +66,7 @@ class Replayed:
 
 
 def acceptance(passes: Sequence[Pass]) -> Iterator[Case]:
-    """Yields one case; without the tree, a line that says so."""
+    """Yields one case; without the tree, a line that states it."""
     tree = suffix_tree()
     if tree is None:
         line = "draft_accept_vs_vllm  not measured: vLLM's suffix decoding needs arctic-inference"

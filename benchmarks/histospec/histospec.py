@@ -8,7 +8,7 @@ to pair. Seconds are processor time of a side's thread. `histospec_control_64` c
 without drafts in the same way: its distance from 1 is the error of the measurement.
 
 `SUFFIX_TREE` in the environment names the compiled suffix tree of arctic-inference
-(docs/explanation/drafts.md says how to build it); without it, look-ups are compared with 35 µs,
+(docs/explanation/drafts.md describes the build); without it, look-ups are compared with 35 µs,
 which was measured once. Progress is printed on stderr.
 """
 
@@ -82,21 +82,21 @@ def cases(quick: bool) -> Iterator[Case]:
     sizes, threads = SMALL if quick else WHOLE, one_thread()
     try:
         with tempfile.TemporaryDirectory(prefix="rollstream-histospec-") as folder:
-            say(f"a run of {sizes.passes} passes, warm-up included")
+            print_line(f"a run of {sizes.passes} passes, warm-up included")
             passes = recorded(Path(folder) / "run", sizes.passes, sizes.overrides)
         yield from structure(passes, sizes)
-        say("acceptance, replayed")
+        print_line("acceptance, replayed")
         yield from acceptance(passes)
         yield from generation(passes, sizes)
     finally:
         torch.set_num_threads(threads)
-    say(f"the quickstart, {sizes.runs} pairs of runs")
+    print_line(f"the quickstart, {sizes.runs} pairs of runs")
     yield from quickstart(sizes.runs)
 
 
-def say(words: str) -> None:
-    """Prints what is measured now."""
-    print(f"histospec: {words} …", file=sys.stderr, flush=True)
+def print_line(text: str) -> None:
+    """Prints the name of the measurement that starts."""
+    print(f"histospec: {text} …", file=sys.stderr, flush=True)
 
 
 # ---- the structure ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def structure(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
     """Insertion, memory and look-ups over the pass before the last."""
     answers, later = passes[-2].answers, passes[-1].answers
     tokens = sum(int((a.sources != PROMPT).sum()) for a in answers)
-    say(f"{len(answers)} answers inserted, {sizes.lookups} look-ups")
+    print_line(f"{len(answers)} answers inserted, {sizes.lookups} look-ups")
     history = AnswerHistory(1 << 18)
     began = time.process_time()
     for some in batched(answers):
@@ -246,7 +246,7 @@ def _pairs(
     with side_thread() as drafting, side_thread() as drawing:
         for number in range(pairs):
             now, before = fitting[number % len(fitting)]
-            say(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
+            print_line(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
             asked = requests(now, count, skip=number // len(fitting) * count)
             history = known(before) if known else None
             sides = [

@@ -32,8 +32,10 @@ def tokens_lost(folder: Path, rollout: psutil.Process) -> Lost:
     """Kills the first rollout of that name in this run."""
     name = next(word for word in rollout.cmdline() if word.startswith("rollout-"))
     rollout.kill()
-    told = [s for s in read(folder, "status", RolloutStatus) if (s.rollout, s.term) == (name, 1)]
-    last = max(told, key=lambda status: status.time_s)
+    reported = [
+        s for s in read(folder, "status", RolloutStatus) if (s.rollout, s.term) == (name, 1)
+    ]
+    last = max(reported, key=lambda status: status.time_s)
     done = _tokens(read(folder, "trajectories", Trajectory), name)
     begun = _tokens(read(folder, "partials", Partial), name)
     kept = sum(done.values()) + sum(n for one, n in begun.items() if one not in done)

@@ -55,27 +55,29 @@ def _roll_out(bus: Bus, tokens: int) -> None:
     """Runs several trajectories in parallel, a token of each at a time, to their ends."""
     now = [0.0]
     outbox, settings = BackgroundSender(bus), RolloutSettings()
-    voice = RolloutPublisher(
+    publisher = RolloutPublisher(
         bus, outbox, "rollout-0", 3, settings, StatusSchedule(1.0), clock=lambda: now[0]
     )
-    growing = [RunningTrajectory.start(_order(index), None, 0.0) for index in range(RUNNING)]
+    running = [RunningTrajectory.start(_assignment(index), None, 0.0) for index in range(RUNNING)]
     random = np.random.default_rng(0)
     drawn = random.integers(0, 150_000, (tokens, RUNNING, 1), np.uint32)
     logprobs = -random.random((tokens, RUNNING, 1), np.float32)
     for at in range(tokens):
         now[0] += 1 / TOKENS_PER_S
         version = Version(41 + at // VERSION_TOKENS, 1)
-        for index, one in enumerate(growing):
+        for index, one in enumerate(running):
             name = one.assignment.trajectory
             one.extend(Emission(name, drawn[at, index], logprobs[at, index], version, None))
-        voice.partials(growing)
-        if any(one.flushing for one in growing):
+        publisher.partials(running)
+        if any(one.flushing for one in running):
             outbox.flush()
-    voice.trajectories([one.to_record(3, "length", now[0], Version(45, 1), 1.0) for one in growing])
+    publisher.trajectories(
+        [one.to_record(3, "length", now[0], Version(45, 1), 1.0) for one in running]
+    )
     outbox.flush()
 
 
-def _order(index: int) -> Assignment:
+def _assignment(index: int) -> Assignment:
     prompt: Tokens = np.arange(PROMPT, dtype=np.uint32)
     name, version = f"1234.{index}", Version(41, 1)
     sampling = Sampling(tokens_max=TOKENS)

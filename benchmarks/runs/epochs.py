@@ -94,11 +94,11 @@ def history_of(before: Pass) -> AnswerHistory:
 
 def history_of_others(before: Pass) -> AnswerHistory:
     """The same answers, each under the prompt of another one: hardly any draft is accepted."""
-    told = batched(before.answers)
-    prompts = list(dict.fromkeys(answer.prompt for some in told for answer in some))
+    batches = batched(before.answers)
+    prompts = list(dict.fromkeys(answer.prompt for some in batches for answer in some))
     other = dict(zip(prompts, prompts[1:] + prompts[:1], strict=True))
     history = AnswerHistory(1 << 18)
-    for some in told:
+    for some in batches:
         history.insert_all([replace(answer, prompt=other[answer.prompt]) for answer in some])
     return history
 

@@ -5,8 +5,8 @@ time passes 10 000 times as fast.
 All else is real: supervisor, prompts, dispatch, trainer, relay, rollouts and archive are processes
 over SQLite and files; a second relay stands beside the first, rollouts of new names come, and leave
 by a signal or by `kill -9`, and the run is audited again and again. A value is the median of the
-last quarter of the steps over that of the second quarter: what is bounded stays at 1, what grows
-with the run reaches 2.3. The last audit must find nothing.
+last quarter of the steps over that of the second quarter: a bounded quantity stays at 1, a
+growing one reaches 2.3. The last audit must find nothing.
 """
 
 import json
@@ -181,7 +181,7 @@ class Soak:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Objects of a store, without its lock files; what is deleted meanwhile may be missing."""
+    """Objects of a store, without its lock files; some may be deleted during the listing."""
     found = [Path(path, name) for path, _, names in os.walk(folder) for name in names]
     return [file for file in found if "~locks" not in file.parts]
 

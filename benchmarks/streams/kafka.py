@@ -20,7 +20,7 @@ from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import KafkaBroker
 
 PARTITIONS = 4
-BOUND_MB = 64  # `in_flight_bytes` unless the URL says otherwise
+BOUND_MB = 64  # `in_flight_bytes` unless the URL sets another value
 PRODUCER = "producer_performance", "batch_size=1048576", "linger_ms=5", "max_request_size=16777216"
 CONSUMER = "consumer_performance", "max_partition_fetch_bytes=4194304"
 

@@ -1,5 +1,5 @@
-"""LoRA: bytes of a version, versions side by side in one engine, random schedules, and what is
-learnt against training all weights.
+"""LoRA: bytes of a version, versions side by side in one engine, random schedules, and a run's
+learning against training all weights.
 
 `lora_versions` compares one engine with itself: the same requests under eight adapters and under
 one, paired. Measured and not kept: rows kept together by version outside attention, with products
@@ -49,7 +49,7 @@ T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31,
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Yields bytes, speed, schedules and the difference in what is learnt."""
+    """Yields bytes, speed, schedules and the difference in learning."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

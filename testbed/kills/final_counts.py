@@ -80,10 +80,12 @@ def counted(folder: Path, steps: int) -> Counted:
 
 def audited(folder: Path) -> dict[str, Any]:
     line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
-    said = subprocess.run(line, capture_output=True, text=True, timeout=AUDIT_S, check=False)
-    if not said.stdout:
-        raise RuntimeError(f"rollstream audit {folder} ended with {said.returncode}: {said.stderr}")
-    return json.loads(said.stdout)
+    output = subprocess.run(line, capture_output=True, text=True, timeout=AUDIT_S, check=False)
+    if not output.stdout:
+        raise RuntimeError(
+            f"rollstream audit {folder} ended with {output.returncode}: {output.stderr}"
+        )
+    return json.loads(output.stdout)
 
 
 def rows_twice(store: ObjectStore) -> int:

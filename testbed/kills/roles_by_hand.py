@@ -46,10 +46,10 @@ class Hand:
 
     def is_stopped(self) -> bool:
         """Returns whether it was stopped by SIGSTOP; a role that ended instead is a failure."""
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.describe()
         return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
 
-    def said(self) -> str:
+    def describe(self) -> str:
         return f"{self.name} ended with {self.process.poll()}:\n{self.log.read_text()[-3000:]}"
 
 
@@ -76,7 +76,7 @@ class RunByHand:
         return hand
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        wait_for(condition, said=lambda: self._told(""))
+        wait_for(condition, describe=lambda: self._describe(""))
 
     def wait_complete(self, *others: Callable[[], object]) -> None:
         """Waits until a trainer ends with the run complete, then stops every other role, the
@@ -104,8 +104,8 @@ class RunByHand:
                 hand.signal(signal.SIGCONT)
                 hand.kill()
 
-    def _told(self, why: str) -> str:
-        return "\n".join([why, *(hand.said() for hand in self.hands)])
+    def _describe(self, why: str) -> str:
+        return "\n".join([why, *(hand.describe() for hand in self.hands)])
 
 
 @contextmanager

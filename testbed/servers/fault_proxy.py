@@ -146,8 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
             kept = content[: int(len(content) * fault.value)]
         if fault.kind == "corrupt" and content:
             kept = bytes([content[0] ^ 1]) + content[1:]
-        said = len(kept) if fault.kind == "shorten" else None
-        self._answer(status, headers, kept, said, fault.value if fault.kind == "drip" else 0.0)
+        stated_length = len(kept) if fault.kind == "shorten" else None
+        self._answer(
+            status, headers, kept, stated_length, fault.value if fault.kind == "drip" else 0.0
+        )
         if fault.kind in ("truncate", "shorten"):
             self.close_connection = True
         return None
@@ -168,15 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
         status: int,
         headers: list[tuple[str, str]],
         content: bytes,
-        said: int | None = None,
+        stated_length: int | None = None,
         drip_s: float = 0.0,
     ) -> None:
         self.send_response_only(status)
         for name, value in headers:
-            if said is None or name.lower() != "content-length":
+            if stated_length is None or name.lower() != "content-length":
                 self.send_header(name, value)
-        if said is not None:
-            self.send_header("Content-Length", str(said))
+        if stated_length is not None:
+            self.send_header("Content-Length", str(stated_length))
         self.end_headers()
         step = max(1, -(-len(content) // PIECES)) if drip_s else max(1, len(content))
         for at in range(0, len(content), step):

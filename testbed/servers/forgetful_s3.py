@@ -29,19 +29,21 @@ class _Handler(BaseHTTPRequestHandler):
             if self._keeps("If-Match") and (before is None or before[1] != wanted):
                 return self._answer(404 if before is None else 412)
             etag = f'"{md5(body).hexdigest()}"'
-            told = {n: v for n, v in self.headers.items() if n.lower().startswith("x-amz-meta-")}
-            self.server.objects[self._name()] = body, etag, told
+            metadata = {
+                n: v for n, v in self.headers.items() if n.lower().startswith("x-amz-meta-")
+            }
+            self.server.objects[self._name()] = body, etag, metadata
         return self._answer(200, {"ETag": etag})
 
     def do_GET(self) -> None:
         found = self.server.objects.get(self._name())
         if found is None:
             return self._answer(404)
-        body, etag, told = found
+        body, etag, metadata = found
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = body[int(first) : int(last) + 1 if last else None]
         span = f"bytes {first}-{int(first) + len(part) - 1}/{len(body)}"
-        return self._answer(206, {"ETag": etag, "Content-Range": span, **told}, part)
+        return self._answer(206, {"ETag": etag, "Content-Range": span, **metadata}, part)
 
     def do_DELETE(self) -> None:
         self.server.objects.pop(self._name(), None)

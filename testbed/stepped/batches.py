@@ -17,36 +17,36 @@ BATCH_S = 1800.0
 
 
 @dataclass
-class Told:
+class BatchFindings:
     """The findings of all batches; a line of `wrong` ends with the command that repeats its run."""
 
     wrong: list[str] = field(default_factory=list[str])
     happened: Counter[str] = field(default_factory=Counter[str])
 
 
-def seeded_batches(count: int, first: int = 0) -> Told:
+def seeded_batches(count: int, first: int = 0) -> BatchFindings:
     """Runs the seeds `first` to `first + count`."""
-    told = Told()
+    findings = BatchFindings()
     for start in range(first, first + count, BATCH):
         size = min(BATCH, first + count - start)
         line = [sys.executable, "-m", "testbed.stepped.batches", str(start), str(size)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=BATCH_S, check=True)
-        said = json.loads(done.stdout)
-        told.wrong += said["wrong"]
-        told.happened.update(said["happened"])
-    return told
+        printed = json.loads(done.stdout)
+        findings.wrong += printed["wrong"]
+        findings.happened.update(printed["happened"])
+    return findings
 
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
     first, count = int(sys.argv[1]), int(sys.argv[2])
-    told = Told()
+    findings = BatchFindings()
     for seed in range(first, first + count):
         trial = seeded(seed)
-        told.happened += trial.happened
+        findings.happened += trial.happened
         if trial.found.wrong:
-            told.wrong.append(str(trial))
-    print(json.dumps({"wrong": told.wrong, "happened": told.happened}))
+            findings.wrong.append(str(trial))
+    print(json.dumps({"wrong": findings.wrong, "happened": findings.happened}))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Kind:
 
 def kinds() -> Iterator[Kind]:
     """All kinds that a log can show."""
-    for plant, invariant, said in PLANTED:
-        yield Kind(plant.__name__, partial(_planted, plant, (invariant, said)))
+    for plant, invariant, expected in PLANTED:
+        yield Kind(plant.__name__, partial(_planted, plant, (invariant, expected)))
     for plant in (*OF_FIELDS, *OF_OBJECTS):
         yield Kind(plant.__name__, plant)
 
@@ -42,13 +42,15 @@ def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
     """The reason why this kind was not found; "" where it was."""
     folder = Path(shutil.copytree(healthy, scratch / kind.name))
     run = open_run(folder, 2, seed)
-    invariant, said = kind.plant(run)
+    invariant, expected = kind.plant(run)
     run.bus.close()
     result = audited(folder)[invariant]
     shutil.rmtree(folder)
     places = [f"{offender.where}: {offender.what}" for offender in result.offenders]
-    if result.state == "kept" or not any(said in place for place in [*places, *result.unchecked]):
-        return f"{kind.name}: {said!r} is not in {places + result.unchecked}"
+    if result.state == "kept" or not any(
+        expected in place for place in [*places, *result.unchecked]
+    ):
+        return f"{kind.name}: {expected!r} is not in {places + result.unchecked}"
     return ""
 
 

@@ -125,7 +125,7 @@ class AuditedRun:
         at = publish(self.bus, "annotations", str(record.group), record)
         return AnnotationUsed(record.trajectory, record.name, at, record_hash(encode(record)))
 
-    def say(self, *records: Take | StepDone | GroupClosed | Configured | Superseded) -> None:
+    def record(self, *records: Take | StepDone | GroupClosed | Configured | Superseded) -> None:
         self.ledger.append([("run", record) for record in records])
 
     def publish_version(self, number: int, parent: Manifest | None) -> Manifest:
@@ -146,16 +146,16 @@ class AuditedRun:
         *,
         untrained: tuple[str, ...] = (),
         notes: tuple[AnnotationUsed, ...] = (),
-        **said: Any,
+        **fields: Any,
     ) -> None:
-        """One take and its `StepDone`; `said` overrides fields of the latter."""
+        """One take and its `StepDone`; `fields` overrides fields of the latter."""
         every = [m for named in groups.values() for m in named]
         members = tuple(m for m in every if m.trajectory not in untrained)
         begun = tuple(GroupMembers(group, tuple(named)) for group, named in groups.items())
-        said["counts"] = {"groups": len(groups)} | said.get("counts", {})
-        self.say(
+        fields["counts"] = {"groups": len(groups)} | fields.get("counts", {})
+        self.record(
             Take(step, 0, 0, members, begun, notes, self.read(), Version(step - 1, 1)),
-            done(step, self.term, len(members), **said),
+            done(step, self.term, len(members), **fields),
         )
 
     def read(self) -> tuple[ReadTo, ...]:
@@ -236,14 +236,14 @@ def completion(group: int, index: int, *versions: int, **changed: Any) -> Trajec
     return Trajectory(**(base | values))
 
 
-def done(step: int, term: int, trajectories: int, **said: Any) -> StepDone:
+def done(step: int, term: int, trajectories: int, **fields: Any) -> StepDone:
     counts = {"trained": trajectories, "masked_tokens": 0}
-    counts |= said.pop("counts", {})
-    tokens = float(said.pop("tokens", TOKENS * trajectories - counts["masked_tokens"]))
+    counts |= fields.pop("counts", {})
+    tokens = float(fields.pop("tokens", TOKENS * trajectories - counts["masked_tokens"]))
     metrics = {"tokens_trained": tokens, "lag_consumed_max": 1.0, "seconds": STEP_S}
-    metrics |= said.pop("metrics", {})
-    version = said.pop("version", Version(step, term))
-    return StepDone(step, version, f"{step:032d}", 1, metrics, counts, 1.0, **said)
+    metrics |= fields.pop("metrics", {})
+    version = fields.pop("version", Version(step, term))
+    return StepDone(step, version, f"{step:032d}", 1, metrics, counts, 1.0, **fields)
 
 
 def announced(manifest: Manifest, manifest_hash: str | None = None) -> WeightsAnnounced:
@@ -266,7 +266,7 @@ def make_run(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIGURATION))
     run = open_run(folder, 1)
-    run.say(Configured("configuration", "revision", 0))
+    run.record(Configured("configuration", "revision", 0))
     manifest = run.publish_version(0, None)
     run.admit(*range(9))
     for step, first in ((1, 0), (2, 2)):
@@ -320,7 +320,7 @@ def close_some(run: AuditedRun) -> None:
         run.complete(completion(7, index, 0, finish="dead", reason="no room"))
     run.complete(completion(8, 0, 0))
     late = f"deadline of {DEADLINE_S:g} s passed, 1 of 2 finished; 1 of 2 lived: "
-    run.say(
+    run.record(
         GroupClosed(4, "filtered", "all rewards are 0", 2),
         GroupClosed(7, "dead", "0 of 2 lived: no room", 2),
         GroupClosed(8, "expired", late, 2),

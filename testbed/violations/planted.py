@@ -49,18 +49,18 @@ def take(
 
 
 def closes_a_trained_group(run: AuditedRun) -> None:
-    run.say(GroupClosed(0, "dead", "", 3))
+    run.record(GroupClosed(0, "dead", "", 3))
 
 
 def closes_a_group_that_was_never_admitted(run: AuditedRun) -> None:
-    run.say(GroupClosed(99, "dead", "", 3))
+    run.record(GroupClosed(99, "dead", "", 3))
 
 
 def admits_twice(run: AuditedRun) -> None:
     run.admit(3)
 
 
-def says_more_than_it_trained(run: AuditedRun) -> None:
+def states_more_than_it_trained(run: AuditedRun) -> None:
     run.train(3, {5: [first(run, "5.0"), first(run, "5.1")]}, counts={"trained": 3}, tokens=12)
     run.publish_version(3, None)
 
@@ -71,13 +71,13 @@ def lets_dispatch_close_a_group(run: AuditedRun) -> None:
 
 def takes_a_stranger_into_a_group(run: AuditedRun) -> None:
     stranger = run.complete(completion(5, 7, 1))
-    run.say(take(3, first(run, "5.0"), stranger, group=5))
+    run.record(take(3, first(run, "5.0"), stranger, group=5))
 
 
 def begins_a_group_and_trains_nothing_of_it(run: AuditedRun) -> None:
     both = (first(run, "5.0"), first(run, "5.1"))
-    run.say(Take(3, 0, 0, (), (GroupMembers(5, both),)))
-    run.say(done(3, 2, 0, counts={"groups": 1}))
+    run.record(Take(3, 0, 0, (), (GroupMembers(5, both),)))
+    run.record(done(3, 2, 0, counts={"groups": 1}))
     run.publish_version(3, None)
 
 
@@ -85,45 +85,45 @@ def begins_a_group_and_trains_nothing_of_it(run: AuditedRun) -> None:
 
 
 def trains_twice(run: AuditedRun) -> None:
-    run.say(take(3, first(run, "1.0")))
+    run.record(take(3, first(run, "1.0")))
 
 
 def trains_twice_in_one_take(run: AuditedRun) -> None:
-    run.say(take(3, first(run, "5.0"), first(run, "5.0"), group=5))
+    run.record(take(3, first(run, "5.0"), first(run, "5.0"), group=5))
 
 
 def trains_the_second_completion(run: AuditedRun) -> None:
     second = [member for member in members_of(run) if member.trajectory == "5.1"][1]
-    run.say(take(3, first(run, "5.0"), second, group=5))
+    run.record(take(3, first(run, "5.0"), second, group=5))
 
 
 def trains_what_is_not_there(run: AuditedRun) -> None:
-    run.say(take(3, Member("6.0", Address(0, 77), "00"), group=6))
+    run.record(take(3, Member("6.0", Address(0, 77), "00"), group=6))
 
 
 def trains_other_bytes(run: AuditedRun) -> None:
     member = first(run, "5.0")
-    run.say(take(3, Member("5.0", member.at, "0123456789abcdef"), group=5))
+    run.record(take(3, Member("5.0", member.at, "0123456789abcdef"), group=5))
 
 
 def trains_the_dead(run: AuditedRun) -> None:
-    run.say(take(3, run.complete(completion(6, 0, 2, finish="dead", reason="no room")), group=6))
+    run.record(take(3, run.complete(completion(6, 0, 2, finish="dead", reason="no room")), group=6))
 
 
 def trains_without_beginning(run: AuditedRun) -> None:
-    run.say(take(3, first(run, "5.0")))
+    run.record(take(3, first(run, "5.0")))
 
 
 def uses_a_second_annotation(run: AuditedRun) -> None:
     for value in (float("nan"), 0.0):
         run.note(Annotation("5.0", 5, "reward", np.array([value], np.float32), "judge"))
     later = run.note(Annotation("5.0", 5, "reward", np.array([1.0], np.float32), "judge"))
-    run.say(take(3, first(run, "5.0"), group=5, annotations=(later,)))
+    run.record(take(3, first(run, "5.0"), group=5, annotations=(later,)))
 
 
 def uses_an_annotation_that_is_not_there(run: AuditedRun) -> None:
     used = AnnotationUsed("5.0", "reward", Address(0, 3), "00")
-    run.say(take(3, first(run, "5.0"), group=5, annotations=(used,)))
+    run.record(take(3, first(run, "5.0"), group=5, annotations=(used,)))
 
 
 # ---- invariants 3, 4, 5 --------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def trains_above_the_lag(run: AuditedRun) -> None:
     run.publish_version(3, None)
 
 
-def forgets_to_mask(run: AuditedRun) -> None:
+def trains_unmasked_tokens(run: AuditedRun) -> None:
     run.train(3, {6: [run.complete(completion(6, index, 0, 2)) for index in (0, 1)]})
     run.publish_version(3, None)
 
@@ -198,11 +198,11 @@ def ignores_the_fence_of_the_store(run: AuditedRun) -> None:
 
 
 def believes_a_lower_term(run: AuditedRun) -> None:
-    run.say(done(3, 2, 0), done(4, 2, 0, version=Version(4, 1)))
+    run.record(done(3, 2, 0), done(4, 2, 0, version=Version(4, 1)))
 
 
 def skips_a_step(run: AuditedRun) -> None:
-    run.say(done(5, 2, 0))
+    run.record(done(5, 2, 0))
 
 
 def serves_another_manifest(run: AuditedRun) -> None:
@@ -251,7 +251,7 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (closes_a_trained_group, 1, "ledger 0:10: group 0: dead in step 3, but trained in step 1"),
     (closes_a_group_that_was_never_admitted, 1, "ledger 0:10: group 99: dead, but never admitted"),
     (admits_twice, 1, "admissions 0:11: group 3 is admitted a second time"),
-    (says_more_than_it_trained, 1, "ledger 0:11: step 3 states 3 trained, the ledger holds 2"),
+    (states_more_than_it_trained, 1, "ledger 0:11: step 3 states 3 trained, the ledger holds 2"),
     (lets_dispatch_close_a_group, 1, "admissions 0:11: only the ledger may end a group"),
     (takes_a_stranger_into_a_group, 1, "ledger 0:10: group 5 was not admitted with 5.7"),
     (
@@ -271,7 +271,7 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (leaves_tokens_without_a_span, 3, "6.0: its spans end at 4 of 6 generated tokens"),
     (stamps_tokens_twice, 3, "trajectories 0:7: 6.0: span [3, 6) instead of one that starts at 4"),
     (trains_above_the_lag, 5, "step 3 trained 6.0 at lag 2, max_lag is 1"),
-    (forgets_to_mask, 5, "ledger 0:11: step 3 states 12 tokens trained, not 6"),
+    (trains_unmasked_tokens, 5, "ledger 0:11: step 3 states 12 tokens trained, not 6"),
     (trains_from_the_future, 5, "step 3 trained 6.0 of v00000003-t0001, made later"),
     (flips_a_bit, 6, "weights/v00000001-t0001/model-00001"),
     (loses_a_file, 6, "weights/v00000002-t0001/config.json: it is missing"),

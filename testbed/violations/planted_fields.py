@@ -32,7 +32,7 @@ def both(run: AuditedRun, group: int, *versions: int, **changed: Any) -> list[Me
     return [run.complete(completion(group, index, *versions, **changed)) for index in (0, 1)]
 
 
-def go_on(run: AuditedRun, steps: Sequence[int]) -> None:
+def train_steps(run: AuditedRun, steps: Sequence[int]) -> None:
     """Steps that train new groups of the newest version."""
     for step in steps:
         group = 20 + step
@@ -46,9 +46,9 @@ def go_on(run: AuditedRun, steps: Sequence[int]) -> None:
         run.publish_version(step, None)
 
 
-def train(run: AuditedRun, members: list[Member], **said: Any) -> None:
+def train(run: AuditedRun, members: list[Member], **fields: Any) -> None:
     """Groups 5 and 6, in step 3."""
-    run.train(3, {5: [first(run, "5.0"), first(run, "5.1")], 6: members}, **said)
+    run.train(3, {5: [first(run, "5.0"), first(run, "5.1")], 6: members}, **fields)
     run.publish_version(3, None)
 
 
@@ -57,65 +57,65 @@ def train(run: AuditedRun, members: list[Member], **said: Any) -> None:
 
 def closes_what_lived(run: AuditedRun) -> Found:
     """A group whose members all survived is closed as dead."""
-    run.say(GroupClosed(5, "dead", "0 of 2 lived: ", 3))
+    run.record(GroupClosed(5, "dead", "0 of 2 lived: ", 3))
     return 1, "ledger 0:10: group 5 is closed as dead, the rule gives trained"
 
 
 def filters_what_differs(run: AuditedRun) -> Found:
     """A group of different rewards is closed as filtered."""
-    run.say(GroupClosed(5, "filtered", "all rewards are 0", 3))
+    run.record(GroupClosed(5, "filtered", "all rewards are 0", 3))
     return 1, "group 5 is closed as filtered, the rule gives trained"
 
 
 def expires_what_is_fresh(run: AuditedRun) -> Found:
     """A group within max_lag is closed as expired."""
-    run.say(GroupClosed(5, "expired", "all above max_lag at version 2", 3))
+    run.record(GroupClosed(5, "expired", "all above max_lag at version 2", 3))
     return 1, "group 5 is closed as expired, the rule gives trained"
 
 
 def closes_for_a_deadline_what_was_complete(run: AuditedRun) -> Found:
     """A group that had been read whole is closed for its deadline."""
     both(run, 6, 2)
-    go_on(run, (3,))
-    run.say(GroupClosed(6, "expired", "deadline of 600 s passed, 2 of 2 finished; ", 4))
+    train_steps(run, (3,))
+    run.record(GroupClosed(6, "expired", "deadline of 600 s passed, 2 of 2 finished; ", 4))
     return 1, "group 6 is closed as expired, but all its records had been read by then"
 
 
 def closes_what_is_not_complete(run: AuditedRun) -> Found:
     """A group without completions is closed with a reason that needs completions."""
-    run.say(GroupClosed(6, "dead", "0 of 2 lived: ", 3))
+    run.record(GroupClosed(6, "dead", "0 of 2 lived: ", 3))
     return 1, "group 6 is closed as dead, but 0 of its 2 completions are in the log"
 
 
 def counts_completions_that_never_came(run: AuditedRun) -> Found:
     """A closing counts more finished trajectories than there are."""
-    run.say(GroupClosed(6, "expired", "deadline of 600 s passed, 1 of 2 finished; ", 3))
+    run.record(GroupClosed(6, "expired", "deadline of 600 s passed, 1 of 2 finished; ", 3))
     return 1, "group 6 is closed as expired, but 0 of its 2 completions are in the log, not 1 of 2"
 
 
 def closes_by_another_deadline(run: AuditedRun) -> Found:
     """A closing names a deadline that its admission does not have."""
-    run.say(GroupClosed(6, "expired", "deadline of 1 s passed, 0 of 2 finished; ", 3))
+    run.record(GroupClosed(6, "expired", "deadline of 1 s passed, 0 of 2 finished; ", 3))
     return 1, "group 6 is closed as expired, but a passed deadline of 600 s closes it as expired"
 
 
 def calls_a_deadline_death(run: AuditedRun) -> Found:
     """The reason of a closing contradicts its detail."""
-    run.say(GroupClosed(6, "dead", "deadline of 600 s passed, 0 of 2 finished; ", 3))
+    run.record(GroupClosed(6, "dead", "deadline of 600 s passed, 0 of 2 finished; ", 3))
     return 1, "group 6 is closed as dead, but a passed deadline of 600 s closes it as expired"
 
 
 def closes_as_poisoned(run: AuditedRun) -> Found:
     """A group is closed as poisoned, and none of its takes was superseded."""
-    run.say(GroupClosed(5, "dead", "poisoned: the learner failed 3 times on it: overflow", 3))
+    run.record(GroupClosed(5, "dead", "poisoned: the learner failed 3 times on it: overflow", 3))
     return 1, "group 5 is closed as dead, the rule gives trained"
 
 
 def gives_a_take_up_at_once(run: AuditedRun) -> Found:
     """A take that had not failed is superseded."""
     named = (first(run, "5.0"), first(run, "5.1"))
-    run.say(Take(3, 0, 0, named, (GroupMembers(5, named),), (), run.read(), Version(2, 1)))
-    run.say(
+    run.record(Take(3, 0, 0, named, (GroupMembers(5, named),), (), run.read(), Version(2, 1)))
+    run.record(
         Superseded(3, 0, (0,), (5,), "overflow"), GroupClosed(5, "dead", "poisoned: overflow", 3)
     )
     return 1, "ledger 0:11: take (0,) of step 3 is superseded, but had not failed often enough"
@@ -123,13 +123,13 @@ def gives_a_take_up_at_once(run: AuditedRun) -> Found:
 
 def gives_up_what_is_no_take(run: AuditedRun) -> Found:
     """A superseded take is not in the ledger."""
-    run.say(Superseded(3, 0, (4,), (), "overflow"))
+    run.record(Superseded(3, 0, (4,), (), "overflow"))
     return 1, "take 4 of step 3 is superseded, but is not open"
 
 
 def skips_a_complete_group(run: AuditedRun) -> Found:
     """A complete group is neither taken nor closed until it is above max_lag."""
-    go_on(run, (3, 4, 5))
+    train_steps(run, (3, 4, 5))
     return (
         1,
         "admissions 0:6: group 5 is open: step 5 was trained after the rule made the group expired",
@@ -138,14 +138,14 @@ def skips_a_complete_group(run: AuditedRun) -> Found:
 
 def takes_a_newer_group_first(run: AuditedRun) -> Found:
     """A complete group is passed over for one of a newer version."""
-    go_on(run, (3,))
+    train_steps(run, (3,))
     return 1, "group 5 is open: step 3 took group 23 of version 2 first"
 
 
-def forgets_a_deadline(run: AuditedRun) -> Found:
+def ignores_a_deadline(run: AuditedRun) -> Found:
     """An incomplete group stays open while steps take longer than its deadline."""
     run.admissions.append([("90", replace(admitted(90, 15.0), prompt=Address(0, 99)))])
-    go_on(run, (3, 4, 5, 6))
+    train_steps(run, (3, 4, 5, 6))
     return 1, "group 90 is open: step 6 was trained after the rule made the group dead"
 
 
@@ -178,7 +178,7 @@ def omits_an_admission(run: AuditedRun) -> Found:
 
 def omits_a_take(run: AuditedRun) -> Found:
     """A step counts a take that is not in the ledger."""
-    run.say(done(3, 2, 0))
+    run.record(done(3, 2, 0))
     run.publish_version(3, None)
     return 1, "step 3 states 1 takes, the ledger holds 0"
 
@@ -250,7 +250,7 @@ def names_another_place(run: AuditedRun) -> Found:
 def takes_members_of_another_group(run: AuditedRun) -> Found:
     """A take lists the members of one group under another."""
     members = both(run, 5, 1, 2)
-    run.say(Take(3, 0, 0, tuple(members), (GroupMembers(6, tuple(members)),), (), run.read()))
+    run.record(Take(3, 0, 0, tuple(members), (GroupMembers(6, tuple(members)),), (), run.read()))
     return 1, "group 6 was not admitted with 5.0"
 
 
@@ -271,26 +271,26 @@ def states_less_than_it_read(run: AuditedRun) -> Found:
     del left
     begun = (GroupMembers(6, tuple(members[1:])),)
     nothing = (ReadTo("trajectories", (0, 0)), ReadTo("annotations", (0, 0)))
-    run.say(Take(3, 0, 0, tuple(members[1:]), begun, (), nothing))
+    run.record(Take(3, 0, 0, tuple(members[1:]), begun, (), nothing))
     return 2, "step 3 began group 6 without 6.0, which it had read"
 
 
 # ---- invariant 3: where tokens came from ---------------------------------------------------------
 
 
-def changed(run: AuditedRun, said: str, **values: Any) -> Found:
+def changed(run: AuditedRun, expected: str, **values: Any) -> Found:
     """Group 6 is trained; 6.0 has these fields."""
     record = completion(6, 0, 2)
     one = run.complete(replace(record, **values))
     train(run, [one, run.complete(completion(6, 1, 2))])
-    return 3, f"6.0 {said}"
+    return 3, f"6.0 {expected}"
 
 
-def names_a_version_that_nobody_applied(run: AuditedRun) -> Found:
+def names_a_version_that_was_not_applied(run: AuditedRun) -> Found:
     """A completion of a rollout that never applied a version."""
     run.order(order(6, 0, rollout="rollout-9"))
-    said = "has tokens of v00000002-t0001, which rollout-9 of term 1 never applied"
-    return changed(run, said, rollout="rollout-9")
+    expected = "has tokens of v00000002-t0001, which rollout-9 of term 1 never applied"
+    return changed(run, expected, rollout="rollout-9")
 
 
 def names_a_version_that_was_passed_over(run: AuditedRun) -> Found:
@@ -299,8 +299,8 @@ def names_a_version_that_was_passed_over(run: AuditedRun) -> Found:
     applied = Applied("rollout-2", 1, Version(3, 2), hash_, "hashes", 1, 0.1, 1.0)
     publish(run.bus, "applied", "rollout-2", applied)
     run.order(order(6, 0, rollout="rollout-2"))
-    said = "has tokens of v00000002-t0001, which rollout-2 of term 1 never applied"
-    return changed(run, said, rollout="rollout-2")
+    expected = "has tokens of v00000002-t0001, which rollout-2 of term 1 never applied"
+    return changed(run, expected, rollout="rollout-2")
 
 
 def changes_a_prompt_token(run: AuditedRun) -> Found:
@@ -339,14 +339,14 @@ def changes_the_wave(run: AuditedRun) -> Found:
 
 def claims_another_attempt(run: AuditedRun) -> Found:
     """A completion of an attempt that was never assigned."""
-    said = "is attempt 7 by rollout-0 of term 1, which was never assigned"
-    return changed(run, said, attempt=7)
+    expected = "is attempt 7 by rollout-0 of term 1, which was never assigned"
+    return changed(run, expected, attempt=7)
 
 
 def claims_another_term(run: AuditedRun) -> Found:
     """A completion of a term of its rollout that had no assignment."""
-    said = "is attempt 1 by rollout-0 of term 4, which was never assigned"
-    return changed(run, said, rollout_term=4)
+    expected = "is attempt 1 by rollout-0 of term 4, which was never assigned"
+    return changed(run, expected, rollout_term=4)
 
 
 def resumed_with(run: AuditedRun, **values: Any) -> Found:
@@ -420,7 +420,7 @@ def miscounts_masked_tokens(run: AuditedRun) -> Found:
     return 5, "step 3 states 21 tokens trained, not 24"
 
 
-def says_a_lag_above_the_bound(run: AuditedRun) -> Found:
+def states_a_lag_above_the_bound(run: AuditedRun) -> Found:
     """A step's own metrics report a lag above max_lag."""
     train(run, both(run, 6, 2), metrics={"lag_consumed_max": 9.0})
     return 5, "step 3 states lag 9 > 1"
@@ -435,13 +435,13 @@ def trains_a_version_that_was_replaced(run: AuditedRun) -> Found:
 
 def numbers_a_version_otherwise(run: AuditedRun) -> Found:
     """A step reports a version of another number."""
-    run.say(done(3, 2, 0, version=Version(4, 2)))
+    run.record(done(3, 2, 0, version=Version(4, 2)))
     return 6, "step 3 as v00000004-t0002: the numbers differ"
 
 
 def makes_a_version_of_a_later_term(run: AuditedRun) -> Found:
     """A step reports a version of a term that is not opened."""
-    run.say(done(3, 2, 0, version=Version(3, 7)))
+    run.record(done(3, 2, 0, version=Version(3, 7)))
     return 6, "step 3 as v00000003-t0007: its trainer's term is 2, which is lower"
 
 
@@ -463,18 +463,18 @@ OF_FIELDS = (
     closes_for_a_deadline_what_was_complete, closes_what_is_not_complete,
     counts_completions_that_never_came, closes_by_another_deadline, calls_a_deadline_death,
     closes_as_poisoned, gives_a_take_up_at_once, gives_up_what_is_no_take,
-    skips_a_complete_group, takes_a_newer_group_first, forgets_a_deadline, trains_equal_rewards,
+    skips_a_complete_group, takes_a_newer_group_first, ignores_a_deadline, trains_equal_rewards,
     trains_without_a_reward, trains_a_lone_survivor, omits_an_admission, omits_a_take,
     takes_a_group_twice, miscounts_groups, miscounts_closings, admits_another_prompt,
     admits_too_few, leaves_a_member_out, leaves_a_member_untrained, leaves_an_annotation_out,
     names_another_place, takes_members_of_another_group, changes_the_bytes_of_an_annotation,
-    states_less_than_it_read, names_a_version_that_nobody_applied,
+    states_less_than_it_read, names_a_version_that_was_not_applied,
     names_a_version_that_was_passed_over, changes_a_prompt_token,
     takes_prompt_tokens_for_the_environment, changes_the_temperature, changes_the_task,
     changes_the_index, changes_the_wave, claims_another_attempt, claims_another_term,
     continues_other_tokens, continues_other_logprobs, continues_another_version,
     orders_other_tokens, loses_a_logprob, loses_a_source, reorders_spans, miscounts_masked_tokens,
-    says_a_lag_above_the_bound, trains_a_version_that_was_replaced, numbers_a_version_otherwise,
+    states_a_lag_above_the_bound, trains_a_version_that_was_replaced, numbers_a_version_otherwise,
     makes_a_version_of_a_later_term, opens_another_term, reorders_the_ledger,
 )  # fmt: skip
 

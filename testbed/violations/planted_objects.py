@@ -17,7 +17,7 @@ from rollstream.streams.records import Dead, GroupClosed, Opened
 from rollstream.streams.values import Address, Member
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import PROMPT, AuditedRun, completion, order, partial
-from testbed.violations.planted_fields import Found, both, go_on, train
+from testbed.violations.planted_fields import Found, both, train, train_steps
 
 
 def rewrite(run: AuditedRun, topic: str, at: Address, change: Callable[[bytes], bytes]) -> None:
@@ -76,7 +76,7 @@ def damages_a_trained_completion(run: AuditedRun) -> Found:
 def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
     """A bit flips in a completion that a trainer had read and not taken."""
     at = run.complete(completion(6, 0, 2)).at
-    go_on(run, (3,))
+    train_steps(run, (3,))
     flip(run, "trajectories", at)
     return (
         0,
@@ -84,7 +84,7 @@ def damages_a_completion_of_an_open_group(run: AuditedRun) -> Found:
     )
 
 
-def damages_what_nobody_had_read(run: AuditedRun) -> Found:
+def damages_unread_records(run: AuditedRun) -> Found:
     """A bit flips in a completion before any take follows it."""
     at = run.complete(completion(6, 0, 2)).at
     flip(run, "trajectories", at)
@@ -257,7 +257,7 @@ def names_a_checkpoint_otherwise(run: AuditedRun) -> Found:
 
 def loses_every_checkpoint(run: AuditedRun) -> Found:
     """A run that has passed a checkpoint has none left."""
-    go_on(run, (3,))
+    train_steps(run, (3,))
     for one in list(run.store.list("checkpoints/")):
         run.store.delete(one.key)
     return 11, "the ledger is at step 3, the newest whole checkpoint at 0; one is due every 2 steps"
@@ -303,7 +303,7 @@ def orders_behind_its_own_chain(run: AuditedRun) -> Found:
 
 OF_OBJECTS = (
     damages_a_trained_completion, damages_a_completion_of_an_open_group,
-    damages_what_nobody_had_read, damages_an_annotation, damages_the_length_of_a_header,
+    damages_unread_records, damages_an_annotation, damages_the_length_of_a_header,
     damages_the_magic, damages_a_partial, damages_what_a_rollout_applied,
     changes_what_was_dead_lettered, damages_the_ledger, damages_an_admission, damages_a_prompt,
     damages_an_order, removes_a_take, loses_a_blob, damages_a_blob,

@@ -49,14 +49,14 @@ def folder(request, folders):
 
 @pytest.fixture
 def asked(folder):
-    """Runs a query and returns its rows; `told` collects the warnings for the user."""
-    told: list[str] = []
-    with QuerySession(locate_run(str(folder)), told.append) as session:
+    """Runs a query and returns its rows; `reported` collects the warnings for the user."""
+    reported: list[str] = []
+    with QuerySession(locate_run(str(folder)), reported.append) as session:
 
         def ask(sql: str) -> list[tuple]:
             answer = session.answer(sql)
             return [row for rows in answer.batches for row in rows]
 
-        ask.told = told  # pyright: ignore[reportFunctionMemberAccess]
+        ask.reported = reported  # pyright: ignore[reportFunctionMemberAccess]
         ask.session = session  # pyright: ignore[reportFunctionMemberAccess]
         yield ask

@@ -48,23 +48,23 @@ def test_a_damaged_file_is_named_with_what_to_do(damaged, spoil, capsys):
     folder, file = damaged
     spoil(file)
     assert main(["query", READ_ALL, "--run", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert str(file) in said
-    assert "--skip-corrupt" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert str(file) in output
+    assert "--skip-corrupt" in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("spoil", [spoil_footer, spoil_data, empty, foreign])
 def test_the_others_answer_without_it_or_the_log_for_it(damaged, spoil):
     folder, file = damaged
     spoil(file)
-    told: list[str] = []
-    with QuerySession(locate_run(str(folder)), told.append, skip_corrupt=True) as session:
+    reported: list[str] = []
+    with QuerySession(locate_run(str(folder)), reported.append, skip_corrupt=True) as session:
         answer = session.answer(
             "SELECT partition, count(*) FROM trajectories GROUP BY 1 ORDER BY 1"
         )
         counts = dict(row for rows in answer.batches for row in rows)
-    assert str(file) in told[0]
+    assert str(file) in reported[0]
     assert counts == ({0: 1, 1: 8} if (folder / "bus").exists() else {0: 1})
 
 
@@ -88,11 +88,11 @@ def test_rows_without_a_copy_are_reported_as_missing(folders, tmp_path):
     bus = open_log(folder)
     bus.truncate("trajectories", bus.end("trajectories"))
     bus.close()
-    told: list[str] = []
-    with QuerySession(locate_run(str(folder)), told.append) as session:
+    reported: list[str] = []
+    with QuerySession(locate_run(str(folder)), reported.append) as session:
         (rows,) = session.answer("SELECT count(*) FROM trajectories").batches
     assert rows == [(2,)]  # the last record of a partition always stays
-    assert "neither the archive nor the log holds offsets partition 1: 0 to 6" in told[0]
+    assert "neither the archive nor the log holds offsets partition 1: 0 to 6" in reported[0]
 
 
 def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folders, tmp_path):
@@ -101,8 +101,8 @@ def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folde
     """
     folder = tmp_path / "run"
     shutil.copytree(folders["half"], folder)
-    told: list[str] = []
-    with QuerySession(locate_run(str(folder)), told.append) as session:
+    reported: list[str] = []
+    with QuerySession(locate_run(str(folder)), reported.append) as session:
         session.archive.held("ledger")
         archive(folder)
         bus = open_log(folder)
@@ -113,4 +113,4 @@ def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folde
             "SELECT count(*), count(DISTINCT trajectory) FROM completions"
         ).batches
         (steps,) = session.answer("SELECT count(*) FROM steps").batches
-    assert (rows, steps, told) == ([(7, 7)], [(2,)], [])
+    assert (rows, steps, reported) == ([(7, 7)], [(2,)], [])

@@ -42,9 +42,9 @@ def test_the_newest_run_is_asked_where_none_is_named(folders, tmp_path, capsys, 
     assert "holds no run" in capsys.readouterr().err
     shutil.copytree(folders["archive"], tmp_path / "runs" / "one")
     assert main(["query", COUNT, "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.out == '{"n": 7}\n'
-    assert "using the newest run" in said.err
+    output = capsys.readouterr()
+    assert output.out == '{"n": 7}\n'
+    assert "using the newest run" in output.err
 
 
 def test_an_archive_of_several_runs_wants_a_name(folders, tmp_path, capsys):
@@ -75,7 +75,7 @@ def test_asking_makes_no_folder(folders, tmp_path):
 
 
 def test_files_of_other_stores_are_fetched_once_and_evicted_in_turn(folders, tmp_path):
-    local, remote, told = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
+    local, remote, reported = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
     files = [
         f
         for e in local.list(ARCHIVE_PREFIX)
@@ -84,15 +84,15 @@ def test_files_of_other_stores_are_fetched_once_and_evicted_in_turn(folders, tmp
     for file in files:
         remote.put(file.key, local.get(file.key))
     size = sum(file.bytes for file in files)
-    fetched = ArchiveCache(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size)
+    fetched = ArchiveCache(remote, "s3://bucket/run", reported.append, tmp_path, bytes_max=size)
     paths = fetched.paths(files)
     assert [Path(p).read_bytes() for p in paths] == [local.get(f.key) for f in files]
     assert fetched.paths(files) == paths
-    assert len(told) == 1
-    other = ArchiveCache(remote, "s3://bucket/other", told.append, tmp_path, bytes_max=size)
+    assert len(reported) == 1
+    other = ArchiveCache(remote, "s3://bucket/other", reported.append, tmp_path, bytes_max=size)
     assert all(Path(path).exists() for path in other.paths(files[:2]))
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= size
-    small = ArchiveCache(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size - 1)
+    small = ArchiveCache(remote, "s3://bucket/run", reported.append, tmp_path, bytes_max=size - 1)
     with pytest.raises(ConfigurationError, match="copy the archive to a folder"):
         small.paths(files)
 
@@ -138,8 +138,8 @@ def test_an_archive_in_a_bucket_is_asked_by_its_url(folders, tmp_path, capsys, m
     for entry in local.list(ARCHIVE_PREFIX):
         remote.put(entry.key, local.get(entry.key))
     assert main(["query", COUNT, "--run", url, "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.out == '{"n": 7}\n'
-    assert "fetching 2 archived files" in said.err
+    output = capsys.readouterr()
+    assert output.out == '{"n": 7}\n'
+    assert "fetching 2 archived files" in output.err
     assert main(["query", COUNT, "--run", url, "--json"]) == 0
     assert capsys.readouterr().err == ""

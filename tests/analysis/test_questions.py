@@ -18,16 +18,16 @@ def complaint(folders, capsys):
 
 
 def test_an_unknown_view_names_the_nearest_and_all(complaint):
-    said = complaint("SELECT * FROM trajectorys")
-    assert "no view trajectorys; nearest known: trajectories" in said
-    assert "ledger" in said
+    output = complaint("SELECT * FROM trajectorys")
+    assert "no view trajectorys; nearest known: trajectories" in output
+    assert "ledger" in output
 
 
 def test_an_unknown_column_names_candidates(complaint):
-    said = complaint("SELECT reword FROM rewards")
-    assert 'Referenced column "reword" not found' in said
-    assert '"reward"' in said
-    assert "--tables" in said
+    output = complaint("SELECT reword FROM rewards")
+    assert 'Referenced column "reword" not found' in output
+    assert '"reward"' in output
+    assert "--tables" in output
 
 
 def test_a_keyword_of_sql_as_a_column_is_explained(complaint):
@@ -112,9 +112,9 @@ def test_a_long_result_is_cut_and_marked(folders, capsys):
 
 def test_the_list_of_views_has_their_columns(folders, capsys):
     assert main(["query", "--tables", "--run", str(folders["archive"])]) == 0
-    said = capsys.readouterr().out
-    assert "groups: one row per admitted group" in said
-    assert "ended VARCHAR" in " ".join(said.split())
+    output = capsys.readouterr().out
+    assert "groups: one row per admitted group" in output
+    assert "ended VARCHAR" in " ".join(output.split())
 
 
 def test_nothing_asked_is_refused(folders, capsys):

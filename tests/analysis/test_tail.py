@@ -91,7 +91,7 @@ def test_json_has_every_field_with_its_place(folders, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["trajectorie"], "no topic 'trajectorie'; did you mean 'trajectories'?"),
         (["ledger", "--where", "stepp=1"], "ledger has no field stepp; did you mean 'step'?"),
@@ -104,10 +104,10 @@ def test_json_has_every_field_with_its_place(folders, capsys):
         (["ledger", "--partition", "7"], "ledger has no partition 7; there are 0 alone"),
     ],
 )
-def test_a_mistake_is_reported_with_what_to_write(words, said, folders, capsys):
+def test_a_mistake_is_reported_with_what_to_write(words, expected, folders, capsys):
     topic, *options = words
     assert main(["tail", topic, str(folders["live"]), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_an_archive_has_no_status_to_tail(folders, capsys):

@@ -169,14 +169,16 @@ def test_columns_that_older_files_lack_are_null(columns, folders, tmp_path):
         table = pq.read_table(file, partitioning=None).drop_columns(columns)
         with pq.ParquetWriter(file, table.schema) as writer:
             writer.write_table(table)
-            writer.add_key_value_metadata(_said(folders["archive"] / file.relative_to(folder)))
+            writer.add_key_value_metadata(
+                _metadata_of(folders["archive"] / file.relative_to(folder))
+            )
     assert rows_of(folder, "SELECT DISTINCT reference FROM trajectories") == [(None,)]
     sql = "SELECT reward, moves FROM rewards WHERE trajectory = '0.0'"
     assert rows_of(folder, sql) == [(1.0, None if "moves" in columns else 0)]
     assert rows_of(folder, "SELECT count(*) FROM trajectories") == [(9,)]
 
 
-def _said(file):
+def _metadata_of(file):
     found = pq.read_metadata(file).metadata
     return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}  # pyright: ignore[reportOptionalMemberAccess]
 

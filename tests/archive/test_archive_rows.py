@@ -124,8 +124,8 @@ def test_what_is_no_record_is_a_row_with_the_reason_and_the_bytes() -> None:
     rows = table.to_pylist()
     assert [row["offset"] for row in rows] == list(range(len(messages)))
     assert restored(table, "annotations") == [one.value for one in messages]
-    said = "too few", "too few", "checksum", "future/9", "not belong", "tombstone", "missing"
-    for row, words in zip(rows[:-1], said, strict=True):
+    reasons = "too few", "too few", "checksum", "future/9", "not belong", "tombstone", "missing"
+    for row, words in zip(rows[:-1], reasons, strict=True):
         assert words in row["reason"]
     assert [row["reason"] is None for row in rows] == [False] * 7 + [True]
     assert [type(record) for record in records_of(table)] == [Annotation]

@@ -82,8 +82,8 @@ def test_a_changed_row_is_found_and_the_rows_before_it_count(folder: Path) -> No
     path.chmod(0o644)
     pq.write_table(changed.replace_schema_metadata(metadata), path)
     results = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
-    (said,) = results[0].offenders
-    assert "row 0:3 differs from its hash" in said.what
+    (offender,) = results[0].offenders
+    assert "row 0:3 differs from its hash" in offender.what
     assert results[3].counts["trajectories"] == whole - (len(rewards) - 3)
 
 

@@ -18,13 +18,13 @@ from testbed.servers import moto_s3
 from testbed.violations.healthy_run import open_run
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    code = main(["audit", *map(str, words)])
+def audit_output(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = main(["audit", *map(str, arguments)])
     return code, capsys.readouterr().out
 
 
 def test_a_healthy_run_has_a_tick_per_invariant(folder: Path, capsys) -> None:
-    code, text = said(capsys, folder)
+    code, text = audit_output(capsys, folder)
     assert code == 0
     assert [line[:3] for line in text.splitlines() if line.startswith("✓")] == [
         "✓ –", *(f"✓ {number}" for number in range(1, 8)), "✓ 1",
@@ -35,20 +35,20 @@ def test_a_healthy_run_has_a_tick_per_invariant(folder: Path, capsys) -> None:
 
 def test_a_violation_is_a_cross_its_place_and_exit_code_1(folder: Path, capsys) -> None:
     run = open_run(folder, 2)
-    run.say(GroupClosed(0, "dead", "", 3))
+    run.record(GroupClosed(0, "dead", "", 3))
     run.bus.close()
-    code, text = said(capsys, folder)
+    code, text = audit_output(capsys, folder)
     assert code == 1
     assert "✗ 1 every admitted group ends once" in text
     assert "✗ ledger 0:10: group 0: dead in step 3, but trained in step 1 already" in text
-    code, text = said(capsys, folder, "--json")
+    code, text = audit_output(capsys, folder, "--json")
     (line,) = [one for one in json.loads(text)["invariants"] if one["state"] == "violated"]
     (offender,) = line["offenders"]
     assert (offender["topic"], offender["partition"], offender["offset"]) == ("ledger", 0, 10)
 
 
 def test_unchecked_parts_are_reported_with_exit_code_2(capsys) -> None:
-    code, text = said(capsys, ROOT / "examples" / "archive")
+    code, text = audit_output(capsys, ROOT / "examples" / "archive")
     assert code == 2
     assert "not checked: the store holds no weights/" in text
     assert "? 6" in text
@@ -61,7 +61,7 @@ def test_an_archive_in_a_bucket_is_audited_by_its_url(capsys) -> None:
     remote = open_store(url)
     for entry in local.list("archive/"):
         remote.put(entry.key, local.get(entry.key))
-    code, text = said(capsys, url, "--json")
+    code, text = audit_output(capsys, url, "--json")
     report = json.loads(text)
     assert (code, report["run"], report["violations"]) == (2, "remainder", 0)
     assert report["invariants"][1]["counts"]["admitted"] == 164
@@ -73,7 +73,7 @@ def test_a_damaged_archive_file_is_named(tmp_path: Path, capsys) -> None:
     (file,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
     file.chmod(0o644)
     file.write_bytes(file.read_bytes()[:-100])
-    code, text = said(capsys, place)
+    code, text = audit_output(capsys, place)
     assert code == 1
     assert "ledger-00000-00000000000000000000.parquet" in text
     assert "is damaged" in " ".join(text.split())
@@ -83,7 +83,7 @@ def test_rows_that_are_archived_twice_are_named(tmp_path: Path, capsys) -> None:
     place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
     (file,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
     shutil.copy(file, file.with_name("ledger-00000-00000000000000000005.parquet"))
-    code, text = said(capsys, place)
+    code, text = audit_output(capsys, place)
     assert code == 1
     assert "ledger/0: offset 5 is archived twice" in text
 
@@ -92,7 +92,7 @@ def test_a_missing_archive_file_is_a_hole(tmp_path: Path, capsys) -> None:
     place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
     (file,) = place.glob("store/archive/topic=trajectories/*/*/trajectories-00002-*.parquet")
     file.unlink()
-    code, text = said(capsys, place)
+    code, text = audit_output(capsys, place)
     assert code == 2
     assert "completions that takes name are missing" in text
 
@@ -129,8 +129,8 @@ def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monk
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     examples = [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
     assert len(examples) == 2
-    for words in examples:
-        assert main(words) == 0
+    for arguments in examples:
+        assert main(arguments) == 0
         assert capsys.readouterr().out
 
 

@@ -141,14 +141,14 @@ def test_an_archive_alone_reports_what_it_cannot_check(tmp_path, capsys) -> None
     assert (code, report["violations"], report["checked_whole"]) == (2, 0, False)
     assert_equal(report, recount(places_of(str(tmp_path))))
     assert counts(report, 1) == counts(whole, 1)
-    said = [what for line in report["invariants"] for what in line["unchecked"]]
-    assert "the store holds no weights/" in said
-    assert "prompts is missing" in said
+    unchecked = [what for line in report["invariants"] for what in line["unchecked"]]
+    assert "the store holds no weights/" in unchecked
+    assert "prompts is missing" in unchecked
     (tmp_path / "config.json").unlink()
     code, report = audit(tmp_path / "store", capsys)
-    said = [what for line in report["invariants"] for what in line["unchecked"]]
+    unchecked = [what for line in report["invariants"] for what in line["unchecked"]]
     assert (code, report["run"]) == (2, "tiny")
-    assert "dispatch.max_lag is not known without the run's config.json" in said
+    assert "dispatch.max_lag is not known without the run's config.json" in unchecked
 
 
 @pytest.mark.parametrize("archived", [True, False])

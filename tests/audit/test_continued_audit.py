@@ -80,16 +80,16 @@ def test_what_happens_after_a_verdict_is_judged_with_what_was_before(folder: Pat
     """Group 0 was trained before the verdict, 5 was open."""
     audited(folder, capsys)
     run = open_run(folder, 2)
-    run.say(GroupClosed(0, "dead", "", 3), GroupClosed(5, "dead", "", 3))
+    run.record(GroupClosed(0, "dead", "", 3), GroupClosed(5, "dead", "", 3))
     run.bus.close()
     code, found = audited(folder, capsys)
     assert is_continued(found)
     assert code == 1
     whole = audited(folder, capsys, "--whole")[1]
     assert counts(found) == counts(whole)
-    said = {one["what"] for of in found["invariants"] for one in of["offenders"]}
-    assert said == {one["what"] for of in whole["invariants"] for one in of["offenders"]}
-    assert "group 0: dead in step 3, but trained in step 1 already" in said
+    offences = {one["what"] for of in found["invariants"] for one in of["offenders"]}
+    assert offences == {one["what"] for of in whole["invariants"] for one in of["offenders"]}
+    assert "group 0: dead in step 3, but trained in step 1 already" in offences
 
 
 def test_a_violation_that_cannot_be_seen_any_more_stays(folder: Path, capsys) -> None:
@@ -130,7 +130,7 @@ def test_a_verdict_of_another_log_is_not_used(folder: Path, tmp_path: Path, caps
     """The log went back to a copy and took another way, with as many records or fewer."""
     shutil.copytree(folder / "bus", tmp_path / "before")
     run = open_run(folder, 2)
-    run.say(GroupClosed(5, "dead", "one way", 3))
+    run.record(GroupClosed(5, "dead", "one way", 3))
     run.bus.close()
     audited(folder, capsys)
     for detail in ("other way", None):
@@ -138,7 +138,7 @@ def test_a_verdict_of_another_log_is_not_used(folder: Path, tmp_path: Path, caps
         shutil.copytree(tmp_path / "before", folder / "bus")
         if detail:
             run = open_run(folder, 2)
-            run.say(GroupClosed(5, "dead", detail, 3))
+            run.record(GroupClosed(5, "dead", detail, 3))
             run.bus.close()
         found = audited(folder, capsys)[1]
         assert not is_continued(found)

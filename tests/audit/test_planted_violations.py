@@ -49,7 +49,7 @@ def test_masked_tokens_violate_keep_version(folder: Path) -> None:
 
 def test_of_many_violations_the_first_ten_are_shown(folder: Path) -> None:
     run = open_run(folder, 2)
-    run.say(*(GroupClosed(100 + n, "dead", "", 3) for n in range(25)))
+    run.record(*(GroupClosed(100 + n, "dead", "", 3) for n in range(25)))
     run.bus.close()
     found = audited(folder)[1]
     assert (found.violations, len(found.offenders)) == (25, 10)
@@ -71,7 +71,7 @@ def test_a_step_repeated_with_other_bits_is_reported_as_a_fork(folder: Path) -> 
     run = open_run(folder, 2)
     counts = {"trained": 4, "groups": 2, "masked_tokens": 0} | CLOSED
     metrics = {"tokens_trained": 24.0}
-    run.say(StepDone(2, Version(2, 1), "f" * 32, 1, metrics, counts, 1.0))
+    run.record(StepDone(2, Version(2, 1), "f" * 32, 1, metrics, counts, 1.0))
     run.bus.close()
     found = audited(folder)
     assert all(result.state == "kept" for result in found.values())

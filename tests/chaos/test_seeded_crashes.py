@@ -17,10 +17,10 @@ def test_seeded_runs_keep_every_promise(count: int) -> None:
     """Invariants 1 to 7; a line of `wrong` names the command that repeats its run. In some of them
     rollouts fill a draft history, and its writer dies like all others.
     """
-    told = seeded_batches(count)
-    assert told.wrong == []
+    findings = seeded_batches(count)
+    assert findings.wrong == []
     happened = ("killed", "frozen", "all killed", "histories taken over")
-    assert min(told.happened[what] for what in happened) > count // 10
+    assert min(findings.happened[what] for what in happened) > count // 10
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

@@ -68,8 +68,10 @@ def test_a_trajectory_that_loses_the_only_holder_of_its_version_resumes_under_it
             if order is not None and order.from_history:
                 happened["finished"] += 1
                 assert [span.version for span in done.spans] == [order.version], seed
-        (said,) = [one for one in audited(run) if one.number == 4]
-        assert said.counts["loaded from history"] == sum(o.from_history for o in orders.values())
-        happened["loaded for"] += said.counts["loaded from history"]
-        happened["started again"] += said.counts["started again"]
+        (dispatch,) = [one for one in audited(run) if one.number == 4]
+        assert dispatch.counts["loaded from history"] == sum(
+            o.from_history for o in orders.values()
+        )
+        happened["loaded for"] += dispatch.counts["loaded from history"]
+        happened["started again"] += dispatch.counts["started again"]
     assert min(happened[what] for what in ("loaded for", "finished", "started again")) > 0, happened

@@ -142,8 +142,8 @@ def _state(here: Path, name: str) -> str:
     import urllib.request
 
     try:
-        told = here / "runs" / "quickstart-0" / "metrics" / "endpoints" / f"{name}.json"
-        port = json.loads(told.read_text())["port"]
+        endpoint = here / "runs" / "quickstart-0" / "metrics" / "endpoints" / f"{name}.json"
+        port = json.loads(endpoint.read_text())["port"]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
             return json.loads(answer.read())["state"]
     except OSError:

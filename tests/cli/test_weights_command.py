@@ -112,16 +112,16 @@ def test_transformers_loads_an_exported_delta(run: Path, tmp_path: Path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (["show", "9"], 1, "kept are: v00000000-t0001"),
         (["show", "nine"], 2, "'nine' is not a version"),
         (["diff", "0", "v00000009-t0001"], 1, "is not kept"),
     ],
 )
-def test_a_missing_version_is_reported(run: Path, words, code, said, capsys):
+def test_a_missing_version_is_reported(run: Path, words, code, expected, capsys):
     assert main(["weights", *words, str(run)]) == code
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_folder_without_versions_is_refused_and_nothing_is_made(tmp_path: Path, capsys):

@@ -91,27 +91,27 @@ def test_a_living_run_is_backed_up_lost_and_restored(
             refused = command("restore", destination, str(again))
             assert refused.returncode == 2, refused.stderr
             assert "incomplete" in refused.stderr
-            told = answer("backup", str(folder), destination)
-            wait_for(lambda: steps_done(folder) > told["step"] + 2, process)
+            reported = answer("backup", str(folder), destination)
+            wait_for(lambda: steps_done(folder) > reported["step"] + 2, process)
             kill_all(process)
         trained = hashes(folder)
 
     settings = [word for one in new for word in ("--set", one)]
     restored = answer("restore", destination, str(again), *settings)
-    assert (restored["step"], restored["checkpoint"]) == (told["step"], told["checkpoint"])
+    assert (restored["step"], restored["checkpoint"]) == (reported["step"], reported["checkpoint"])
     assert_offsets_are_kept(destination, again)
     with running(
         [sys.executable, "-m", "rollstream", "run", str(again)], tmp_path / "again.txt"
     ) as resumed:
-        wait_for(lambda: steps_done(again) >= told["step"] + 5, resumed)
+        wait_for(lambda: steps_done(again) >= reported["step"] + 5, resumed)
         resumed.terminate()
         resumed.wait(WAIT_S)
     (begun, *_) = re.findall(r"resumes after step (\d+)", (again / "logs/trainer.log").read_text())
-    assert told["checkpoint"].startswith(f"s{int(begun):08d}-")
+    assert reported["checkpoint"].startswith(f"s{int(begun):08d}-")
     found = hashes(again)
-    assert set(found) >= set(range(int(begun) + 1, told["step"] + 5))
+    assert set(found) >= set(range(int(begun) + 1, reported["step"] + 5))
     assert all(len(one) == 1 for one in found.values()), "a repeated step differs"
-    assert {step: one for step, one in found.items() if step <= told["step"]}.items() <= (
+    assert {step: one for step, one in found.items() if step <= reported["step"]}.items() <= (
         trained.items()
     )
     used = [m.trajectory for take in read(again, "ledger", Take) for m in take.members]

@@ -1,5 +1,5 @@
 """A broker is killed with -9 and its disk is gone, the bucket is whole: a fork from the store's URL
-continues from checkpoint, versions and archive, and both the fork and what is left are clean.
+continues from checkpoint, versions and archive, and the fork and the rest of the run are clean.
 """
 
 import json
@@ -52,12 +52,12 @@ def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, mo
     words = [word for one in settings for word in ("--set", one)]
     made = command("fork", store_url, "--at", "latest", "--out", str(fork), *words, "--json")
     assert made.returncode == 0, made.stderr
-    said = json.loads(made.stdout)
+    printed = json.loads(made.stdout)
     checkpoint = newest_checkpoint(open_store(store_url)).checkpoint
     assert checkpoint is not None
-    step = said["step"]
+    step = printed["step"]
     assert step == checkpoint.id.step >= 6
-    lost = said["recovery"]
+    lost = printed["recovery"]
     assert max(step, lost["archived_step"]) <= lost["reached"]
     assert lost["admitted_since"] >= 0
     assert lost["archived_records"] > 0

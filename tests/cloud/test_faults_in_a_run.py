@@ -136,7 +136,7 @@ def test_a_run_continues_by_itself_and_nothing_acknowledged_is_lost(
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
     print(  # docs/reference/runbook.md has the measurements: pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "
-        f"the witness was told of {len(witness.appended)} records "
+        f"the witness had acknowledgements of {len(witness.appended)} records "
         f"and {len(witness.created)} objects"
     )
 

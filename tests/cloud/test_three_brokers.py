@@ -104,28 +104,28 @@ def test_one_of_three_dies_unnoticed_two_stop_writes_and_nothing_is_lost(
     servers = ",".join(broker.server for broker in brokers.values())
     url = f"kafka://{servers}/three?replication=3&min_isr=2"
     with Writing(url) as writing:
-        told = writing.acknowledged
-        wait_for(lambda: len(told) > 100)
+        acknowledged = writing.acknowledged
+        wait_for(lambda: len(acknowledged) > 100)
         first = leader(servers)
         brokers[first].kill()
-        before = len(told)
-        wait_for(lambda: len(told) > before + 100)
+        before = len(acknowledged)
+        wait_for(lambda: len(acknowledged) > before + 100)
         second = next(n for n in brokers if n not in (first, leader(servers)))
         brokers[second].kill()  # the present leader lives and has no broker to copy to
         time.sleep(SETTLE_S)
-        before = len(told)
+        before = len(acknowledged)
         time.sleep(QUIET_S)
-        assert len(told) == before, "acknowledged by less than two"
+        assert len(acknowledged) == before, "acknowledged by less than two"
         for node in (first, second):
             brokers[node].start()
         for node in (first, second):
             brokers[node].wait_ready()
-        wait_for(lambda: len(told) > before + 100)
-    assert len(told) == len(set(told))
+        wait_for(lambda: len(acknowledged) > before + 100)
+    assert len(acknowledged) == len(set(acknowledged))
     bus = open_bus(url)
     there = found(bus)
     bus.close()
-    assert set(told) <= set(there)
+    assert set(acknowledged) <= set(there)
     assert set(there.values()) == {1}
     assert sorted(there) == list(range(max(there) + 1))
-    print(f"{len(told)} acknowledged, {writing.terms} terms")
+    print(f"{len(acknowledged)} acknowledged, {writing.terms} terms")

@@ -60,7 +60,7 @@ class Witness:
         assert all(self._store.get(f"witness/{n}") == b"%d" % n + VALUE for n in self.created)
         self._bus.close()
 
-    def _repeat(self, act, told: list[int]) -> None:
+    def _repeat(self, act, acknowledged: list[int]) -> None:
         number = 0
         while not self._stop.wait(PAUSE_S):
             try:
@@ -68,7 +68,7 @@ class Witness:
             except (BusError, StoreError):
                 pass  # the write was not acknowledged
             else:
-                told.append(number)
+                acknowledged.append(number)
             number += 1
 
     def _append(self, number: int) -> None:

@@ -63,7 +63,7 @@ def test_a_sample_left_out_for_another_reason_or_still_trainable_is_not_dropped(
 
 
 @pytest.mark.parametrize(
-    ("length", "reward", "said"),
+    ("length", "reward", "expected"),
     [
         (111.0, 1.0, ["median length 111 against 100"]),
         (89.0, 1.2, ["median length 89 against 100 and reward 1.2 against 1"]),
@@ -72,11 +72,11 @@ def test_a_sample_left_out_for_another_reason_or_still_trainable_is_not_dropped(
     ],
 )
 def test_one_sentence_names_the_medians_that_differ_by_more_than_a_tenth(
-    length: float, reward: float, said: list[str]
+    length: float, reward: float, expected: list[str]
 ):
     found = drop_bias_warnings(DropComparison(DROPPED_MIN, 500, length, 100.0, reward, 1.0))
     whole = f"{DROPPED_MIN} answers dropped for age differ from the 500 trained: "
-    assert [concern.what for concern in found] == [whole + what for what in said]
+    assert [concern.what for concern in found] == [whole + what for what in expected]
 
 
 @pytest.mark.parametrize(

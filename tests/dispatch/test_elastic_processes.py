@@ -66,15 +66,15 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
         with rollout(folder, "third") as third:
             wait_for(lambda: len(finished_by(folder, "third")) >= 3, process)
             third.signal(signal.SIGINT)
-            assert third.process.wait(WAIT_S) == 143, third.said()
+            assert third.process.wait(WAIT_S) == 143, third.describe()
         orders = [o for o in read(folder, "assignments", Assignment) if o.rollout == "third"]
         wait_for(lambda: {o.trajectory for o in orders} <= ended(folder), process)
         process.send_signal(signal.SIGINT)
         process.wait(WAIT_S)
     audit = [sys.executable, "-m", "rollstream", "audit", str(folder)]
     assert subprocess.run(audit, check=False).returncode == 0
-    said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "third"]
-    assert (said[-1].health, said[-1].running, said[-1].waiting) == ("leaving", 0, 0)
+    statuses = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "third"]
+    assert (statuses[-1].health, statuses[-1].running, statuses[-1].waiting) == ("leaving", 0, 0)
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
             run.wait_for(lambda: finished_by(folder, "spot"))
             run.wait_for(lambda: begun(folder) - ended(folder))
             spot.signal(signal.SIGTERM)
-            assert spot.process.wait(WAIT_S) == 0, spot.said()
-        said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
-        assert all(status.preemptible for status in said)
-        assert (said[-1].health, said[-1].running) == ("leaving", 0)
+            assert spot.process.wait(WAIT_S) == 0, spot.describe()
+        statuses = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
+        assert all(status.preemptible for status in statuses)
+        assert (statuses[-1].health, statuses[-1].running) == ("leaving", 0)
         given_up = {p.trajectory for p in read(folder, "partials", Partial) if p.last}
         assert given_up, "nothing was in progress"
         run.start("rollout-0")

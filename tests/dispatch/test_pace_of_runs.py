@@ -76,8 +76,8 @@ def pretend(run: TinyRun, stop: threading.Event) -> None:
     while not stop.wait(0.1):
         ordered = any(o.rollout == "ghost" for o in run.records("assignments", Assignment))
         health = "draining" if ordered else "generating"
-        said = status("ghost", version=Version(0, 1), slots=1, health=health)
-        publish(run.bus, "status", "ghost/1", said)
+        ghost = status("ghost", version=Version(0, 1), slots=1, health=health)
+        publish(run.bus, "status", "ghost/1", ghost)
 
 
 def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(

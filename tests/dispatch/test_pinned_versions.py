@@ -40,7 +40,7 @@ def store() -> ObjectStore:
     return MemoryStore()
 
 
-def say(bus: Bus, one: RolloutStatus) -> None:
+def send_status(bus: Bus, one: RolloutStatus) -> None:
     publish(bus, "status", f"{one.rollout}/{one.term}", one)
 
 
@@ -53,35 +53,35 @@ def keep(store: ObjectStore, state: DispatchState, bus: Bus | None = None) -> No
     keeper.keep(state_to_persist(state, 1, {"partials": partials}))
 
 
-def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:
+def state_after(bus: Bus, *statuses: RolloutStatus) -> DispatchState:
     """Dispatch's state after these statuses; version 3 generates 0.0 at "a"."""
-    state = state_with_group(*said)
+    state = state_with_group(*statuses)
     order_all(state, "a", keep_version=True)
-    for one in said:
-        say(bus, one)
+    for one in statuses:
+        send_status(bus, one)
     return state
 
 
 def test_what_a_rollout_of_the_last_minute_holds_stays_until_it_leaves(bus: Bus):
     clock = HandClock()
     held = HeldVersions(bus, clock)
-    say(bus, status("a", version=V3))
+    send_status(bus, status("a", version=V3))
     assert held() == {V3}
     clock.now_s += LIVE_S - 1
-    say(bus, status("b", version=V4))
+    send_status(bus, status("b", version=V4))
     assert held() == {V3, V4}
     clock.now_s += 2
-    say(bus, status("b", version=V5))
+    send_status(bus, status("b", version=V5))
     assert held() == {V5}
-    say(bus, status("b", version=V5, health="leaving"))
+    send_status(bus, status("b", version=V5, health="leaving"))
     assert held() == set()
 
 
 def test_a_clock_that_runs_ahead_unpins_nothing(bus: Bus, store: ObjectStore):
     """No decision compares the clocks of two machines (invariant 11)."""
-    say(bus, status("a", version=V3, time_s=100.0))
-    say(bus, status("b", version=V4, time_s=100.0))
-    say(bus, status("ahead", version=V5, time_s=100.0 + 3600))
+    send_status(bus, status("a", version=V3, time_s=100.0))
+    send_status(bus, status("b", version=V4, time_s=100.0))
+    send_status(bus, status("ahead", version=V5, time_s=100.0 + 3600))
     assert HeldVersions(bus, HandClock())() == {V3, V4, V5}
     keep(store, state_with_group(status("ahead", version=V5, time_s=100.0 + 3600)))
     assert PinnedVersions(bus, store, HandClock())() == {V3, V4, V5}
@@ -92,13 +92,13 @@ def test_a_version_that_an_open_partial_names_stays_however_long_its_holder_is_d
 ):
     clock = HandClock()
     pinned = PinnedVersions(bus, store, clock)
-    state = heard(bus, status("a", version=V3), status("b", version=V5))
+    state = state_after(bus, status("a", version=V3), status("b", version=V5))
     state.apply_partial(partial("0.0", 1), Address(0, 7))
     keep(store, state)
     assert pinned() == {V3, V5}
     for _ in range(2):
         clock.now_s += 10 * LIVE_S
-        say(bus, status("b", version=V5))
+        send_status(bus, status("b", version=V5))
         assert pinned() == {V3, V5}
     state.apply_completion(0, "0.0")
     keep(store, state)
@@ -111,13 +111,13 @@ def test_what_was_held_since_dispatch_kept_its_state_stays_while_dispatch_is_awa
     """A partial of it may be in the log that dispatch has not folded yet."""
     clock = HandClock()
     pinned = PinnedVersions(bus, store, clock)
-    state = heard(bus, status("a", version=V3))
+    state = state_after(bus, status("a", version=V3))
     keep(store, state, bus)
     assert pinned() == {V3}
-    say(bus, status("a", version=V4))
+    send_status(bus, status("a", version=V4))
     publish(bus, "partials", "0.0", partial("0.0", 1))
     assert pinned() == {V3, V4}
-    say(bus, status("a", version=V5))
+    send_status(bus, status("a", version=V5))
     for _ in range(3):
         clock.now_s += LATER
         assert pinned() == {V3, V4, V5}
@@ -130,9 +130,9 @@ def test_a_partial_that_lands_after_the_status_of_the_next_version_is_waited_for
 ):
     clock = HandClock()
     pinned = PinnedVersions(bus, store, clock)
-    state = heard(bus, status("a", version=V3))
+    state = state_after(bus, status("a", version=V3))
     assert pinned() == {V3}
-    say(bus, status("a", version=V4))
+    send_status(bus, status("a", version=V4))
     keep(store, state, bus)
     assert pinned() == {V3, V4}
     publish(bus, "partials", "0.0", partial("0.0", 1))  # of V3: its sender was slow

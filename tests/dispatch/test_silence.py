@@ -40,7 +40,7 @@ class Judge:
         own = {topic: {0: -1} for topic in ("admissions", "assignments")}
         self.inbox.rebuild(own, {})
 
-    def say(self, *statuses: RolloutStatus) -> None:
+    def send(self, *statuses: RolloutStatus) -> None:
         publish_all(self.bus, "status", [(f"{one.rollout}/{one.term}", one) for one in statuses])
 
     def look(self, after_s: float = 0.05) -> list[str]:
@@ -60,7 +60,7 @@ class Judge:
     def silence(self, seconds: float, *speaking: str) -> None:
         """So many seconds of listening time, in steps of a quarter of the time-out."""
         for _ in range(round(seconds / (TIMEOUT_S / 4)) + 1):
-            self.say(*map(status, speaking))
+            self.send(*map(status, speaking))
             self.look(TIMEOUT_S / 4)
             self.inbox.remove_silent_keys()
 
@@ -68,7 +68,7 @@ class Judge:
         """Rounds of half a second, in each of which these rollouts send a status."""
         gone: list[str] = []
         for _ in range(round(2 * seconds)):
-            self.say(*map(status, speaking))
+            self.send(*map(status, speaking))
             gone += self.look(0.5)
         return gone
 
@@ -81,10 +81,10 @@ def judge() -> Judge:
 def test_after_a_stall_of_dispatch_no_living_rollout_is_silent(judge: Judge):
     """One read returns 512 of a thousand statuses."""
     names = [f"r{n}" for n in range(1000)]
-    judge.say(*map(status, names))
+    judge.send(*map(status, names))
     while judge.inbox.read()[0]:
         pass
-    judge.say(*map(status, names))
+    judge.send(*map(status, names))
     assert judge.look(after_s=12.0) == []
     assert judge.look() == judge.look() == []
     assert len(judge.state.rollouts) == 1000
@@ -93,7 +93,7 @@ def test_after_a_stall_of_dispatch_no_living_rollout_is_silent(judge: Judge):
 def test_a_stall_of_everything_is_nobodys_silence(judge: Judge):
     """A laptop that slept: the first rollout that sends again is no evidence about the others."""
     judge.look_for(1, "a", "b")
-    judge.say(status("a"))
+    judge.send(status("a"))
     assert judge.look(after_s=3600.0) == []
     assert judge.look_for(5, "a", "b") == []
 
@@ -113,14 +113,14 @@ def test_a_dead_rollout_is_found_within_the_timeout(judge: Judge):
 
 def test_a_loop_that_is_busy_is_alive_and_one_that_is_stuck_is_not(judge: Judge):
     judge.look_for(1, "a", "b")
-    judge.say(status("a", stalled_s=STUCK_S - 1))
+    judge.send(status("a", stalled_s=STUCK_S - 1))
     assert judge.look() == []
-    judge.say(status("a", stalled_s=STUCK_S + 1))
+    judge.send(status("a", stalled_s=STUCK_S + 1))
     assert judge.look() == ["a"]
-    judge.say(status("a", stalled_s=STUCK_S + 2))
+    judge.send(status("a", stalled_s=STUCK_S + 2))
     assert judge.look() == []
     assert "a" not in judge.state.rollouts, "it gets no orders while its loop stands"
-    judge.say(status("a"))
+    judge.send(status("a"))
     judge.look()
     assert "a" in judge.state.rollouts
 
@@ -129,10 +129,10 @@ def test_keys_of_the_dead_are_removed_from_status_and_a_zombie_brings_its_key_ba
     judge.look_for(1, "a", "b", "c")
     judge.silence(STATUS_KEY_S - 5, "a")
     assert judge.keys() == {"a/1", "b/1", "c/1"}
-    judge.say(status("c"))  # unread when the others' time is over
+    judge.send(status("c"))  # unread when the others' time is over
     judge.silence(10, "a")
     assert judge.keys() == {"a/1", "c/1"}
-    judge.say(status("b"))  # a zombie that was stopped for all that time
+    judge.send(status("b"))  # a zombie that was stopped for all that time
     judge.look()
     assert judge.keys() == {"a/1", "b/1", "c/1"}
     assert "b" in judge.state.rollouts
@@ -173,7 +173,7 @@ def test_a_name_that_started_again_and_has_no_status_yet_stays(judge: Judge, nam
     judge.silence(STATUS_KEY_S + 10, "a")
     assert role_names(named, ROLLOUTS) == ["a", "b"]
     assert judge.keys() == {"a/1"}
-    judge.say(status("b", term=2))
+    judge.send(status("b", term=2))
     judge.look(2.0)
     assert "b" in judge.state.rollouts
 
@@ -182,11 +182,11 @@ def test_a_rollout_that_was_cut_off_returns_once_it_holds_its_name(
     judge: Judge, named: MemoryStore
 ):
     judge.silence(STATUS_KEY_S + 10, "a")
-    judge.say(status("b"))
+    judge.send(status("b"))
     judge.look(2.0)
     assert "b" not in judge.state.rollouts
     hold_name(named, ROLLOUTS, "b")
-    judge.say(status("b"))
+    judge.send(status("b"))
     judge.look(2.0)
     assert "b" in judge.state.rollouts
 
@@ -196,7 +196,7 @@ def test_a_dispatch_that_dies_between_name_and_key_leaves_no_key(
 ):
     judge.silence(STATUS_KEY_S - 5, "a")
     for _ in range(4):
-        judge.say(status("a"))
+        judge.send(status("a"))
         judge.look(TIMEOUT_S / 4)
     with monkeypatch.context() as broken:
         broken.setattr(judge.bus, "append", lambda *given: 1 / 0)

@@ -73,7 +73,7 @@ def reward(group: int, name: str, values: Sequence[float]) -> Annotation:
     return Annotation(name, group, "reward", np.array(values, np.float32), "scorer")
 
 
-def tell(bus: Bus, *records: Trajectory | Partial | Annotation) -> None:
+def append_records(bus: Bus, *records: Trajectory | Partial | Annotation) -> None:
     """Appends each record to its topic, as rollouts and scorers do."""
     topics = {Trajectory: "trajectories", Partial: "partials", Annotation: "annotations"}
     for record in records:

@@ -17,8 +17,8 @@ def guessing(gate: DraftGate | None = None) -> Speculation:
     return Speculation(AnswerHistory(1 << 12), gate or DraftGate(ADDITIVE, forced=True), VOCABULARY)
 
 
-def row(window: int = 8, told: int = 0) -> DraftedSequence:
-    return DraftedSequence(PROMPT, 0, window, told)
+def row(window: int = 8, shared: int = 0) -> DraftedSequence:
+    return DraftedSequence(PROMPT, 0, window, shared)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_siblings_get_enough_new_tokens_at_once_and_never_only_accepted_drafts()
     engine.share_tokens(one, answer[: SHARE_TOKENS_MIN - 1])
     assert (history.inserted, one.shared) == (0, 0)
     engine.share_tokens(one, answer[:SHARE_TOKENS_MIN])
-    heard = history.inserted
-    assert (heard > 20, one.shared) == (True, SHARE_TOKENS_MIN)
+    inserted = history.inserted
+    assert (inserted > 20, one.shared) == (True, SHARE_TOKENS_MIN)
     engine.share_tokens(one, answer[: 2 * SHARE_TOKENS_MIN])
-    assert (history.inserted, one.shared) == (heard, 2 * SHARE_TOKENS_MIN)
+    assert (history.inserted, one.shared) == (inserted, 2 * SHARE_TOKENS_MIN)
     engine.add_verified(one, [1], [9])
     engine.share_tokens(one, answer[: 2 * SHARE_TOKENS_MIN + 1], least=0)
-    assert history.inserted == heard + 1
+    assert history.inserted == inserted + 1
 
 
 def test_a_compared_draft_is_learned_from_and_counts_as_no_draft() -> None:

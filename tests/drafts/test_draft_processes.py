@@ -14,7 +14,7 @@ import pytest
 from rollstream.producers.drafts.shared_memory import HistoryLayout
 from rollstream.streams.bus import Bus
 from testbed.waiting import WAIT_S, wait_for
-from tests.drafts.drafts_log import answer, ask, asked, log_in, partial, tell
+from tests.drafts.drafts_log import answer, append_records, ask, asked, log_in, partial
 
 
 class NodeRollout:
@@ -84,7 +84,7 @@ def test_rollouts_of_a_node_share_one_history_and_the_last_one_removes_it(
     tmp_path: Path, bus: Bus
 ) -> None:
     folder = tmp_path / "node"
-    tell(bus, answer(7, [4, 5, 6, 7, 8]))
+    append_records(bus, answer(7, [4, 5, 6, 7, 8]))
     with rollouts(tmp_path / "bus", folder, 2) as both:
         writer, reader = writer_of(both)
         for one in both:
@@ -104,7 +104,7 @@ def test_when_the_writer_is_killed_another_one_continues_in_the_same_memory(
     tmp_path: Path, bus: Bus
 ) -> None:
     folder = tmp_path / "node"
-    tell(bus, answer(7, [4, 5, 6, 7, 8]))
+    append_records(bus, answer(7, [4, 5, 6, 7, 8]))
     with rollouts(tmp_path / "bus", folder, 2) as both:
         writer, other = writer_of(both)
         wait_for(lambda: other.drafts(7, asked(7)) == [4, 5, 6, 7, 8])
@@ -113,7 +113,7 @@ def test_when_the_writer_is_killed_another_one_continues_in_the_same_memory(
         assert other.drafts(7, asked(7)) == [4, 5, 6, 7, 8]  # while it takes over, too
         wait_for(lambda: other.ask("writes") is True)
         assert other.drafts(7, asked(7)) == [4, 5, 6, 7, 8]
-        tell(bus, answer(8, [9, 9, 3]))
+        append_records(bus, answer(8, [9, 9, 3]))
         wait_for(lambda: other.drafts(8, asked(8)) == [9, 9, 3])
         assert (folder / "history").stat().st_ino == inode
         other.leave()
@@ -125,16 +125,16 @@ def test_a_sibling_that_runs_on_another_rollout_is_drafted_from(tmp_path: Path, 
     ask(bus, 4)
     with rollouts(tmp_path / "bus", tmp_path / "node", 2) as both:
         _, reader = writer_of(both)
-        tell(bus, partial(3, 3, [5, 6, 7, 8, 9], "g3-0"))
+        append_records(bus, partial(3, 3, [5, 6, 7, 8, 9], "g3-0"))
         wait_for(lambda: reader.drafts(3, asked(3)) == [5, 6, 7, 8, 9])
-        tell(bus, partial(3, 8, [4, 2], "g3-0"))
+        append_records(bus, partial(3, 8, [4, 2], "g3-0"))
         wait_for(lambda: reader.drafts(3, [7, 8, 9]) == [4, 2])
 
 
 def test_what_a_killed_run_left_is_thrown_away(tmp_path: Path, bus: Bus) -> None:
     """No process was left to remove it; the next run of this name starts with its own log."""
     folder = tmp_path / "node"
-    tell(bus, answer(7, [4, 5, 6, 7, 8]))
+    append_records(bus, answer(7, [4, 5, 6, 7, 8]))
     with rollouts(tmp_path / "bus", folder, 1) as (killed,):
         wait_for(lambda: killed.drafts(7, asked(7)) == [4, 5, 6, 7, 8])
     assert (folder / "history").exists()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from testbed.waiting import WAIT_S, wait_for
-from tests.drafts.drafts_log import answer, asked, log_in, tell
+from tests.drafts.drafts_log import answer, append_records, asked, log_in
 from tests.drafts.test_draft_processes import NodeRollout, rollouts
 
 
@@ -17,7 +17,7 @@ def end_by_an_error(rollout: NodeRollout) -> None:
 def test_rollouts_that_end_by_an_error_let_go_of_the_history(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     bus = log_in(tmp_path)
-    tell(bus, answer(7, [4, 5, 6, 7, 8]))
+    append_records(bus, answer(7, [4, 5, 6, 7, 8]))
     bus.close()
     with rollouts(tmp_path / "bus", folder, 2) as both:
         for one in both:

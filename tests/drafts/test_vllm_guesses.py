@@ -184,13 +184,13 @@ def test_siblings_get_new_tokens_and_no_accepted_drafts() -> None:
     d = decoding(history, {"a": list(whole)}, DraftGate(forced=True))
     for _ in d.run():
         pass
-    told = history.inserted
-    assert told >= 64
+    inserted = history.inserted
+    assert inserted >= 64
     again = decoding(history, {"b": list(whole)}, DraftGate(forced=True))
     for _ in again.run():
         pass
     assert again.steps < d.steps / 2
-    assert history.inserted <= told + 40  # of the beginning, which has no draft
+    assert history.inserted <= inserted + 40  # of the beginning, which has no draft
 
 
 def test_a_step_that_took_prompts_is_not_measured() -> None:
@@ -216,7 +216,7 @@ def test_a_step_that_took_prompts_is_not_measured() -> None:
 
 def test_vllm_gets_no_draft_settings_without_drafts() -> None:
     assert draft_config(0, 8, on_cpu=True) is None
-    said = draft_config(32, 8, on_cpu=True)
-    assert said is not None
-    assert said["num_speculative_tokens_per_batch_size"] == [(1, 8, 32)]
+    settings = draft_config(32, 8, on_cpu=True)
+    assert settings is not None
+    assert settings["num_speculative_tokens_per_batch_size"] == [(1, 8, 32)]
     assert "num_speculative_tokens_per_batch_size" not in (draft_config(32, 8, False) or {})

@@ -20,7 +20,7 @@ def mapped(path: Path) -> CombinedSource:
     return CombinedSource(SharedHistory(str(path)), AnswerHistory(1 << 10))
 
 
-def told(history: AnswerHistory | None, answer: list[int]) -> None:
+def insert_answer(history: AnswerHistory | None, answer: list[int]) -> None:
     assert history is not None
     history.insert(PROMPT, 0, np.array(answer, np.uint32), len(answer))
 
@@ -37,13 +37,13 @@ def test_it_is_empty_until_there_is_a_file_and_follows_its_replacement(
     node = NodeHistory(tmp_path / "node", 1 << 12)
     seen = mapped(node.path)
     assert drafted(seen, FIRST) == []
-    told(node.take_over(), FIRST)
+    insert_answer(node.take_over(), FIRST)
     assert drafted(seen, FIRST) == FIRST[7:15]
     node.leave()
     assert not node.path.exists(), "who only looks keeps nothing from being removed"
     assert drafted(seen, FIRST) == FIRST[7:15], "what was mapped stays readable"
     following = NodeHistory(tmp_path / "node", 1 << 12)
-    told(following.take_over(), SECOND)
+    insert_answer(following.take_over(), SECOND)
     assert drafted(seen, SECOND) == SECOND[7:15]
     assert drafted(seen, FIRST) == []
     following.leave()

@@ -106,11 +106,15 @@ def test_a_whole_answer_is_marked_token_by_token_as_it_was_drafted(
         (draft,) = guesses.step([SteppedRequest("a", PROMPT, 0, draft, new, tokens, room, 1, 1)])
         one.gained(len(new), ended=len(known) == len(whole))
         parts.append((len(new), one.take()))
-    told = join_drafts(parts)
-    assert told is not None
-    assert accepted_mask(told, len(wanted)).tolist() == wanted
+    joined = join_drafts(parts)
+    assert joined is not None
+    assert accepted_mask(joined, len(wanted)).tolist() == wanted
     stats = rollout.stats()
-    assert accepted_tokens(told) == stats.accepted > 20
-    assert (told.guessed, told.asked, told.found) == (stats.proposed, stats.asked, stats.found)
-    assert 0 < told.lookup_s <= stats.lookup_s + 1e-9  # the last look-up is in no part
+    assert accepted_tokens(joined) == stats.accepted > 20
+    assert (joined.guessed, joined.asked, joined.found) == (
+        stats.proposed,
+        stats.asked,
+        stats.found,
+    )
+    assert 0 < joined.lookup_s <= stats.lookup_s + 1e-9  # the last look-up is in no part
     assert stats == guesses.stats()

@@ -51,13 +51,15 @@ def missing(name: str) -> str:
     raise PackageNotFoundError(name)
 
 
-@pytest.mark.parametrize(("found", "said"), [(missing, "make vllm"), (lambda _: "0.99.1", "0.99")])
+@pytest.mark.parametrize(
+    ("found", "expected"), [(missing, "make vllm"), (lambda _: "0.99.1", "0.99")]
+)
 def test_a_missing_vllm_or_another_release_is_refused_with_what_to_install(
-    found: object, said: str, monkeypatch: pytest.MonkeyPatch
+    found: object, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "version", found)
     model = tiny_model("llama")
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=expected):
         open_engine(
             "vllm", model.config, model.state_dict(), V1, EngineOptions(slots=2, context_max=64)
         )

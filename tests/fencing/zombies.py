@@ -110,13 +110,13 @@ def haunt(run: RunByHand, zombies: Sequence[Zombie], hands: Mapping[str, Hand]) 
     run.wait_for(all_went_on)
     for hand in [hands[zombie.name] for zombie in zombies if zombie.exits]:
         run.wait_for(lambda: hand.process.poll() is not None)  # noqa: B023
-        assert hand.process.returncode == 1, hand.said()
-        assert ENDED.search(hand.log.read_text()), hand.said()
+        assert hand.process.returncode == 1, hand.describe()
+        assert ENDED.search(hand.log.read_text()), hand.describe()
 
 
 def _acts(run: RunByHand, zombie: Zombie, successor: Hand) -> bool:
     """Whether it has exited as expected; one that completed the run meanwhile has, too."""
-    assert not successor.process.poll(), successor.said()
+    assert not successor.process.poll(), successor.describe()
     return run.aims.writes(zombie.name, successor.pid)[zombie.kind] >= zombie.acts
 
 

@@ -140,9 +140,9 @@ def test_a_later_start_continues_the_same_wandb_run(folder, wandb):
 
 def test_settings_are_forwarded_without_the_addresses_of_log_and_store(folder, wandb):
     forward(folder, "wandb", **wandb)
-    told = calls(wandb, "init")[0]["config"]
-    assert told["trainer.steps"] == 60
-    assert not {"bus", "store"} & set(told)
+    forwarded = calls(wandb, "init")[0]["config"]
+    assert forwarded["trainer.steps"] == 60
+    assert not {"bus", "store"} & set(forwarded)
 
 
 def test_without_the_library_the_extra_is_named(folder, tmp_path):

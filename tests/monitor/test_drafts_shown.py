@@ -72,9 +72,9 @@ def test_passes_are_those_of_the_prompts():
     state.apply(drafted(9000), planted.NOW_S)  # its prompt is not kept any more
     at = take_snapshot(state, planted.plan(), planted.NOW_S)
     assert [one.number for one in at.drafts] == [234, 2, None]
-    told = msgspec.json.decode(msgspec.json.encode(at))["drafts"][0]
-    assert told["guesses"]["guessed"] == 10
-    assert told["task"] == "remainder"
+    reported = msgspec.json.decode(msgspec.json.encode(at))["drafts"][0]
+    assert reported["guesses"]["guessed"] == 10
+    assert reported["task"] == "remainder"
 
 
 def test_without_drafts_nothing_of_them_is_shown():

@@ -94,8 +94,8 @@ def test_a_very_narrow_terminal_is_no_error():
 
 def test_clock_ages_and_sparks():
     assert [clock(5), clock(125), clock(3725)] == ["0:05", "2:05", "1:02:05"]
-    said = [f"0.4{NBSP}s", f"42{NBSP}s", "12:31", "3:02:05", f"5{NBSP}d{NBSP}3{NBSP}h"]
-    assert [age(s) for s in (0.4, 42, 751, 10_925, 5 * 86_400 + 3 * 3600)] == said
+    expected = [f"0.4{NBSP}s", f"42{NBSP}s", "12:31", "3:02:05", f"5{NBSP}d{NBSP}3{NBSP}h"]
+    assert [age(s) for s in (0.4, 42, 751, 10_925, 5 * 86_400 + 3 * 3600)] == expected
     assert [short_number(n) for n in (0, 940, 9_400, 12_345, 999_600)] == [
         "0",
         "940",

@@ -34,7 +34,7 @@ def trained(run: TinyRun, configuration: Configuration, term: int, accepted: boo
     assert run.train(term)
 
 
-def said(run: TinyRun) -> list[tuple[str, bool]]:
+def configured(run: TinyRun) -> list[tuple[str, bool]]:
     return [(c.configuration_hash, c.accepted) for c in run.records("ledger", Configured)]
 
 
@@ -81,7 +81,7 @@ def test_the_ledger_records_what_was_accepted_and_only_then(tmp_path: Path):
         trained(run, changed(lr=1e-3), 4, True)
         trained(run, changed(lr=1e-3), 5, True)
         one, two = fingerprint(Configuration()), fingerprint(changed(lr=1e-3))
-        assert said(run) == [(one, False), (one, False), (two, True), (two, False)]
+        assert configured(run) == [(one, False), (one, False), (two, True), (two, False)]
 
 
 @pytest.mark.parametrize("change", [{"groups_per_step": 2}, {"survivors_min": 4}])

@@ -55,9 +55,9 @@ def test_list_marks_whole_and_unfinished_checkpoints(run: Path, capsys):
 def test_a_damaged_one_is_named_and_shown_by_the_exit_code(run: Path, capsys):
     (run / "store" / "checkpoints" / "s00000010-t0001" / "state.json").write_text("{}")
     assert main(["checkpoints", "list", str(run), "--json"]) == 1
-    told = capsys.readouterr()
-    assert '"damaged"' in told.out.splitlines()[0]
-    assert "s00000010-t0001/state.json differs" in told.err
+    reported = capsys.readouterr()
+    assert '"damaged"' in reported.out.splitlines()[0]
+    assert "s00000010-t0001/state.json differs" in reported.err
 
 
 def test_show_prints_positions_groups_and_files(run: Path, capsys):

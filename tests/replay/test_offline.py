@@ -24,7 +24,7 @@ def offline(run: Path, out: Path, *words: object) -> list[str]:
     return ["replay", *map(str, words), *config]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
@@ -54,7 +54,7 @@ def test_trajectories_of_two_runs_are_trained_group_by_group(run: Path, tmp_path
     shutil.copytree(run / "store" / "archive", tmp_path / "kept" / "archive")
     out = tmp_path / "out"
     assert main(offline(run, out, run, tmp_path / "kept", "--set", "trainer.steps=99")) == 0
-    found = told(capsys)
+    found = printed_json(capsys)
     records = gathered(out)
     assert len(records) == found["gathered"]["trajectories"]
     assert len({record.trajectory for record in records}) == len(records)
@@ -77,7 +77,7 @@ def test_a_killed_one_resumes_to_the_same_hashes(run: Path, tmp_path: Path, caps
     words = (run, "--set", "trainer.steps=6", "--set", "trainer.groups_per_step=1")
     killed(offline(run, tmp_path / "out", *words), 3)
     assert main(offline(run, tmp_path / "out", *words)) == 0
-    assert told(capsys)["steps"] == 6
+    assert printed_json(capsys)["steps"] == 6
     assert main(offline(run, tmp_path / "whole", *words)) == 0
     assert own_hashes(tmp_path / "out") == own_hashes(tmp_path / "whole")
     assert main(offline(run, tmp_path / "out", *words, "--set", "trainer.lr=0.1")) == 2
@@ -113,7 +113,7 @@ def test_lines_keep_their_values(run: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("nonsense", "JSON is malformed"),
         ({"prompt": "abc", "completion": "d", "reward": 1}, "needs the model's tokenizer"),
@@ -129,12 +129,12 @@ def test_lines_keep_their_values(run: Path, tmp_path: Path):
         ({"prompt": [1], "completion": [2], "reward": 1, "trajectory": "line-1"}, "a second"),
     ],
 )
-def test_a_line_that_is_none_is_named_and_nothing_is_begun(line, said, run, tmp_path, capsys):
+def test_a_line_that_is_none_is_named_and_nothing_is_begun(line, expected, run, tmp_path, capsys):
     path = lines(tmp_path / "mine.jsonl", groups(1)[0], line)
     assert main(offline(run, tmp_path / "out", path)) == 2
     message = capsys.readouterr().err
     assert f"{path} line 2" in message
-    assert said in message
+    assert expected in message
     assert not (tmp_path / "out").exists()
 
 
@@ -146,7 +146,7 @@ def test_lines_that_the_model_or_the_steps_cannot_use_are_reported(
     assert "is it of another tokenizer?" in capsys.readouterr().err
     few = lines(tmp_path / "few.jsonl", *groups(1))
     assert main(offline(run, tmp_path / "out", few, "--set", "trainer.groups_per_step=2")) == 0
-    assert (told(capsys)["steps"], (tmp_path / "out").exists()) == (0, True)
+    assert (printed_json(capsys)["steps"], (tmp_path / "out").exists()) == (0, True)
     assert main(offline(run, tmp_path / "other", tmp_path / "none.jsonl")) == 2
     assert "no such file" in capsys.readouterr().err
 
@@ -154,8 +154,8 @@ def test_lines_that_the_model_or_the_steps_cannot_use_are_reported(
 def test_filters_leave_trajectories_out_before_groups_are_made(run: Path, tmp_path, capsys):
     words = ("--where", "step>=3", "--set", "trainer.groups_per_step=1")
     assert main(offline(run, tmp_path / "out", run, *words, "--where", "lag>=0")) == 0
-    found = told(capsys)["gathered"]
+    found = printed_json(capsys)["gathered"]
     assert 0 < found["trajectories"] < found["trajectories"] + found["filtered_out"]
     assert main(offline(run, tmp_path / "none", run, *words, "--where", "lag<0")) == 0
-    assert "trajectories" not in told(capsys)["gathered"]
+    assert "trajectories" not in printed_json(capsys)["gathered"]
     assert len(gathered(tmp_path / "out")) == found["trajectories"]

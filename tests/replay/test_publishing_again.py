@@ -32,7 +32,7 @@ def publish(run: Path, to: str, *words: str) -> list[str]:
     return ["replay", str(run), "--to", to, "--json", *words]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     return {one["topic"]: one for one in json.loads(capsys.readouterr().out)["topics"]}
 
 
@@ -66,7 +66,7 @@ def test_a_copy_holds_the_same_records_in_the_same_order(target, run, tmp_path, 
     """Truncated records come first, from the archive."""
     to = f"sqlite:{tmp_path}/copy" if target == "sqlite" else new_url()
     assert main(publish(run, to)) == 0
-    first = told(capsys)
+    first = printed_json(capsys)
     assert set(first) <= set(HISTORY)
     for topic in ("ledger", "trajectories"):
         kept, copied = live(run, topic), values(to, topic)
@@ -77,7 +77,7 @@ def test_a_copy_holds_the_same_records_in_the_same_order(target, run, tmp_path, 
         assert hash_topic(bus, topic).digest() == first[topic]["content_hash"]
         bus.close()
     assert main(publish(run, to)) == 0, "a second time there is nothing to write"
-    again = told(capsys)
+    again = printed_json(capsys)
     assert again["ledger"]["already"] == again["ledger"]["records"] == first["ledger"]["records"]
 
 
@@ -85,10 +85,10 @@ def test_an_archive_alone_gives_the_same_copy_as_far_as_it_goes(run, tmp_path, c
     """The newest records of a run may be in its log only."""
     one, two = f"sqlite:{tmp_path}/one", f"sqlite:{tmp_path}/two"
     assert main(publish(run, one)) == 0
-    whole = told(capsys)
+    whole = printed_json(capsys)
     shutil.copytree(run / "store" / "archive", tmp_path / "kept" / "archive")
     assert main(publish(tmp_path / "kept" / "archive", two)) == 0
-    alone = told(capsys)
+    alone = printed_json(capsys)
     for topic in ("ledger", "trajectories"):
         before, after = values(one, topic), values(two, topic)
         assert sum(map(len, after.values()))
@@ -134,7 +134,7 @@ def test_a_filter_chooses_by_what_only_the_ledger_knows(run: Path, tmp_path: Pat
     def chosen(name: str, *where: str) -> int:
         words = [word for one in where for word in ("--where", one)]
         assert main(publish(run, f"sqlite:{tmp_path}/{name}", *words)) == 0
-        return told(capsys)["trajectories"]["records"]
+        return printed_json(capsys)["trajectories"]["records"]
 
     every = chosen("all", "time>=2020-01-01")
     early, late = chosen("early", "step<=3"), chosen("late", "step>3")
@@ -166,7 +166,7 @@ def test_a_copy_of_another_source_is_not_gone_on_with(run: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--topic", "ledger", "--where", "step>3"], "a log that lost records"),
         (["--topic", "weights"], "is compacted"),
@@ -177,9 +177,9 @@ def test_a_copy_of_another_source_is_not_gone_on_with(run: Path, tmp_path: Path,
         (["--from-step", "3"], "one of"),
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(words, said, run, tmp_path, capsys):
+def test_a_wish_that_means_nothing_is_refused(words, expected, run, tmp_path, capsys):
     assert main(publish(run, f"sqlite:{tmp_path}/copy", *words)) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_a_copy_that_was_killed_resumes_exactly(long_archive: Path, tmp_path: Pa
     there = bus.end("ledger")[0]
     assert 0 < there < 20_001, "it was not killed in the middle"
     assert main(publish(long_archive, to)) == 0
-    found = told(capsys)["ledger"]
+    found = printed_json(capsys)["ledger"]
     assert (found["already"], found["records"]) == (there, 20_001)
     source = open_bus(f"sqlite:{long_archive}/bus")
     assert hash_topic(source, "ledger").digest() == found["content_hash"]

@@ -32,7 +32,7 @@ def replay(run: Path, out: Path, *words: str) -> list[str]:
     return ["replay", str(run), "--out", str(out), "--json", *words]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
@@ -61,10 +61,10 @@ def truncated(run: Path) -> dict[str, int]:
 def test_nothing_changed_gives_every_hash_again_and_leaves_the_run(run: Path, tmp_path, capsys):
     before = contents(run)
     assert main(replay(run, tmp_path / "all", "--from-step", "0")) == 0
-    found = told(capsys)
+    found = printed_json(capsys)
     assert (found["start"], found["compared"], found["differing"]) == (0, STEPS, [])
     assert main(replay(run, tmp_path / "some", "--from-step", "5")) == 0
-    found = told(capsys)
+    found = printed_json(capsys)
     assert (found["checkpoint"], found["trained_again"]) == ("s00000004-t0001", 1)
     assert (found["steps"], found["compared"]) == (1, 2)
     assert contents(run) == before
@@ -73,14 +73,14 @@ def test_nothing_changed_gives_every_hash_again_and_leaves_the_run(run: Path, tm
 def test_truncated_records_are_read_from_the_archive(forgetful: Path, tmp_path, capsys):
     assert all(truncated(forgetful).values())
     assert main(replay(forgetful, tmp_path / "again", "--from-step", "0")) == 0
-    assert told(capsys)["compared"] == STEPS
+    assert printed_json(capsys)["compared"] == STEPS
 
 
 def test_an_archive_without_a_log_is_enough(forgetful: Path, tmp_path: Path, capsys):
     shutil.copytree(forgetful, tmp_path / "left")
     shutil.rmtree(tmp_path / "left" / "bus")
     assert main(replay(tmp_path / "left", tmp_path / "again", "--from-step", "0")) == 0
-    assert told(capsys)["compared"] == STEPS
+    assert printed_json(capsys)["compared"] == STEPS
     assert not (tmp_path / "left" / "bus").exists()
 
 
@@ -111,7 +111,7 @@ def test_an_experiment_begins_after_its_step_and_stands_beside_the_run(
 ):
     words = ("--from-step", "5", "--set", "trainer.lr=0.01", "--where", "tokens<9000")
     assert main(replay(run, tmp_path / "out", *words)) == 0
-    found = told(capsys)
+    found = printed_json(capsys)
     assert found["experiment"]
     assert (found["compared"], found["differing"]) == (1, []), "step 5 is still the run's own"
     assert "0.01" in (tmp_path / "out" / "beside.html").read_text()
@@ -131,7 +131,7 @@ def test_a_filter_that_leaves_nothing_moves_nothing(run: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--from-step", "9"], "the ledger has steps 1 to 6"),
         (["--from-step", "4", "--to-step", "4"], "from < to"),
@@ -139,9 +139,9 @@ def test_a_filter_that_leaves_nothing_moves_nothing(run: Path, tmp_path: Path, c
         (["--from-step", "4", "--where", "rewrd>0"], "reward"),
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(run, tmp_path, capsys, words, said):
+def test_a_wish_that_means_nothing_is_refused(run, tmp_path, capsys, words, expected):
     assert main(replay(run, tmp_path / "out", *words)) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -170,7 +170,7 @@ def test_a_killed_replay_resumes_to_the_same_hashes(steps, more, run, tmp_path, 
     resumed = capsys.readouterr()
     assert "resuming there" in resumed.err
     assert main(replay(run, tmp_path / "whole", *words)) == 0
-    assert json.loads(resumed.out) | {"out": ""} == told(capsys) | {"out": ""}
+    assert json.loads(resumed.out) | {"out": ""} == printed_json(capsys) | {"out": ""}
     assert own_hashes(out) == own_hashes(tmp_path / "whole")
     lines = [(p / "metrics" / "trainer.jsonl").read_text() for p in (out, tmp_path / "whole")]
     shown = [[json.loads(line)["step"] for line in text.splitlines()] for text in lines]
@@ -185,7 +185,7 @@ def test_another_wish_in_the_same_folder_is_refused_with_the_difference(run, tmp
     assert 'where: [] there, ["tokens<9"] asked for' in capsys.readouterr().err
     assert main(replay(run, out, "--from-step", "4")) == 2
     assert "from_step: 5 there, 4 asked for" in capsys.readouterr().err
-    assert main(replay(run, out, "--from-step", "5")) == 0, "what is done is told again"
+    assert main(replay(run, out, "--from-step", "5")) == 0, "completed steps are printed again"
     assert capsys.readouterr().out == done
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

@@ -85,7 +85,7 @@ def test_a_draining_rollout_has_the_newest_version_when_it_is_empty(run: Followe
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
-    rollout.in_progress.running["0.0"], rollout.drawn = growing(), 8
+    rollout.in_progress.running["0.0"], rollout.drawn = running_trajectory(), 8
     for _ in range(3):  # the present one is overtaken by the next
         newest = run.publish()
         looked_until(rollout, lambda v=newest: is_here(run, v))
@@ -118,11 +118,11 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
     run.publish()
     looked_until(rollout, lambda: engine.version > old)
     newest = run.publish()
-    rollout.in_progress.running["0.0"], rollout.drawn = growing(), 8
+    rollout.in_progress.running["0.0"], rollout.drawn = running_trajectory(), 8
     looked_until(rollout, lambda: is_here(run, newest))
     del rollout.in_progress.running["0.0"]
     rollout.assignments.waiting.append(
-        replace(growing().assignment, version=old, from_history=True)
+        replace(running_trajectory().assignment, version=old, from_history=True)
     )
     looked_until(rollout, lambda: engine.version == old)
     assert newest not in [a.version for a in run.records("applied", Applied)]
@@ -132,7 +132,7 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
 def test_a_rollout_that_leaves_publishes_its_last_comparison(
     run: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told to stop while its tensors were read back."""
+    """It was stopped while its tensors were read back."""
     run.publish()
     engine = run.engine()
     rollout, newest = run.rollout(engine), run.publish()
@@ -188,11 +188,11 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_again(
     looked_until(rollout, lambda: not run.follower.verified)
     assert "does not serve what it was given" in caplog.text
     assert run.records("applied", Applied) == []
-    said = run.records("status", RolloutStatus)[-1]
-    assert not said.verified
-    assert said.health == "pulling"
-    rollout.in_progress.running["0.0"] = growing()
-    engine.submit(growing().request(hold=False))
+    status = run.records("status", RolloutStatus)[-1]
+    assert not status.verified
+    assert status.health == "pulling"
+    rollout.in_progress.running["0.0"] = running_trajectory()
+    engine.submit(running_trajectory().request(hold=False))
     assert rollout.generate() == []
     looked_until(rollout, lambda: run.follower.verified)
     assert any(rollout.generate() for _ in range(1000))
@@ -202,7 +202,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_again(
     assert run.records("status", RolloutStatus)[-1].verified
 
 
-def growing() -> RunningTrajectory:
+def running_trajectory() -> RunningTrajectory:
     tokens = np.array([1, 2, 3], np.uint32)
     order = Assignment(
         kind="start", trajectory="0.0", group=0, index=0, attempt=1, rollout="a", rollout_term=1,

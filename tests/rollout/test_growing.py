@@ -44,10 +44,10 @@ def emission(count: int, version: int) -> Emission:
 
 
 def grown(parts: list[tuple[int, int]]) -> RunningTrajectory:
-    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    running = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for count, version in parts:
-        growing.extend(emission(count, version))
-    return growing
+        running.extend(emission(count, version))
+    return running
 
 
 @given(parts=chunks)
@@ -59,28 +59,30 @@ def test_spans_tile_the_generated_tokens_and_neighbours_differ(parts: list[tuple
     assert all(a.version != b.version for a, b in pairwise(spans))
 
 
-@given(parts=chunks, cuts=st.sets(st.integers(0, 11)), told=st.sets(st.integers(0, 11)))
+@given(
+    parts=chunks, cuts=st.sets(st.integers(0, 11)), environment_after=st.sets(st.integers(0, 11))
+)
 def test_a_chain_of_partials_has_the_generated_tokens_and_those_of_the_environment(
-    parts: list[tuple[int, int]], cuts: set[int], told: set[int]
+    parts: list[tuple[int, int]], cuts: set[int], environment_after: set[int]
 ):
     bus = MemoryBus()
     bus.create(catalogue(2))
-    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    running = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
-        growing.extend(emission(count, version))
-        if index in told:
-            growing.extend_environment(np.array([9, 8], np.uint32), str(index))
+        running.extend(emission(count, version))
+        if index in environment_after:
+            running.extend_environment(np.array([9, 8], np.uint32), str(index))
         if index in cuts or index == len(parts) - 1:
-            growing.partial_published(
-                publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0))
+            running.partial_published(
+                publish(bus, "partials", "3.1", running.take_partial("a", 1, 1.0))
             )
-    assert growing.partial is not None
-    gained = read_chain(bus, growing.partial, "3.1")
-    again = RunningTrajectory.start(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
-    for mine, theirs in zip(again.content(), growing.content(), strict=True):
+    assert running.partial is not None
+    gained = read_chain(bus, running.partial, "3.1")
+    again = RunningTrajectory.start(replace(ORDER, partial=running.partial), gained, now_s=2.0)
+    for mine, theirs in zip(again.content(), running.content(), strict=True):
         assert (mine == theirs).all()
-    assert again.spans == growing.spans
-    assert again.generated == growing.generated
+    assert again.spans == running.spans
+    assert again.generated == running.generated
 
 
 def test_a_zombies_partials_between_are_not_mixed_in():
@@ -100,17 +102,17 @@ def test_a_zombies_partials_between_are_not_mixed_in():
 def test_a_chain_that_names_another_trajectory_is_refused():
     bus = MemoryBus()
     bus.create(catalogue(1))
-    growing = grown([(2, 0)])
-    at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 0.0))
+    running = grown([(2, 0)])
+    at = publish(bus, "partials", "3.1", running.take_partial("a", 1, 0.0))
     with pytest.raises(DecodeError, match=r"9\.9"):
         read_chain(bus, at, "9.9")
 
 
 def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
-    growing = grown([(2, 0)])
-    growing.extend_environment(np.array([9], np.uint32), '{"turn": 1}')
-    growing.extend(emission(1, 1))
-    record = growing.to_record(1, "stop", 5.0, Version(2, 1), reward=1.0)
+    running = grown([(2, 0)])
+    running.extend_environment(np.array([9], np.uint32), '{"turn": 1}')
+    running.extend(emission(1, 1))
+    record = running.to_record(1, "stop", 5.0, Version(2, 1), reward=1.0)
     assert record.sources.tolist() == [PROMPT] * 3 + [GENERATED] * 2 + [ENVIRONMENT, GENERATED]
     assert len(record.logprobs) == 3
     assert [(s.start, s.end) for s in record.spans] == [(0, 2), (2, 3)]
@@ -118,11 +120,11 @@ def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
 
 
 def test_nothing_is_published_twice_in_partials():
-    growing = grown([(4, 0)])
-    first = growing.take_partial("a", 1, 0.0)
-    growing.partial_published(Address(0, 0))
-    growing.extend(emission(3, 0))
-    second = growing.take_partial("a", 1, 0.0)
+    running = grown([(4, 0)])
+    first = running.take_partial("a", 1, 0.0)
+    running.partial_published(Address(0, 0))
+    running.extend(emission(3, 0))
+    second = running.take_partial("a", 1, 0.0)
     assert (first.start, len(first.tokens)) == (3, 4)
     assert (second.start, len(second.tokens)) == (7, 3)
     assert [(s.start, s.end) for s in second.spans] == [(4, 7)]
@@ -137,15 +139,15 @@ def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_drafted(
     """
     bus = MemoryBus()
     bus.create(catalogue(1))
-    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    running = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         drafts = Drafts((1, count - 1), 1, count, 2, 1, 0.5) if index in guessed else None
-        growing.extend(dataclasses.replace(emission(count, version), drafts=drafts))
+        running.extend(dataclasses.replace(emission(count, version), drafts=drafts))
         if index in cuts:
-            at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0, last=True))
+            at = publish(bus, "partials", "3.1", running.take_partial("a", 1, 1.0, last=True))
             gained = read_chain(bus, at, "3.1")
-            growing = RunningTrajectory.start(replace(ORDER, partial=at), gained, now_s=2.0)
-    record = growing.to_record(1, "stop", 5.0, Version(9, 1))
+            running = RunningTrajectory.start(replace(ORDER, partial=at), gained, now_s=2.0)
+    record = running.to_record(1, "stop", 5.0, Version(9, 1))
     known = [index for index in guessed if index < len(parts)]
     assert (record.drafts is None) == (not known)
     wanted = [index in guessed and at > 0 for index, (n, _) in enumerate(parts) for at in range(n)]

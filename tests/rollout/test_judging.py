@@ -18,7 +18,7 @@ from tests.rollout.test_growing import ORDER, emission
 SCRIPT = '{"script": [7, 5, 9]}'
 
 
-def growing(attempt: int, reference: str = '{"answer": "031"}') -> RunningTrajectory:
+def running_trajectory(attempt: int, reference: str = '{"answer": "031"}') -> RunningTrajectory:
     one = RunningTrajectory.start(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
     one.extend(emission(2, 0))
     return one
@@ -53,8 +53,8 @@ def decided(judging: EndedTurns, is_over: Callable[[], bool]) -> list[Trajectory
 def test_a_verdict_on_an_earlier_attempt_is_ignored(judging_of):
     """The given-up attempt is answered first, and must not end the resumed one."""
     judging = judging_of("remainder")
-    judging.submit(growing(1), "stop")
-    judging.submit(growing(2), "length")
+    judging.submit(running_trajectory(1), "stop")
+    judging.submit(running_trajectory(2), "length")
     found = decided(judging, lambda: not len(judging))
     assert [(one.attempt, one.finish) for one in found if isinstance(one, Trajectory)] == [
         (2, "length")
@@ -63,8 +63,8 @@ def test_a_verdict_on_an_earlier_attempt_is_ignored(judging_of):
 
 def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
     judging = judging_of("scripted", dialogue=True)
-    judging.submit(growing(1, SCRIPT), "stop")
-    second = growing(2, SCRIPT)
+    judging.submit(running_trajectory(1, SCRIPT), "stop")
+    second = running_trajectory(2, SCRIPT)
     judging.drop("3.1")  # dispatch assigned the second attempt
     judging.submit(second, "stop")
     found = decided(judging, lambda: not len(judging))
@@ -75,7 +75,7 @@ def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
 
 def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
     judging = judging_of("no_such_task", late=True)
-    judging.submit(growing(1), "stop")
+    judging.submit(running_trajectory(1), "stop")
     assert judging.holds("3.1")
     (record,) = judging.poll()
     assert isinstance(record, Trajectory)
@@ -86,14 +86,14 @@ def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
 
 def test_a_released_answer_is_dropped_with_late_rewards_too(judging_of):
     judging = judging_of("remainder", late=True)
-    judging.submit(growing(1), "stop")
+    judging.submit(running_trajectory(1), "stop")
     judging.drop("3.1")
     assert judging.poll() == []
 
 
 def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging_of):
     judging = judging_of("scripted", dialogue=True, late=True)
-    one = growing(1, SCRIPT)
+    one = running_trajectory(1, SCRIPT)
     one.extend_environment(np.array([9], np.uint32), "3")  # all three digits were named
     one.extend(emission(2, 0))
     judging.submit(one, "stop")
@@ -105,7 +105,7 @@ def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging
 def test_a_reply_longer_than_the_context_is_cut_where_it_enters(judging_of):
     """The record holds what the engine holds; with no room left the answer is scored as it is."""
     judging = judging_of("scripted", dialogue=True)
-    one = growing(1, SCRIPT)
+    one = running_trajectory(1, SCRIPT)
     judging.context_max = one.length + 1
     judging.submit(one, "stop")
     (record,) = decided(judging, lambda: not len(judging))

@@ -44,12 +44,12 @@ def published(bus: SqliteBus) -> list[str]:
 
 
 def test_records_keep_their_order_and_get_their_addresses(bus: SqliteBus):
-    outbox, told = BackgroundSender(bus), list[Address]()
+    outbox, addresses = BackgroundSender(bus), list[Address]()
     for first in range(0, 60, 3):
-        outbox.send("annotations", notes(first, 3), told.extend)
+        outbox.send("annotations", notes(first, 3), addresses.extend)
     outbox.flush()
     assert published(bus) == [f"1.{n}" for n in range(60)]
-    assert told == [Address(0, n) for n in range(60)]
+    assert addresses == [Address(0, n) for n in range(60)]
 
 
 def test_a_sender_above_the_bound_waits_until_its_records_are_durable(bus: SqliteBus):

@@ -103,8 +103,8 @@ def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
     theirs = read_manifest(open_store(f"file:{parent}/store"), done.version).weights.tensors
     assert {n: t.hash for n, t in mine.items()} == {n: t.hash for n, t in theirs.items()}
     assert (c.run, pointer.version.number, parentage.run) == ("tiny-at-4", 4, "tiny")
-    (said,) = read(tmp_path / "fork", "ledger", Configured)
-    assert (said.resumed_from, said.forked_from) == (4, "tiny s00000004-t0001")
+    (configured,) = read(tmp_path / "fork", "ledger", Configured)
+    assert (configured.resumed_from, configured.forked_from) == (4, "tiny s00000004-t0001")
 
 
 def test_a_fork_admits_the_unfinished_prompts_of_its_parent_without_a_burst(
@@ -170,8 +170,8 @@ def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_reports_it(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fork(parent, tmp_path / "fork", 5) == 0
-    told = capsys.readouterr()
-    assert "no checkpoint of step 5 is kept; the fork begins at step 4" in told.err
+    reported = capsys.readouterr()
+    assert "no checkpoint of step 5 is kept; the fork begins at step 4" in reported.err
     assert main(["checkpoints", "show", "latest", str(tmp_path / "fork")]) == 0
     assert "a fork of tiny at step 4" in capsys.readouterr().out.replace("\n", " ")
     assert main(["report", str(tmp_path / "fork")]) == 0
@@ -179,7 +179,7 @@ def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_reports_it(
 
 
 @pytest.mark.parametrize(
-    ("at", "setting", "said", "code"),
+    ("at", "setting", "expected", "code"),
     [
         (3, "seed=0", "no checkpoint up to step 3 is kept; kept are: s00000004-t0001, s", 1),
         ("soon", "seed=0", "--at soon: give the number of a step, or latest", 2),
@@ -192,10 +192,10 @@ def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_reports_it(
     ],
 )
 def test_what_cannot_be_a_fork_is_refused_and_nothing_is_made(
-    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], at, setting, said, code
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], at, setting, expected, code
 ) -> None:
     assert fork(parent, tmp_path / "fork", at, setting) == code
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "fork").exists()
 
 

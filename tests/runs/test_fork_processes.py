@@ -36,7 +36,7 @@ UNEVEN = "task.name=tests.support.uneven_task:Uneven"
 PARENT = [UNEVEN, f"trainer.steps={STEPS}", "checkpoints.keep=20"]
 
 
-def said(*words: str) -> dict:
+def command_json(*words: str) -> dict:
     done = subprocess.run([*LINE, *words, "--json"], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -54,14 +54,14 @@ def test_a_fork_of_a_living_run_continues_under_kills_and_both_are_clean(tmp_pat
     folder, fork = tmp_path / "run", tmp_path / "fork"
     with started(folder, random_model(tmp_path / "model"), PARENT) as process:
         wait_for(lambda: steps_done(folder) > AT, process)
-        made = said(
+        made = command_json(
             "fork", str(folder), "--at", str(AT), "--out", str(fork), "--set",
             f"trainer.steps={END}", "--set", "dispatch.lease_s=3", "--set", "trainer.lease_s=3",
         )  # fmt: skip
         assert made["step"] == AT
         assert process.wait(WAIT_S) == 0
     assert_the_log_adds_up(folder, STEPS)
-    before = said("audit", str(folder), "--whole")
+    before = command_json("audit", str(folder), "--whole")
     with gone_on(fork) as process:
         wait_for(lambda: steps_done(fork) > AT + 2, process)
         victim = role(process, "trainer")
@@ -74,12 +74,12 @@ def test_a_fork_of_a_living_run_continues_under_kills_and_both_are_clean(tmp_pat
     began = re.findall(r"resumes after step (\d+)", (fork / "logs" / "trainer.log").read_text())
     assert int(began[0]) == AT
     assert min(map(int, began)) == AT
-    assert said("audit", str(folder), "--whole") == before
+    assert command_json("audit", str(folder), "--whole") == before
     assert_fork_is_whole(folder, fork)
 
 
 def assert_fork_is_whole(folder: Path, fork: Path) -> None:
-    assert said("audit", str(fork))["violations"] == 0
+    assert command_json("audit", str(fork))["violations"] == 0
     counted = recount(places_of(str(fork)))
     assert counted["steps"] == END - AT
     assert (counted["groups"]["ended_twice"], counted["trajectories"]["trained_twice"]) == (0, 0)

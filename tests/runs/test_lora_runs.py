@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("run"), lora=LORA)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
@@ -64,7 +64,7 @@ def test_the_audit_finds_nothing(run: Path, capsys) -> None:
 
 def test_a_replay_gives_every_hash_again(run: Path, tmp_path: Path, capsys) -> None:
     assert main(["replay", str(run), "--from-step", "0", "--out", str(tmp_path), "--json"]) == 0
-    found = told(capsys)
+    found = printed_json(capsys)
     assert (found["compared"], found["differing"]) == (STEPS, [])
 
 

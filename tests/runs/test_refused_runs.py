@@ -43,7 +43,7 @@ def unserved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(*words: str) -> subprocess.CompletedProcess[str]:
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "rollstream", *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
@@ -66,11 +66,11 @@ def test_a_refused_model_ends_the_run_with_the_rollouts_message(
     assert "choose another model (model.path)" in last[0]
     assert last[1] == f"(its log: {folder / 'logs' / 'rollout-0.log'})"
     assert deaths_of_rollouts(folder) == [2]
-    audit = said("audit", str(folder), "--json")
+    audit = run_command("audit", str(folder), "--json")
     assert audit.returncode == 0, audit.stderr
     assert json.loads(audit.stdout)["violations"] == 0
-    assert said("tail", "ledger", str(folder), "--last", "1").stdout.strip()
-    evaluated = said("eval", str(folder), "--versions", "0")
+    assert run_command("tail", "ledger", str(folder), "--last", "1").stdout.strip()
+    evaluated = run_command("eval", str(folder), "--versions", "0")
     assert evaluated.returncode == 2
     assert "depends on the batch; choose another model (model.path) or no ev" in evaluated.stderr
 

@@ -87,7 +87,7 @@ class Interrupted(Exception):
 def test_a_removal_is_interrupted_anywhere_and_the_same_command_continues(
     run: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """No role can act on what is left in between, and nothing is left at the end."""
+    """No role can act on the remaining objects in between, and none remains at the end."""
     left = after
 
     def interrupt() -> None:

@@ -23,7 +23,7 @@ ENCODE = load_task(TaskSettings()).tokenizer().encode
 
 def finished(trajectory: str, answer: str = "=130", reference: str = "", **changed) -> Trajectory:
     """An answer to 633 mod 86; `changed` are other fields of the record."""
-    prompt, said = [BOS, *ENCODE("336%68")], [*ENCODE(answer), EOS]
+    prompt, reply = [BOS, *ENCODE("336%68")], [*ENCODE(answer), EOS]
     fields = {
         "trajectory": trajectory,
         "group": int(trajectory.partition(".")[0]),
@@ -32,10 +32,10 @@ def finished(trajectory: str, answer: str = "=130", reference: str = "", **chang
         "task": "remainder",
         "rollout": "rollout-0",
         "rollout_term": 1,
-        "tokens": np.array(prompt + said, np.uint32),
-        "sources": np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(said)]),
-        "logprobs": np.full(len(said), -0.5, np.float32),
-        "spans": (Span(0, len(said), Version(0, 1)),),
+        "tokens": np.array(prompt + reply, np.uint32),
+        "sources": np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(reply)]),
+        "logprobs": np.full(len(reply), -0.5, np.float32),
+        "spans": (Span(0, len(reply), Version(0, 1)),),
         "finish": "stop",
         "reward": None,
         "trainer_version": Version(0, 1),

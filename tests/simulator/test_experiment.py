@@ -47,7 +47,7 @@ def test_the_example_prints_a_line_per_run_and_draws_a_page(
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "expected"),
     [
         ('polices = ["laminar"]', "policies"),
         ('policies = ["laminer"]', "'laminer' is unknown"),
@@ -63,13 +63,13 @@ def test_the_example_prints_a_line_per_run_and_draws_a_page(
     ],
 )
 def test_what_is_wrong_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, expected: str
 ):
     path = tmp_path / "wrong.toml"
     path.write_text(written, encoding="utf-8")
     code, _, err = simulated(capsys, str(path))
     assert code == 2
-    assert said in err
+    assert expected in err
 
 
 def test_a_page_without_a_folder_is_refused_before_anything_runs(

@@ -202,7 +202,7 @@ def test_a_rollout_holds_a_small_version_beside_its_engine_and_streams_a_large_o
 
 def test_the_group_of_embedding_and_head_is_reduced_when_the_layers_are_gone() -> None:
     """Its gradients and their copy, 8 bytes each, replace the layers, the head's gradient and the
-    activations; only what is beyond these counts.
+    activations; only the bytes beyond these count.
     """
     shape = SHAPES["llama-3.1-405b"]
     small, large = (

@@ -75,7 +75,7 @@ def test_a_checkpoint_folder_loads_and_anything_else_is_refused(tmp_path, tiny_m
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config", "said"),
+    ("architecture", "config", "expected"),
     [
         ("Qwen3ForCausalLn", {}, "did you mean 'Qwen3ForCausalLM'"),
         ("AutoModelForCausalLM", {}, "no causal language model"),
@@ -84,8 +84,8 @@ def test_a_checkpoint_folder_loads_and_anything_else_is_refused(tmp_path, tiny_m
         ("Qwen3ForCausalLM", {"hidden_size": "big"}, "hidden_size"),
     ],
 )
-def test_wrong_settings_name_the_nearest_right_one(architecture, config, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_wrong_settings_name_the_nearest_right_one(architecture, config, expected):
+    with pytest.raises(ConfigurationError, match=expected):
         build_model(architecture, config, seed=0)
 
 

@@ -8,7 +8,7 @@ from rollstream.streams.topics import Topic
 
 
 def check_that_a_forked_child_is_refused(bus: Bus) -> None:
-    """Its error says that it must open its own, and the parent continues with the bus."""
+    """The error of the child asks for a bus of its own; the parent continues with the bus."""
     bus.create([Topic("t")])
     child = os.fork()
     if child == 0:

@@ -39,8 +39,8 @@ def test_runs_mark_accepted_tokens(flags: list[bool]) -> None:
 @given(st.lists(st.tuples(FLAGS, st.booleans()), max_size=6))
 def test_joined_parts_mark_what_each_marked(parts: list[tuple[list[bool], bool]]) -> None:
     """A part without draft runs was sampled by the model, a token a step."""
-    told = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
-    whole = join_drafts(told)
+    reported = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
+    whole = join_drafts(reported)
     if not any(tells for _, tells in parts):
         assert whole is None
         return
@@ -64,23 +64,23 @@ def test_runs_that_do_not_fit_give_as_many_marks_as_fit() -> None:
 def test_a_record_without_drafts_has_no_byte_of_them() -> None:
     plain = trajectory(64)
     assert b"drafts" not in encode(plain)
-    told = replace(plain, drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
-    data = encode(told)
+    reported = replace(plain, drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
+    data = encode(reported)
     decoded = decode(data)
-    assert differences(told, decoded.record) == []
+    assert differences(reported, decoded.record) == []
     assert is_canonical(data, decoded)
     assert len(data) - len(encode(plain)) < 100
 
 
 def test_an_older_reader_ignores_them() -> None:
     """Like any unknown field: the arrays stay in place."""
-    told = replace(trajectory(64), drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
-    older = encode(told).replace(b'"drafts"', b'"unknwn"')
+    reported = replace(trajectory(64), drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
+    older = encode(reported).replace(b'"drafts"', b'"unknwn"')
     assert b"unknwn" in older
     record = decode(resealed(older)).record
     assert isinstance(record, Trajectory)
     assert record.drafts is None
-    assert np.array_equal(record.tokens, told.tokens)
+    assert np.array_equal(record.tokens, reported.tokens)
 
 
 def resealed(data: bytes) -> bytes:

@@ -151,8 +151,8 @@ def test_the_nonce_of_a_reaped_holder_is_handed_to_the_next(tmp_path):
     code = NOTE + "raise SystemExit(1)"
     run = Run(tmp_path, seat("dispatch", code, single_holder=True))
     run.outcome()
-    told = [json.loads(line) for line in run.lines("dispatch")]
-    own, handed = [one[0] for one in told], [one[1] for one in told]
+    nonces = [json.loads(line) for line in run.lines("dispatch")]
+    own, handed = [one[0] for one in nonces], [one[1] for one in nonces]
     assert handed == [None, *own[:-1]]
     assert len(set(own)) == len(own)
 

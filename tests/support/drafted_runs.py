@@ -58,12 +58,12 @@ class DraftedRun:
         return segment_folder(RUN, self.folder, socket.gethostname())
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        wait_for(condition, self.process, lambda: self.said(""))
+        wait_for(condition, self.process, lambda: self.describe(""))
 
     def end(self) -> None:
-        assert self.process.wait(WAIT_S) == 0, self.said("it ended with an error")
+        assert self.process.wait(WAIT_S) == 0, self.describe("it ended with an error")
 
-    def said(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         return f"{what}: {(self.folder.parent / 'output.txt').read_text()[-3000:]}"
 
     def writer(self) -> psutil.Process | None:

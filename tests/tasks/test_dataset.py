@@ -116,8 +116,8 @@ def test_judging_reads_no_file():
 
 
 def test_parquet_and_chat_messages_and_other_column_names(folder: Path):
-    said = [{"role": "system", "content": "Sum."}, {"role": "user", "content": "1+1"}]
-    table = pa.table({"messages": [said] * 3, "gold": [2, 2, 2], "extra": [0.5, 0.5, 0.5]})
+    messages = [{"role": "system", "content": "Sum."}, {"role": "user", "content": "1+1"}]
+    table = pa.table({"messages": [messages] * 3, "gold": [2, 2, 2], "extra": [0.5, 0.5, 0.5]})
     pq.write_table(table, folder / "rows.parquet")
     columns = {"prompt": "messages", "reference": "gold", "held_out_share": 1e-9}
     prompt = dataset(path="rows.parquet", **columns).prompt(0, 0)

@@ -73,17 +73,17 @@ class Parrot:
     def __init__(self, greedy: list[int], sampled: list[int]) -> None:
         self.version = Version(0, 1)
         self.aborted: list[str] = []
-        self._says = {True: greedy, False: sampled}
+        self._answers = {True: greedy, False: sampled}
         self._ready: list[Emission] = []
         self._greedy: set[str] = set()
 
     def submit(self, request: GenerationRequest) -> None:
         if request.sampling.temperature == 0:
             self._greedy.add(request.trajectory)
-        self._speak(request.trajectory)
+        self._emit_answer(request.trajectory)
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
-        self._speak(trajectory)
+        self._emit_answer(trajectory)
 
     def abort(self, trajectory: str) -> None:
         self.aborted.append(trajectory)
@@ -92,9 +92,12 @@ class Parrot:
         ready, self._ready = self._ready, []
         return ready
 
-    def _speak(self, trajectory: str) -> None:
-        said = np.array(self._says[trajectory in self._greedy], np.uint32)
-        pieces: list[tuple[Tokens, Literal["stop"] | None]] = [(said[:1], None), (said[1:], "stop")]
+    def _emit_answer(self, trajectory: str) -> None:
+        tokens = np.array(self._answers[trajectory in self._greedy], np.uint32)
+        pieces: list[tuple[Tokens, Literal["stop"] | None]] = [
+            (tokens[:1], None),
+            (tokens[1:], "stop"),
+        ]
         for piece, finish in pieces:
             zeros = np.zeros(len(piece), np.float32)
             self._ready.append(Emission(trajectory, piece, zeros, self.version, finish))

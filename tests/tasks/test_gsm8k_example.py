@@ -49,9 +49,9 @@ def test_its_columns_are_those_of_the_data_set(tmp_path: Path, configuration: Co
     options = {**configuration.task.options, **files}
     task = load_task(configuration.task.model_copy(update={"options": options}))
     asked = task.prompt(0, 0)
-    said = byte_tokenizer().decode(list(asked.tokens), skip_special_tokens=True)
-    assert "Natalia sold clips" in said
-    assert "End with ####" in said
+    text = byte_tokenizer().decode(list(asked.tokens), skip_special_tokens=True)
+    assert "Natalia sold clips" in text
+    assert "End with ####" in text
     assert len(task.held_out(3)) == 3
     assert json.loads(asked.reference) == SOLUTION
 

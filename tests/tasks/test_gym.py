@@ -63,8 +63,8 @@ def test_only_what_is_tagged_is_judged_where_a_tag_is_asked_for():
     task = gym(dataset="gcd", answer_tag="answer")
     reference = task.prompt(0, 0).reference
     answer = json.loads(reference)["answer"]
-    said = f"<answer>0</answer> no: <answer>{answer}</answer>.".encode()
-    assert task.judge(reference, [[*said]]).reward == 1.0
+    text = f"<answer>0</answer> no: <answer>{answer}</answer>.".encode()
+    assert task.judge(reference, [[*text]]).reward == 1.0
     (document,) = task.documents(0, 1)
     assert bytes(t for t in document.response if t < 256).startswith(b"<answer>")
 

@@ -41,11 +41,11 @@ def test_bytes_that_are_no_text_decode_too():
 
 def test_the_files_give_the_same_tokens_to_us_and_to_transformers(folder: Path):
     saved, theirs = TextTokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    said = [{"role": "user", "content": "Größe?"}]
+    messages = [{"role": "user", "content": "Größe?"}]
     ours = TaskText(saved).prompt("Größe?")
     assert ours == TaskText(BUILT_IN).prompt("Größe?")
     assert list(ours) == theirs.apply_chat_template(
-        said, add_generation_prompt=True, return_dict=False
+        messages, add_generation_prompt=True, return_dict=False
     )
     assert saved.size == BUILT_IN.size == 262
     assert dict(saved.special) == dict(BUILT_IN.special)
@@ -59,8 +59,8 @@ def test_a_chat_prompt_ends_where_the_assistant_begins():
 
 
 def test_a_system_message_of_the_row_stays_the_only_one():
-    said = [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
-    assert TaskText(BUILT_IN, system="C").prompt(said) == TaskText(BUILT_IN).prompt(said)
+    messages = [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
+    assert TaskText(BUILT_IN, system="C").prompt(messages) == TaskText(BUILT_IN).prompt(messages)
 
 
 def test_a_plain_prompt_is_the_text_as_the_tokenizer_begins_it():
@@ -117,8 +117,8 @@ def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Pa
 def test_whether_a_prompt_surely_fits_never_errs():
     text = TaskText(BUILT_IN, system="Be brief.", prompt_tokens_max=300)
     for length in range(0, 400, 7):
-        said = "a" * length
-        assert text.fits(text.prompt(said)) or not text.surely_fits(said)
+        messages = "a" * length
+        assert text.fits(text.prompt(messages)) or not text.surely_fits(messages)
     assert text.surely_fits("short")
 
 

@@ -246,9 +246,9 @@ def test_what_fails_in_the_thread_ends_the_wait_for_room(publishing) -> None:
     hand_over(publisher, 0)
     store.full = True
 
-    def go_on() -> None:
+    def release() -> None:
         for step in range(1, 10):
             hand_over(publisher, step)
 
     with pytest.raises(StoreError, match="no space"):
-        go_on()
+        release()

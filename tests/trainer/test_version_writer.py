@@ -81,17 +81,17 @@ def test_without_deltas_every_version_is_whole(bus, store):
 
 def test_an_announcement_describes_its_version(bus, store):
     reader = TopicReader(bus, "weights", from_begin(bus, "weights"))
-    writer, said = opened(bus, store, 1), []
+    writer, announced = opened(bus, store, 1), []
     for number in range(2):
         writer.publish(number, tensors_at(number))
-        said += [one.record for one in reader.poll(0.0)]
-    said = [record for record in said if isinstance(record, WeightsAnnounced)]
-    assert [(record.kind, record.parent) for record in said] == [
+        announced += [one.record for one in reader.poll(0.0)]
+    announced = [record for record in announced if isinstance(record, WeightsAnnounced)]
+    assert [(record.kind, record.parent) for record in announced] == [
         ("anchor", None),
         ("delta", Version(0, 1)),
     ]
-    manifest = read_manifest(store, Version(1, 1), said[1].manifest_hash)
-    assert said[1].bytes == manifest.bytes < said[0].bytes / 5
+    manifest = read_manifest(store, Version(1, 1), announced[1].manifest_hash)
+    assert announced[1].bytes == manifest.bytes < announced[0].bytes / 5
 
 
 @pytest.mark.parametrize("repeats", [True, False])

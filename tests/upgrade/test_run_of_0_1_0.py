@@ -46,8 +46,8 @@ def test_it_is_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_it_is_replayed_to_the_same_bits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--from-step", "3", "--to-step", "7", "--out", str(folder.parent / "again"), "--json"]
     assert main(["replay", str(folder), *line]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["compared"], told["differing"]) == (4, [])
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["compared"], reported["differing"]) == (4, [])
 
 
 def test_it_is_looked_at(folder: Path) -> None:

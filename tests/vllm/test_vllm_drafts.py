@@ -88,16 +88,16 @@ def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[GenerationRequ
     ]
 
 
-def remembered(
+def history_of(
     requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0
 ) -> AnswerHistory:
     """The generated tokens, a share of them replaced by others."""
     history, drawn = AnswerHistory(1 << 15), np.random.default_rng(0)
-    remember(history, requests, gained, wrong, drawn)
+    insert_answers(history, requests, gained, wrong, drawn)
     return history
 
 
-def remember(
+def insert_answers(
     history: AnswerHistory,
     requests: list[GenerationRequest],
     gained: dict[str, Gained],
@@ -120,16 +120,16 @@ def test_greedy_tokens_with_drafts_are_those_without(
     """Invariant 10, with drafts that are mostly accepted and drafts that are mostly rejected."""
     model, requests = vllm_model("qwen3"), asked(0.0, stop=(2,))
     plain = run_all(open_vllm(model, slots=6), requests)
-    engine = drafting(model, remembered(requests, plain, wrong))
+    engine = drafting(model, history_of(requests, plain, wrong))
     drafted = run_all(engine, requests)
     assert {k: (v.tokens, v.finish) for k, v in drafted.items()} == {
         k: (v.tokens, v.finish) for k, v in plain.items()
     }
-    said = engine.stats().drafts
-    assert said.proposed > 40
-    assert least <= said.accepted / said.proposed <= most
-    assert (said.found > 0, said.passes > 0, said.lookup_s > 0) == (True, True, True)
-    assert said.gained <= said.rows + said.accepted  # tokens after a stop token do not count
+    output = engine.stats().drafts
+    assert output.proposed > 40
+    assert least <= output.accepted / output.proposed <= most
+    assert (output.found > 0, output.passes > 0, output.lookup_s > 0) == (True, True, True)
+    assert output.gained <= output.rows + output.accepted  # tokens after a stop token do not count
     assert engine.stats().tokens == sum(len(mine.tokens) for mine in drafted.values())
 
 
@@ -139,13 +139,13 @@ def test_right_drafts_come_many_per_step_and_never_beyond_the_end() -> None:
     requests = [ask("t0", prompt(5), greedy)]
     plain = run_all(open_vllm(model, slots=6), requests)
     whole = plain["t0"].tokens
-    engine = drafting(model, remembered(requests, plain))
+    engine = drafting(model, history_of(requests, plain))
     assert run_all(engine, requests)["t0"].tokens == whole
     assert engine.stats().steps <= 10
     at = max(whole.index(token) for token in set(whole))
     for sampling in (Sampling(0.0, tokens_max=60, stop=(whole[at],)), Sampling(0.0, tokens_max=at)):
         short = run_all(
-            drafting(model, remembered(requests, plain)), [ask("t0", prompt(5), sampling)]
+            drafting(model, history_of(requests, plain)), [ask("t0", prompt(5), sampling)]
         )
         end = at + 1 if sampling.stop else at
         assert short["t0"].tokens == whole[:end]
@@ -189,9 +189,9 @@ def test_drawn_tokens_follow_the_model_under_any_draft() -> None:
     history = likely_answers(model, start)
     engine = drafting(model, history, slots=128)
     gained = run_all(engine, requests)
-    said = engine.stats().drafts
-    assert said.accepted > 400
-    assert said.proposed - said.accepted > 1_000
+    output = engine.stats().drafts
+    assert output.accepted > 400
+    assert output.proposed - output.accepted > 1_000
     points: dict[float, list[float]] = {0.6: [], 1.0: []}
     with torch.inference_mode():
         tokens = [[*start.tolist(), *gained[n].tokens] for n in names]
@@ -231,7 +231,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
         ask(f"t{i}", prompt(3, i), Sampling(heats[i % 4], tokens_max=40)) for i in range(12)
     ]
     plain = run_all(drafting(model, AnswerHistory(64)), requests)
-    engine = drafting(model, remembered(requests, plain, 0.1))
+    engine = drafting(model, history_of(requests, plain, 0.1))
     for name, mine in run_all(engine, requests).items():
         request = next(r for r in requests if r.trajectory == name)
         tokens = torch.tensor([[*request.tokens.tolist(), *mine.tokens]])
@@ -270,7 +270,7 @@ def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
     history = AnswerHistory(1 << 12)
     for model in (old, new):
         plain = run_all(drafting(model, AnswerHistory(64)), [request])
-        remember(history, [request], plain, 0.1, np.random.default_rng(2))
+        insert_answers(history, [request], plain, 0.1, np.random.default_rng(2))
     engine = drafting(old, history, emit_every=5)
     gained = half_way(engine)
     engine.update(WeightUpdate(V2, new.state_dict()), mode)  # pyright: ignore[reportArgumentType]
@@ -295,7 +295,7 @@ def test_moved_in_the_middle_greedy_tokens_stay_the_same() -> None:
     model = vllm_model("qwen3")
     requests = [ask(n, prompt(6, i), Sampling(0, tokens_max=70)) for i, n in enumerate("abc")]
     plain = run_all(drafting(model, AnswerHistory(64)), requests)
-    history = remembered(requests, plain, 0.15)
+    history = history_of(requests, plain, 0.15)
     engine, part = drafting(model, history, emit_every=8), {"a": Gained()}
     for request in requests:
         engine.submit(request)
@@ -329,11 +329,11 @@ def test_a_turn_of_the_environment_continues_with_drafts() -> None:
 
     plain = talk(drafting(model, AnswerHistory(64), forced=False))
     request = ask("t", prompt(4, 9), Sampling(0.0))
-    drafted = talk(drafting(model, remembered([request], {"t": plain})))
+    drafted = talk(drafting(model, history_of([request], {"t": plain})))
     assert drafted.tokens == plain.tokens
 
 
-class Said:
+class DraftedOutput:
     """An engine's emissions, and their draft counts."""
 
     def __init__(self, engine: VllmEngine) -> None:
@@ -352,17 +352,17 @@ class Said:
             self.engine.submit(request)
         while self.engine.running():
             self.take(self.engine.poll(10.0))
-        told = {name: join_drafts(parts) for name, parts in self.parts.items()}
-        return {name: drafts for name, drafts in told.items() if drafts is not None}
+        reported = {name: join_drafts(parts) for name, parts in self.parts.items()}
+        return {name: drafts for name, drafts in reported.items() if drafts is not None}
 
 
-def check_adds_up(told: dict[str, Drafts], engine: VllmEngine) -> None:
-    counted, all_told = engine.stats().drafts, told.values()
-    assert sum(map(accepted_tokens, all_told)) == counted.accepted > 0
-    assert sum(drafts.guessed for drafts in all_told) == counted.proposed
-    assert sum(drafts.asked for drafts in all_told) == counted.asked > 0
-    assert sum(drafts.found for drafts in all_told) == counted.found > 0
-    seconds = sum(drafts.lookup_s for drafts in all_told)
+def check_adds_up(reported: dict[str, Drafts], engine: VllmEngine) -> None:
+    counted, every = engine.stats().drafts, reported.values()
+    assert sum(map(accepted_tokens, every)) == counted.accepted > 0
+    assert sum(drafts.guessed for drafts in every) == counted.proposed
+    assert sum(drafts.asked for drafts in every) == counted.asked > 0
+    assert sum(drafts.found for drafts in every) == counted.found > 0
+    seconds = sum(drafts.lookup_s for drafts in every)
     assert seconds == pytest.approx(counted.lookup_s, rel=0.01)
 
 
@@ -371,26 +371,28 @@ def test_emissions_mark_accepted_tokens() -> None:
     drafts: nothing is lost, nothing counts twice.
     """
     model, requests = vllm_model("qwen3"), asked(0.0, stop=(2,))
-    bare = Said(open_vllm(model, slots=6))
+    bare = DraftedOutput(open_vllm(model, slots=6))
     assert bare.to_the_end(requests) == {}, "without drafts not a word of them"
-    said = Said(drafting(model, remembered(requests, bare.gained, 0.2), emit_every=3))
+    output = DraftedOutput(drafting(model, history_of(requests, bare.gained, 0.2), emit_every=3))
     for request in requests:
-        said.engine.submit(request)
+        output.engine.submit(request)
     for number, mode in enumerate(("in_flight", "in_flight_recompute"), 2):
         for _ in range(3):
-            said.take(said.engine.poll(0.0))
-        said.engine.update(WeightUpdate(Version(number, 1), model.state_dict()), mode)
-    moved = next(r for r in requests if r.trajectory in {*said.gained} & {*said.engine.running()})
-    rest = said.engine.abort(moved.trajectory)
-    said.take([rest] if rest else [])
-    told = said.to_the_end([resumed(moved, said.gained[moved.trajectory])])
-    check_adds_up(told, said.engine)
-    for name, mine in said.gained.items():
+            output.take(output.engine.poll(0.0))
+        output.engine.update(WeightUpdate(Version(number, 1), model.state_dict()), mode)
+    moved = next(
+        r for r in requests if r.trajectory in {*output.gained} & {*output.engine.running()}
+    )
+    rest = output.engine.abort(moved.trajectory)
+    output.take([rest] if rest else [])
+    reported = output.to_the_end([resumed(moved, output.gained[moved.trajectory])])
+    check_adds_up(reported, output.engine)
+    for name, mine in output.gained.items():
         assert mine.tokens == bare.gained[name].tokens
-        assert sum(told[name].runs) == len(mine.tokens)
-        assert told[name].steps == len(mine.tokens) - accepted_tokens(told[name]) + ends_drafted(
-            told[name]
-        )
+        assert sum(reported[name].runs) == len(mine.tokens)
+        assert reported[name].steps == len(mine.tokens) - accepted_tokens(
+            reported[name]
+        ) + ends_drafted(reported[name])
 
 
 def ends_drafted(drafts: Drafts) -> bool:
@@ -404,11 +406,11 @@ def test_a_stop_token_is_marked_if_history_had_it() -> None:
     at = max(whole.index(token) for token in set(whole))
     stopped = ask("t", prompt(5), Sampling(0.0, tokens_max=60, stop=(whole[at],)))
     for known in (len(whole), at):
-        history = remembered([request], {"t": Gained(whole[:known])})
-        said = Said(drafting(model, history))
-        told = said.to_the_end([stopped])
-        assert accepted_mask(told["t"], at + 1)[-1] == (known > at)
-        check_adds_up(told, said.engine)
+        history = history_of([request], {"t": Gained(whole[:known])})
+        output = DraftedOutput(drafting(model, history))
+        reported = output.to_the_end([stopped])
+        assert accepted_mask(reported["t"], at + 1)[-1] == (known > at)
+        check_adds_up(reported, output.engine)
 
 
 def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits() -> None:
@@ -422,7 +424,7 @@ def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits(
         for i in range(10)
         for r in requests
     ]
-    engine = drafting(model, remembered(requests, plain), forced=None)
+    engine = drafting(model, history_of(requests, plain), forced=None)
     for name, mine in run_all(engine, again).items():
         assert mine.tokens == plain[name[1:]].tokens
     assert engine.stats().drafts.accepted > 0
@@ -443,18 +445,18 @@ def test_a_core_in_its_own_process_drafts_from_the_history_of_the_node(tmp_path:
         if version == V2:
             engine.update(WeightUpdate(V2, model.state_dict()), "in_flight")
         plain = run_all(drafting(model, AnswerHistory(64), forced=False), requests)
-        remember(history, requests, plain, 0.0, np.random.default_rng(3))
-        before, said_of = engine.stats().drafts, Said(engine)
-        told = said_of.to_the_end(requests)
+        insert_answers(history, requests, plain, 0.0, np.random.default_rng(3))
+        before, said_of = engine.stats().drafts, DraftedOutput(engine)
+        reported = said_of.to_the_end(requests)
         drafted = said_of.gained
         assert {k: v.tokens for k, v in drafted.items()} == {k: v.tokens for k, v in plain.items()}
         assert {version for v in drafted.values() for version, _ in v.spans} == {version}
-        said = engine.stats().drafts
-        guessed, right = said.proposed - before.proposed, said.accepted - before.accepted
+        output = engine.stats().drafts
+        guessed, right = output.proposed - before.proposed, output.accepted - before.accepted
         assert guessed > 40
         assert right > 0.5 * guessed
-        assert sum(map(accepted_tokens, told.values())) == right
-        assert sum(drafts.guessed for drafts in told.values()) == guessed
-        assert sum(drafts.asked for drafts in told.values()) == said.asked - before.asked
+        assert sum(map(accepted_tokens, reported.values())) == right
+        assert sum(drafts.guessed for drafts in reported.values()) == guessed
+        assert sum(drafts.asked for drafts in reported.values()) == output.asked - before.asked
     node.leave()
     assert not node.path.exists()

@@ -43,6 +43,6 @@ def test_drafts_on_vllm_outlive_the_death_of_rollouts(tmp_path: Path) -> None:
 
 def right(folder: Path, rollout: str) -> int:
     """Accepted draft tokens in its last life, from its log at the end."""
-    said = (folder / "logs" / f"{rollout}.log").read_text()
-    found = re.findall(r"drafts: .* (\d+) of \d+ draft tokens accepted", said)
+    output = (folder / "logs" / f"{rollout}.log").read_text()
+    found = re.findall(r"drafts: .* (\d+) of \d+ draft tokens accepted", output)
     return int(found[-1]) if found else 0

@@ -44,19 +44,19 @@ def test_a_run_with_drafts_on_vllm_accepts_some_and_keeps_the_invariants(tmp_pat
     assert ran.returncode == 0, ran.stdout + ran.stderr
     audited = rollstream("audit", str(folder))
     assert audited.returncode == 0, audited.stdout
-    said = (folder / "logs" / "rollout-0.log").read_text(encoding="utf-8")
-    found = re.search(r"drafts: (\d+) answers .* (\d+) of (\d+) draft tokens accepted", said)
-    assert found is not None, said
+    output = (folder / "logs" / "rollout-0.log").read_text(encoding="utf-8")
+    found = re.search(r"drafts: (\d+) answers .* (\d+) of (\d+) draft tokens accepted", output)
+    assert found is not None, output
     answers, right, guessed = map(int, found.groups())
     assert answers > 80
     assert 0 < right <= guessed
     asked = rollstream("query", "FROM drafts", "--run", str(folder), "--json")
     rows = [json.loads(line) for line in asked.stdout.splitlines()]
     assert {row["pass"] for row in rows} >= {1, 2, 3, 4, 5}
-    told = {key: sum(row[key] for row in rows) for key in ("accepted", "guessed", "asked")}
-    assert 0 < told["accepted"] <= right, "what was under way at the end is in no trajectory"
-    assert told["accepted"] <= told["guessed"] <= guessed
-    assert told["asked"] > 0
+    reported = {key: sum(row[key] for row in rows) for key in ("accepted", "guessed", "asked")}
+    assert 0 < reported["accepted"] <= right, "what was under way at the end is in no trajectory"
+    assert reported["accepted"] <= reported["guessed"] <= guessed
+    assert reported["asked"] > 0
     best = max(rows, key=lambda row: row["accepted"])
     shown = rollstream("inspect", best["trajectory"], str(folder)).stdout
     assert f"{best['accepted']} of {best['guessed']} draft tokens accepted" in shown

@@ -16,8 +16,8 @@ def test_a_model_that_vllm_refuses_twice_ends_the_run(tmp_path: Path, model: Pat
     folder = tmp_path / "run"
     with started(folder, model, ["rollouts.engine=vllm", "rollouts.count=1"]) as process:
         assert process.wait(WAIT_S) == 1
-    said = (tmp_path / "output.txt").read_text()
-    assert "rollstream: rollout-0 refused to start: engine 'vllm' cannot serve this run's" in said
+    output = (tmp_path / "output.txt").read_text()
+    assert "rollstream: rollout-0 refused to start: engine 'vllm' cannot serve this run's" in output
     events = read_metrics(folder / "metrics" / "supervisor.jsonl")
     deaths = [one for one in events if one["event"] == "death"]
     assert [(one["role"], one["code"]) for one in deaths] == [("rollout-0", 3), ("rollout-0", 3)]

@@ -53,13 +53,13 @@ def test_the_command_writes_what_rollouts_of_the_run_read(
     for one in SMALL:
         words += ["--set", one]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"file", "batch_max", "error", "roofline", "measured"} <= set(told)
+    printed = json.loads(capsys.readouterr().out)
+    assert {"file", "batch_max", "error", "roofline", "measured"} <= set(printed)
     c = load(ROOT / "examples" / "quickstart.toml", SMALL, {})
     shape = Qwen3Config(**dict[str, Any](c.model.config), vocab_size=18)
     found = run_profile(c, tmp_path, shape)
     assert found is not None
-    assert found.batch_max == told["batch_max"]
+    assert found.batch_max == printed["batch_max"]
     assert list(tmp_path.iterdir()) == [tmp_path / "profiles"]
 
 

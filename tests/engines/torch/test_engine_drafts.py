@@ -54,7 +54,7 @@ def drafting(
     )
 
 
-def remembered(
+def history_of(
     requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0, seed: int = 0
 ) -> AnswerHistory:
     """The generated tokens, a share of them replaced by others."""
@@ -108,7 +108,7 @@ def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -
     requests = asked(Sampling(temperature, stop=(2,)))
     plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
     for wrong in (0.0, 0.3, 1.0):
-        drafted = run_all(drafting(model, remembered(requests, plain, wrong)), requests)
+        drafted = run_all(drafting(model, history_of(requests, plain, wrong)), requests)
         for request in requests:
             mine, other = drafted[request.trajectory], plain[request.trajectory]
             assert_same(model, request, other.tokens, mine.tokens)
@@ -118,7 +118,7 @@ def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -
 def test_log_probabilities_are_those_of_the_model() -> None:
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
-    history = remembered(requests, run_all(drafting(model, AnswerHistory(64)), requests), wrong=0.2)
+    history = history_of(requests, run_all(drafting(model, AnswerHistory(64)), requests), wrong=0.2)
     for name, mine in run_all(drafting(model, history), requests).items():
         request = next(r for r in requests if r.trajectory == name)
         wanted = chosen_logprobs(model, request.tokens, mine.tokens)
@@ -130,7 +130,7 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
     model = tiny_model("qwen3")
     requests = [ask("t0", prompt(5), Sampling(1.0, tokens_max=40))]
     plain = run_all(drafting(model, AnswerHistory(64)), requests)
-    engine = drafting(model, remembered(requests, plain))
+    engine = drafting(model, history_of(requests, plain))
     assert run_all(engine, requests)["t0"].tokens == plain["t0"].tokens
     assert engine.stats().steps <= 10
     assert engine.stats().tokens == 40
@@ -140,7 +140,7 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
         Sampling(1.0, tokens_max=40, stop=(stop,)),
         Sampling(1.0, tokens_max=first + 1),
     ):
-        engine = drafting(model, remembered(requests, plain))
+        engine = drafting(model, history_of(requests, plain))
         short = run_all(engine, [ask("t0", prompt(5), sampling)])["t0"]
         assert short.tokens == plain["t0"].tokens[: first + 1]
         assert short.finish == ("stop" if sampling.stop else "length")
@@ -151,28 +151,28 @@ def test_emissions_mark_accepted_tokens() -> None:
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
     plain = run_all(drafting(model, AnswerHistory(64), gate=DraftGate(forced=False)), requests)
-    engine = drafting(model, remembered(requests, plain, 0.1), emit_every=7)
+    engine = drafting(model, history_of(requests, plain, 0.1), emit_every=7)
     parts: dict[str, list[tuple[int, Drafts | None]]] = {}
     for request in requests:
         engine.submit(request)
     while engine.running():
         for emission in engine.poll(0.0):
-            said = (len(emission.tokens), emission.drafts)
-            parts.setdefault(emission.trajectory, []).append(said)
-    whole = {name: join_drafts(said) for name, said in parts.items()}
-    told = [drafts for drafts in whole.values() if drafts is not None]
-    assert len(told) == len(requests)
+            part = (len(emission.tokens), emission.drafts)
+            parts.setdefault(emission.trajectory, []).append(part)
+    whole = {name: join_drafts(part) for name, part in parts.items()}
+    reported = [drafts for drafts in whole.values() if drafts is not None]
+    assert len(reported) == len(requests)
     assert max(map(len, parts.values())) > 1
     for name, drafts in whole.items():
         assert drafts is not None
         assert sum(drafts.runs) == len(plain[name].tokens)
     counted = engine.stats().drafts
-    assert sum(map(accepted_tokens, told)) == counted.accepted > 0
-    assert sum(drafts.guessed for drafts in told) == counted.proposed > counted.accepted
-    assert sum(drafts.asked for drafts in told) == counted.asked
-    assert sum(drafts.found for drafts in told) == counted.found
-    assert sum(drafts.steps for drafts in told) == counted.rows
-    assert sum(drafts.lookup_s for drafts in told) == pytest.approx(counted.lookup_s, rel=0.01)
+    assert sum(map(accepted_tokens, reported)) == counted.accepted > 0
+    assert sum(drafts.guessed for drafts in reported) == counted.proposed > counted.accepted
+    assert sum(drafts.asked for drafts in reported) == counted.asked
+    assert sum(drafts.found for drafts in reported) == counted.found
+    assert sum(drafts.steps for drafts in reported) == counted.rows
+    assert sum(drafts.lookup_s for drafts in reported) == pytest.approx(counted.lookup_s, rel=0.01)
 
 
 def test_where_nothing_is_drafted_emissions_mark_nothing_or_zero() -> None:
@@ -195,7 +195,7 @@ def test_rows_drawn_differently_share_a_pass() -> None:
         ask(f"t{i}", prompt(4, i), sampling_of(kinds[i % 4], 30 + i), group=i) for i in range(8)
     ]
     plain = run_all(drafting(model, AnswerHistory(64), slots=8), requests)
-    drafted = run_all(drafting(model, remembered(requests, plain, 0.1), slots=8), requests)
+    drafted = run_all(drafting(model, history_of(requests, plain, 0.1), slots=8), requests)
     assert {k: v.tokens for k, v in drafted.items()} == {k: v.tokens for k, v in plain.items()}
 
 
@@ -206,7 +206,7 @@ def test_updates_at_the_same_tokens_give_the_same_tokens(mode: str) -> None:
     """
     request = ask("t0", prompt(6), Sampling(0.9, tokens_max=80))
     plain = run_all(drafting(MODELS[1], AnswerHistory(64)), [request])
-    history = remembered([request], plain, wrong=0.15)
+    history = history_of([request], plain, wrong=0.15)
     engine, gained = drafting(MODELS[1], history, slots=1), {}
     engine.submit(request)
     number = 1
@@ -261,7 +261,7 @@ def test_a_turn_of_the_environment_continues_with_drafts() -> None:
         return gained, engine
 
     plain, _ = talk(AnswerHistory(64), False)
-    history = remembered([*others], plain, 0.2)
+    history = history_of([*others], plain, 0.2)
     tokens = np.concatenate((held.tokens, np.array(plain["held"].tokens, np.uint32)))
     history.insert(prompt_key(held.tokens, held.sources), 0, tokens, len(tokens) - 4)
     drafted, engine = talk(history, True)
@@ -298,7 +298,7 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
 def test_a_history_of_another_vocabulary_is_no_danger() -> None:
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
     plain = run_all(drafting(model, AnswerHistory(64)), [request])
-    history = remembered([request], plain)
+    history = history_of([request], plain)
     tokens = np.concatenate((request.tokens, np.arange(5, 90, dtype=np.uint32)))
     history.insert(prompt_key(request.tokens, request.sources), 9, tokens, 85, 5.0)
     assert run_all(drafting(model, history), [request])["t0"].tokens == plain["t0"].tokens

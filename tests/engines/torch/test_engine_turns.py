@@ -1,4 +1,4 @@
-"""Groups, turns, aborts: when each is prefilled, and what is emitted."""
+"""Groups, turns, aborts: when each is prefilled, and which tokens are emitted."""
 
 import numpy as np
 import pytest
@@ -45,9 +45,9 @@ def test_appended_environment_tokens_equal_a_forward_from_scratch(family: str) -
         mine = to_first_stop(engine, "t")
         wanted = chosen_logprobs(model, np.array(tokens, np.uint32), mine.tokens)
         torch.testing.assert_close(torch.tensor(mine.logprobs), wanted, atol=1e-4, rtol=0)
-        said = prompt(4 + turn, 50 + turn)
-        tokens += mine.tokens + said.tolist()
-        engine.append("t", said)
+        reply = prompt(4 + turn, 50 + turn)
+        tokens += mine.tokens + reply.tolist()
+        engine.append("t", reply)
     assert "t" in engine.running()
 
 

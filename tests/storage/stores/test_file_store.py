@@ -123,9 +123,9 @@ except OSError as error:
 """
     store = FileStore(tmp_path)
     store.put("key", b"before")
-    said = python(script, tmp_path).communicate()[0]
-    assert said.startswith("StoreError cannot write")
-    assert "free space" in said
+    output = python(script, tmp_path).communicate()[0]
+    assert output.startswith("StoreError cannot write")
+    assert "free space" in output
     assert store.get("key") == b"before"
     assert list((tmp_path / "~writing").iterdir()) == []
 

@@ -92,7 +92,7 @@ def test_a_url_has_everything_but_credentials():
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("s3://", "name a bucket"),
         ("s3://Bucket/x", "name a bucket"),
@@ -114,8 +114,8 @@ def test_a_url_has_everything_but_credentials():
         ("s3://[bucket", "write it as"),
     ],
 )
-def test_a_bad_url_is_refused_with_the_reason(url, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_url_is_refused_with_the_reason(url, expected):
+    with pytest.raises(ConfigurationError, match=expected):
         parse_s3_url(url)
 
 
@@ -138,10 +138,10 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url):
 @given(st.text(max_size=60))
 def test_any_url_is_a_place_or_a_clear_error(text):
     try:
-        said = str(parse_s3_url(f"s3://{text}"))
+        expected = str(parse_s3_url(f"s3://{text}"))
     except ConfigurationError as error:
-        said = str(error).removeprefix("store URL ")
-    assert said.startswith("s3://")
+        expected = str(error).removeprefix("store URL ")
+    assert expected.startswith("s3://")
 
 
 def test_every_parameter_is_documented():

@@ -180,9 +180,9 @@ def every_call(store):
     ]
 
 
-def refused(store, said):
+def refused(store, expected):
     for call in every_call(store):
-        with pytest.raises(StoreError, match=said) as caught:
+        with pytest.raises(StoreError, match=expected) as caught:
             call()
         assert type(caught.value) is StoreError
 

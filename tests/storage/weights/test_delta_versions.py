@@ -305,7 +305,7 @@ def test_a_parent_that_is_not_the_one_the_delta_was_made_from_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         (b'"kind": "delta"', b'"kind": "anchor"', "without tensor"),
         (b'"number": 0', b'"number": 1', "not an earlier version"),
@@ -314,10 +314,10 @@ def test_a_parent_that_is_not_the_one_the_delta_was_made_from_is_refused():
         (b'"head": "embed"', b'"head": "zzzzz"', "names no tensor"),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(old, new, said):
+def test_a_manifest_that_contradicts_itself_is_refused(old, new, expected):
     history = History()
     key = manifest_key(history.add().version)
     assert old in history.store.get(key)
     history.store.put(key, history.store.get(key).replace(old, new))
-    with pytest.raises(CorruptObject, match=said):
+    with pytest.raises(CorruptObject, match=expected):
         fetch_tensors(history.store, history.version(1))

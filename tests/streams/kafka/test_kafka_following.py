@@ -111,7 +111,7 @@ def test_exact_reads_beside_following_ones_agree(bus: Bus):
         assert looked(bus, "c", at, 3) == wanted
 
 
-def told(bus: Bus) -> tuple[object, object]:
+def restarts_and_lost_feeds(bus: Bus) -> tuple[object, object]:
     """Restarts of the consumer, and feeds that ended."""
     values = BusWrapper(bus).metric_values()
     return values.get("log_follow_restarts_total"), values.get("log_follow_lost_total")
@@ -125,7 +125,7 @@ def looked_until_lost(bus: Bus, topic: str, at: dict[int, int]) -> int:
             count += len(look(bus, topic, at))
         except PositionLost:
             return count
-    raise AssertionError(f"{topic}: nobody said that {at} is gone")
+    raise AssertionError(f"{topic}: no error reported that {at} is gone")
 
 
 def test_a_position_truncated_before_it_is_followed_ends_the_feed_of_its_topic_alone(bus: Bus):
@@ -138,7 +138,7 @@ def test_a_position_truncated_before_it_is_followed_ends_the_feed_of_its_topic_a
     assert looked(bus, "b", {0: 4}, 2) == [b"b4", b"b5"]
     bus.append("c", named("x", 2))
     assert looked(bus, "c", c, 2) == [b"x0", b"x1"]
-    assert told(bus) == (0, 1)
+    assert restarts_and_lost_feeds(bus) == (0, 1)
 
 
 def test_a_position_truncated_while_it_is_followed_is_reported_after_the_queue(bus: Bus):
@@ -154,7 +154,7 @@ def test_a_position_truncated_while_it_is_followed_is_reported_after_the_queue(b
     assert len(looked(bus, "b", {0: 23}, 1)) == 1
     bus.append("c", named("c", 2))
     assert looked(bus, "c", c, 2) == [b"c0", b"c1"]
-    assert told(bus) == (0, 1)
+    assert restarts_and_lost_feeds(bus) == (0, 1)
 
 
 def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
@@ -166,4 +166,4 @@ def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
     found, end = 0, time.monotonic() + WAIT_S
     while found < 2 and time.monotonic() < end:
         found += len(following.poll(32))
-    assert (found, following.reader.lost, told(bus)) == (2, 1, (0, 1))
+    assert (found, following.reader.lost, restarts_and_lost_feeds(bus)) == (2, 1, (0, 1))

@@ -187,8 +187,8 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
 
 @pytest.mark.parametrize("is_archived", [False, True])
 def test_a_completion_outside_its_groups_partition_is_first_of_nothing(tmp_path, is_archived):
-    """Invariant 2: the order in which partitions are read must not decide what is trained; audit
-    and trainer skip the same records.
+    """Invariant 2: the order in which partitions are read does not decide which samples are
+    trained; audit and trainer skip the same records.
     """
     run = HandFed(tmp_path, partitions=2, settings={"filter_equal_rewards": False})
     for group in range(4):

@@ -141,8 +141,8 @@ def test_a_wait_for_a_scorer_that_is_down_is_reported_once_in_a_while(caplog):
             105 + NO_ANNOTATION_S,
             100 + 2 * NO_ANNOTATION_S,
         ]
-        said = [patience.check(3, annotated_s=0.0, now_s=now_s) for now_s in times]
-    assert said == [False, False, True, False, True]
+        due = [patience.check(3, annotated_s=0.0, now_s=now_s) for now_s in times]
+    assert due == [False, False, True, False, True]
     assert "3 finished groups wait for annotations (reward)" in caplog.text
 
 

@@ -61,7 +61,7 @@ def test_another_architecture_is_trained_from_its_folder(tmp_path):
 
 
 def cached(root, monkeypatch, model):
-    """A Hub cache that has `somebody/tiny`, as `hf download` leaves it."""
+    """A Hub cache that has `an-owner/tiny`, as `hf download` leaves it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root))
     home = root / "models--somebody--tiny"
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -73,11 +73,11 @@ def cached(root, monkeypatch, model):
 
 def test_a_hub_name_is_found_in_the_cache(tmp_path, monkeypatch):
     folder = cached(tmp_path / "hub", monkeypatch, build("qwen2"))
-    assert load_model("somebody/tiny").config.vocab_size == VOCABULARY
-    lines = '[model]\npath = "somebody/tiny"\n[rollouts]\ncontext_max = 128\n'
+    assert load_model("an-owner/tiny").config.vocab_size == VOCABULARY
+    lines = '[model]\npath = "an-owner/tiny"\n[rollouts]\ncontext_max = 128\n'
     (tmp_path / "run.toml").write_text(lines + "[sampling]\ntokens_max = 64\n")
     configuration = load(tmp_path / "run.toml")
-    assert configuration.model.path == "somebody/tiny"
+    assert configuration.model.path == "an-owner/tiny"
     assert model_folder(configuration, tmp_path) == folder
     with pytest.raises(ConfigurationError, match="or a Hub name in this machine's cache"):
         load(tmp_path / "run.toml", ["model.path=somebody/else"])

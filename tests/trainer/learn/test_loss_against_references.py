@@ -99,10 +99,10 @@ def test_streamed_micro_batches_equal_one_big_batch(samples):
 def on_policy(samples: list[Sample]) -> list[Sample]:
     """The samples as if the model itself had just generated them."""
     model = build()
-    told = []
+    recorded = []
     for one in (replace(x, mask=np.ones_like(x.mask)) for x in samples):
-        told.append(replace(one, logprobs=reference_logprobs(model, one).detach().numpy()))
-    return told
+        recorded.append(replace(one, logprobs=reference_logprobs(model, one).detach().numpy()))
+    return recorded
 
 
 def test_truncated_is_on_policy_is_reinforce(samples):

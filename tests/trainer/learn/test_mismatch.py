@@ -33,7 +33,7 @@ def model() -> PreTrainedModel:
     return made
 
 
-def generated(task: str, drawn_at: float, said: float, count: int = 12) -> list[Trajectory]:
+def generated(task: str, drawn_at: float, stated: float, count: int = 12) -> list[Trajectory]:
     """Samples of the engine itself, drawn at one temperature and recorded with another."""
     policy = model()
     engine = TorchEngine(policy.config, policy.state_dict(), V0, EngineOptions(count, 64))
@@ -49,7 +49,7 @@ def generated(task: str, drawn_at: float, said: float, count: int = 12) -> list[
         for one in emissions:
             tokens[one.trajectory] += one.tokens.tolist()
             logprobs[one.trajectory] += one.logprobs.tolist()
-    return [record(name, task, tokens[name], logprobs[name], said) for name in names]
+    return [record(name, task, tokens[name], logprobs[name], stated) for name in names]
 
 
 def record(

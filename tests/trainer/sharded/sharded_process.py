@@ -4,10 +4,11 @@ All ranks do the same jobs.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from the newest that can
-be read; `idle:S` waits for S seconds; `tell:` writes rank 0's results to FOLDER/result.json, as the
-end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at the other ranks until rank
-0 ends. `model=NAME` is another model than `MODEL`, `lora=RANK` trains adapters of it, `store=NAME`
-is the store of the other ranks, `relays=BUS` the log of the relays that every rank pushes to.
+be read; `idle:S` waits for S seconds; `write_result:` writes rank 0's results to
+FOLDER/result.json, as the end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at
+the other ranks until rank 0 ends. `model=NAME` is another model than `MODEL`, `lora=RANK` trains
+adapters of it, `store=NAME` is the store of the other ranks, `relays=BUS` the log of the relays that
+every rank pushes to.
 """
 
 import json
@@ -114,7 +115,7 @@ class Jobs:
         shared = ShardedModel(starting(folder, names.get("model", MODEL), lora), ranks)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
-        self.said: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
+        self.result: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
 
     def do(self, job: str) -> None:
         kind, _, what = job.partition(":")
@@ -125,9 +126,9 @@ class Jobs:
         for update in range(int(first), int(last) + 1):
             for batch in stream(update):
                 self.learner.submit(batch)
-            self.said["metrics"].append(self.learner.finish_update())
-            self.said["hashes"].append(self.learner.state_hash())
-            self.said["micro_batches"].append(self.learner.micro_batches)
+            self.result["metrics"].append(self.learner.finish_update())
+            self.result["hashes"].append(self.learner.state_hash())
+            self.result["micro_batches"].append(self.learner.micro_batches)
 
     def publish(self, what: str) -> None:
         tensors = self.learner.snapshot("bfloat16")
@@ -150,13 +151,13 @@ class Jobs:
 
     def resume(self, what: str) -> None:
         self.learner.load_state(open_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
-        self.said["hashes"].append(self.learner.state_hash())
+        self.result["hashes"].append(self.learner.state_hash())
 
     def restore(self, what: str) -> None:
         found = [one.id for one in reversed(stored_checkpoints(self.store))]
         state = load_first(self.store, self.learner, found, self.ranks)
         assert state is not None
-        self.said["restored"] = state.step
+        self.result["restored"] = state.step
 
     def idle(self, what: str) -> None:
         print("idle", flush=True)
@@ -167,17 +168,17 @@ class Jobs:
         while not self.leads and not self.ranks.has_ended():
             time.sleep(0.05)
 
-    def tell(self, what: str = "") -> None:
+    def write_result(self, what: str = "") -> None:
         if not self.leads:
             return
         half = self.folder / "result.half"
-        half.write_text(json.dumps(self.said))
+        half.write_text(json.dumps(self.result))
         half.rename(self.folder / "result.json")
 
     def until(self, what: str) -> None:
         while not (self.folder / what).exists():
             time.sleep(0.05)
-        print("goes on", flush=True)
+        print("continues", flush=True)
 
 
 def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[str]) -> None:
@@ -187,7 +188,7 @@ def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[
         for job in jobs:
             if "=" not in job:
                 mine.do(job)
-        mine.tell()
+        mine.write_result()
 
 
 if __name__ == "__main__":

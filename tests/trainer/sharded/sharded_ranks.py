@@ -54,7 +54,7 @@ def run_ranks(folder: Path, size: int, jobs: Sequence[str], **changed: object) -
     """Waits until all have ended well; returns rank 0's results."""
     with ranks(folder, size, jobs, **changed) as started:  # pyright: ignore[reportArgumentType]
         for rank, process in enumerate(started):
-            assert process.wait(WAIT_S) == 0, said(folder, rank)
+            assert process.wait(WAIT_S) == 0, rank_output(folder, rank)
     return found(folder)
 
 
@@ -63,7 +63,7 @@ def found(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def said(folder: Path, rank: int) -> str:
+def rank_output(folder: Path, rank: int) -> str:
     return (folder / f"rank-{rank}.log").read_text()
 
 

@@ -119,9 +119,9 @@ def test_an_interrupted_run_stops_its_ranks_in_order_and_resumes(
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(WAIT_S) == 130
     assert not [one for one in children if one.is_running()]
-    said = (folder / "logs" / "trainer.log").read_text()
-    assert "trainer was stopped" in said
-    assert "RankLost" not in said
+    output = (folder / "logs" / "trainer.log").read_text()
+    assert "trainer was stopped" in output
+    assert "RankLost" not in output
     assert steps_done(folder) < STEPS, "it was complete before it was interrupted"
     with started(folder, model, MORE) as process:
         assert process.wait(WAIT_S) == 0
@@ -136,6 +136,6 @@ def test_a_refusal_of_the_ranks_ends_the_run_with_their_message(
     folder = tmp_path / "run"
     with started(folder, model, [*MORE, "trainer.device=cuda"]) as process:
         assert process.wait(WAIT_S) == 1
-    said = (tmp_path / "output.txt").read_text()
-    assert "rollstream: trainer refused to start: trainer.device must be a device of this" in said
+    output = (tmp_path / "output.txt").read_text()
+    assert "rollstream: trainer refused to start: trainer.device must be a device of this" in output
     assert deaths(folder) == [2]

@@ -18,7 +18,7 @@ from rollstream.streams.values import Version
 from testbed.waiting import WAIT_S, wait_for
 from tests.trainer.learning_reference import build, largest_difference
 from tests.trainer.sharded.sharded_process import COUNTS, MODEL, rules, stream
-from tests.trainer.sharded.sharded_ranks import found, ranks, run_ranks, said
+from tests.trainer.sharded.sharded_ranks import found, rank_output, ranks, run_ranks
 
 LAST = len(COUNTS) - 1
 JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"keep:{LAST + 1}"]
@@ -28,10 +28,10 @@ JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"ke
 def living(tmp_path_factory: pytest.TempPathFactory):
     """Two processes that have done the jobs; they continue training once FOLDER/go exists."""
     folder = tmp_path_factory.mktemp("two")
-    more = ["tell:", "until:go", *[f"train:0-{LAST}"] * 300]
+    more = ["write_result:", "until:go", *[f"train:0-{LAST}"] * 300]
     with ranks(folder, 2, [*JOBS, *more]) as started:
         wait_for(lambda: (folder / "result.json").exists() or has_ended(started))
-        assert not has_ended(started), said(folder, 0) + said(folder, 1)
+        assert not has_ended(started), rank_output(folder, 0) + rank_output(folder, 1)
         yield folder, started
 
 
@@ -194,8 +194,10 @@ def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
     ours, theirs = kept(tmp_path, 1), learner.state()
     assert ours.keys() == theirs.keys()
     # Biases of keys have no gradient but rounding (softmax does not see them), which Adam enlarges.
-    told = [name for name in ours if "c_attn.bias" not in name]
-    assert largest_difference({n: ours[n] for n in told}, {n: theirs[n] for n in told}) < 1e-5
+    compared = [name for name in ours if "c_attn.bias" not in name]
+    assert (
+        largest_difference({n: ours[n] for n in compared}, {n: theirs[n] for n in compared}) < 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -233,10 +235,10 @@ def test_a_killed_rank_is_named_while_others_train(living):
     """The last test here: both processes have ended then."""
     folder, (first, second) = living
     (folder / "go").touch()
-    wait_for(lambda: "goes on" in said(folder, 0))
+    wait_for(lambda: "continues" in rank_output(folder, 0))
     second.kill()
     assert first.wait(WAIT_S) != 0
-    assert "RankLost: rank 1 of the trainer is gone" in said(folder, 0)
+    assert "RankLost: rank 1 of the trainer is gone" in rank_output(folder, 0)
 
 
 def copied(folder: Path, to: Path) -> Path:

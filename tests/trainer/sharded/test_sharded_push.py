@@ -15,7 +15,7 @@ from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.values import Version
 from testbed.relay_network import RelayNet, RelayProcess
 from testbed.waiting import WAIT_S, wait_for
-from tests.trainer.sharded.sharded_ranks import ranks, said
+from tests.trainer.sharded.sharded_ranks import rank_output, ranks
 
 ANCHOR, DELTA = Version(0, 1), Version(1, 1)
 
@@ -29,7 +29,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RelayNet]:
 
 
 def jobs(net: RelayNet, *more: str) -> list[str]:
-    return [f"relays=sqlite:{net.folder / 'bus'}", "publish:0", "tell:", *more, "until:end"]
+    return [f"relays=sqlite:{net.folder / 'bus'}", "publish:0", "write_result:", *more, "until:end"]
 
 
 def parts(manifest: Manifest, rank: int) -> int:
@@ -43,7 +43,10 @@ def whole(manifest: Manifest) -> int:
 
 def published(net: RelayNet, version: Version) -> Manifest:
     key = f"{net.folder}/store/weights/{version}/manifest.json"
-    wait_for(Path(key).exists, said=lambda: said(net.folder, 0) + said(net.folder, 1))
+    wait_for(
+        Path(key).exists,
+        describe=lambda: rank_output(net.folder, 0) + rank_output(net.folder, 1),
+    )
     return read_manifest(net.store, version)
 
 
@@ -90,7 +93,7 @@ def test_the_parts_of_a_rank_whose_push_is_refused_come_from_the_store(net: Rela
         anchor = published(net, ANCHOR)
         pushed = whole(anchor) - parts(anchor, 1)
         wait_for(lambda: relay.figure("pushed_bytes_total") == pushed)
-        wait_for(lambda: "status 401" in said(net.folder, 1))
+        wait_for(lambda: "status 401" in rank_output(net.folder, 1))
         assert not relay.has(ANCHOR)
         assert relay.figure("bucket_bytes_total") == 0
         net.announce(anchor)
@@ -106,5 +109,5 @@ def test_no_version_is_completed_while_a_part_of_a_rank_is_not_stored(net: Relay
     (net.folder / "other" / "weights").write_text("a file where a folder is wanted")
     with ranks(net.folder, 2, ["store=other", *jobs(net)], timeout_s=30) as started:
         assert all(process.wait(WAIT_S) for process in started)
-    assert "StoreError: rank 1 of the trainer could not write" in said(net.folder, 0)
+    assert "StoreError: rank 1 of the trainer could not write" in rank_output(net.folder, 0)
     assert not list((net.folder / "store").rglob("manifest.json"))

@@ -83,7 +83,7 @@ def test_a_killed_rank_ends_all_and_the_next_start_resumes(tmp_path, model):
         second_rank.kill()
         assert first.process.wait(WAIT_S) != 0
         assert not [one for one in workers if one.is_running()], "a rank outlived the group"
-        assert "rank 1 of the trainer is gone" in first.log.read_text(), first.said()
+        assert "rank 1 of the trainer is gone" in first.log.read_text(), first.describe()
         torchrun(run, 2)
         run.wait_complete()
     assert_it_is_as_if_nothing_had_died(folder)
@@ -114,7 +114,7 @@ def test_another_number_of_ranks_resumes_after_a_clean_stop(tmp_path, model):
         first.signal(signal.SIGTERM)
         first.process.wait(WAIT_S)
         assert not [one for one in workers if one.is_running()]
-        assert "trainer was stopped" in first.log.read_text(), first.said()
+        assert "trainer was stopped" in first.log.read_text(), first.describe()
         assert "RankLost" not in first.log.read_text()
         run.start("trainer")  # one process
         run.wait_complete()
@@ -141,7 +141,7 @@ def test_an_adapter_resumes_on_another_number_of_ranks_wherever_rank_0_dies(tmp_
             run.aims.aim(Aim("trainer", manifest, nth=nth))
             trainer = torchrun(run, size, module=MODULE)
             assert trainer.process.wait(WAIT_S) != 0
-            assert "SIGKILL" in trainer.log.read_text(), trainer.said()
+            assert "SIGKILL" in trainer.log.read_text(), trainer.describe()
         store = open_store(f"file:{folder / 'store'}")
         assert max(one.id.step for one in stored_checkpoints(store)) == 4
         assert steps_done(folder) == 4

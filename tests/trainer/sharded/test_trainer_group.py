@@ -45,7 +45,9 @@ def pids(folder: Path, count: int) -> list[int]:
     def texts() -> list[str]:
         return [path.read_text() for path in sorted(folder.iterdir())]
 
-    wait_for(lambda: len(said := texts()) == count and all(text.endswith("\n") for text in said))
+    wait_for(
+        lambda: len(written := texts()) == count and all(text.endswith("\n") for text in written)
+    )
     return [int(text) for text in texts()]
 
 
@@ -87,9 +89,11 @@ def test_each_rank_gets_its_number(tmp_path):
         "open(f'{sys.argv[1]}/{rank}', 'w').write(json.dumps(found))"
     )
     assert run_rank_processes(line(code, tmp_path), ranks(3), StopSignals()) == 0
-    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    assert [one[:4] for one in told] == [[str(r), str(r), "3", "127.0.0.1"] for r in range(3)]
-    assert len({one[4] for one in told}) == 1
+    environments = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert [one[:4] for one in environments] == [
+        [str(r), str(r), "3", "127.0.0.1"] for r in range(3)
+    ]
+    assert len({one[4] for one in environments}) == 1
 
 
 def test_a_killed_rank_takes_the_others_with_it(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from rollstream.producers.engines.vllm.core import write_config
 from testbed.repository import ROOT
 
-KEY = "not-a-secret-of-anybody"
+KEY = "a-key-of-the-tests"
 SLOTS, CONTEXT = 16, 512
 ARGUMENTS = (
     "--tokens-only",

@@ -292,10 +292,10 @@ def test_a_killed_server_is_an_error_of_the_rollout_and_emitted_tokens_continue_
     server.kill()
     with pytest.raises(EngineRefused, match=r"127\.0\.0\.1"):
         to_the_end(server, engine, part)
-    said = part["t"]
+    gained_before = part["t"]
     server.start()
     again = connect(server, context_max=448)  # waits for it
-    rest = run_all(again, [resumed(request, said)])["t"]
+    rest = run_all(again, [resumed(request, gained_before)])["t"]
     model = vllm_model("qwen3")
-    greedy, _ = over_old_cache(model, model, prompt(6), said.tokens + rest.tokens, 0)
-    assert (said.tokens + rest.tokens, rest.finish) == (greedy, "length")
+    greedy, _ = over_old_cache(model, model, prompt(6), gained_before.tokens + rest.tokens, 0)
+    assert (gained_before.tokens + rest.tokens, rest.finish) == (greedy, "length")
