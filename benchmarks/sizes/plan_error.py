@@ -4,7 +4,7 @@ Four settings: a trainer and a rollout, each of two models made from a configura
 micro-batches and slots. `trainer-62m` and `rollout-117m` were looked at when the constants of
 `rollstream/sizes/arithmetic.py` were set; `trainer-117m` and `rollout-62m` were not. A case
 compares the sum of the plan's lines and the memory of the same process before it has a model,
-against the peak of anonymous and shared memory, sampled while it works.
+with the peak of anonymous and shared memory, sampled while it works.
 """
 
 import json

@@ -6,8 +6,8 @@ and the interpreter's lock are shared. A lower priority of that thread and a sho
 were tried and change nothing. A process of its own is not built: in five pairs on a loaded machine
 the median cost to a step of 562 ms, in processor time, was 17 ms for the thread with its snapshot,
 11 ms for another process that compares, encodes and hashes without pause, and 37 ms for one that
-only copies memory; single pairs differ by more than that. Memory is shared, which a process
-shares too.
+only copies memory; single pairs differ by more than that. Another process would share memory
+too.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

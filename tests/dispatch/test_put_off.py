@@ -46,7 +46,7 @@ def test_what_would_be_in_time_on_the_newest_version_starts_again_there():
         {"expected": None},
         {"expected": ExpectedLength(1.0, 300.0, 8)},
         {"unfinished": 0.5},
-        {"whole": False},
+        {"all_members_open": False},
     ],
 )
 def test_what_would_be_late_again_is_not_yet_or_holds_up_its_group_is_left_alone(

@@ -63,7 +63,7 @@ def test_another_architecture_is_trained_from_its_folder(tmp_path):
 def cached(root, monkeypatch, model):
     """A Hub cache that has `an-owner/tiny`, as `hf download` leaves it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root))
-    home = root / "models--somebody--tiny"
+    home = root / "models--an-owner--tiny"
     commit = "0123456789abcdef0123456789abcdef01234567"
     saved(home / "snapshots" / commit, model)
     (home / "refs").mkdir()
@@ -80,11 +80,11 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path, monkeypatch):
     assert configuration.model.path == "an-owner/tiny"
     assert model_folder(configuration, tmp_path) == folder
     with pytest.raises(ConfigurationError, match="or a Hub name in this machine's cache"):
-        load(tmp_path / "run.toml", ["model.path=somebody/else"])
+        load(tmp_path / "run.toml", ["model.path=an-owner/else"])
 
 
 def test_a_path_without_a_checkpoint_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere", "somebody/never-fetched", "."):
+    for path in (tmp_path, tmp_path / "nowhere", "an-owner/never-fetched", "."):
         with pytest.raises(ConfigurationError, match="not a local checkpoint folder"):
             load_model(str(path))
     (tmp_path / "config.json").write_text('{"model_type": ')

@@ -7,8 +7,8 @@ published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from 
 be read; `idle:S` waits for S seconds; `write_result:` writes rank 0's results to
 FOLDER/result.json, as the end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at
 the other ranks until rank 0 ends. `model=NAME` is another model than `MODEL`, `lora=RANK` trains
-adapters of it, `store=NAME` is the store of the other ranks, `relays=BUS` the log of the relays that
-every rank pushes to.
+adapters of it, `store=NAME` is the store of the other ranks, `relays=BUS` the log of the relays
+that every rank pushes to.
 """
 
 import json
