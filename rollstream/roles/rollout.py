@@ -114,23 +114,23 @@ def measure_profile(
         )
     set_torch_threads(c.rollouts.threads)
     model = _load_or_build_model(c, folder)
-    slots, context = c.rollouts.slots, c.rollouts.context_max
+    slots, context_max = c.rollouts.slots, c.rollouts.context_max
     weights, device = model.state_dict(), engine_device(c.rollouts)
     engine = open_engine(
         c.rollouts.engine,
         model.config,
         weights,
         Version(0, 0),
-        EngineOptions(slots=slots, context_max=context, device=device, dtype=c.rollouts.dtype),
+        EngineOptions(slots=slots, context_max=context_max, device=device, dtype=c.rollouts.dtype),
         vllm=c.rollouts.vllm,
     )
-    timing = TimedEngine(engine, slots, context, int(model.config.vocab_size))
+    timing = TimedEngine(engine, slots, context_max, int(model.config.vocab_size))
     points: list[StepTiming] = []
     for point in measure_points(timing):
         points.append(point)
         progress(point)
     key = model_key(model.config, changed_settings(c.rollouts))
-    profile = fit_profile(c.rollouts.engine, key, slots, context, points)
+    profile = fit_profile(c.rollouts.engine, key, slots, context_max, points)
     return replace(profile, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -156,52 +156,52 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
     return untrained_model(configuration.model, task, configuration.seed)
 
 
-def run_rollout(place: RoleContext) -> bool:
+def run_rollout(context: RoleContext) -> bool:
     """Generate until the role is stopped."""
-    rollout = build_rollout(with_relay_reads(place))
+    rollout = build_rollout(with_relay_reads(context))
     if rollout is not None:
-        place.watch.offer(rollout.metric_values, rollout.readers)
-        rollout.run(place.stop)
+        context.watch.offer(rollout.metric_values, rollout.readers)
+        rollout.run(context.stop)
     return False
 
 
-def build_rollout(place: RoleContext) -> RolloutLoop | None:
+def build_rollout(context: RoleContext) -> RolloutLoop | None:
     """The worker under its next term; None if it was stopped before a version was announced."""
-    c = place.configuration
+    c = context.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
-    task = load_run_task(c, place.folder)
-    term = next_term(place.store, ROLLOUTS, place.name)
-    assignments = AssignmentQueue(place.bus, place.name, term)
+    task = load_run_task(c, context.folder)
+    term = next_term(context.store, ROLLOUTS, context.name)
+    assignments = AssignmentQueue(context.bus, context.name, term)
     # The engine torch gives its tensors back, and vLLM's workers map a file.
     follower = WeightsFollower(
-        place.bus,
-        place.store,
+        context.bus,
+        context.store,
         streamed_above=STREAMED_BYTES if c.rollouts.engine == "torch" else None,
         mapped_above=STREAMED_BYTES if c.rollouts.engine == "vllm" else None,
     )
-    follower.hold_name = lambda: hold_name(place.store, ROLLOUTS, place.name)
-    fetched = _first_weights(place, follower)
+    follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
+    fetched = _first_weights(context, follower)
     if fetched is None:
         return None
     started = time.perf_counter()
-    draft_feed = _open_draft_feed(place)
-    engine, most = _open_first_engine(place, fetched, draft_feed)
+    draft_feed = _open_draft_feed(context)
+    engine, most = _open_first_engine(context, fetched, draft_feed)
     schedule = StatusSchedule(c.rollouts.status_s)
     publisher = RolloutPublisher(
-        place.bus,
-        BackgroundSender(place.bus),
-        place.name,
+        context.bus,
+        BackgroundSender(context.bus),
+        context.name,
         term,
         c.rollouts,
         schedule,
         batch_max=most,
-        preemptible=place.grace_s is not None,
-        heartbeat=Heartbeat(place.bus, c.rollouts.status_s),
+        preemptible=context.grace_s is not None,
+        heartbeat=Heartbeat(context.bus, c.rollouts.status_s),
     )
     publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
     ended_turns = EndedTurns(
-        RewardPool(task_settings(c, place.folder)),
+        RewardPool(task_settings(c, context.folder)),
         isinstance(task, Environment),
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
@@ -213,14 +213,14 @@ def build_rollout(place: RoleContext) -> RolloutLoop | None:
     )
     # No bound for the vocabulary: an engine emits no token beyond its own.
     rollout.in_progress.bounds = training_bounds(c, None)
-    if place.grace_s is not None:
-        rollout.outcome_wait_s = place.grace_s / 2  # the other half is for publishing
+    if context.grace_s is not None:
+        rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
 
 
-def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
+def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
     """This rollout's feed into the node's draft history; None if it does not draft."""
-    c, bus = place.configuration, place.bus
+    c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
 
@@ -229,55 +229,55 @@ def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
             return bus
         from rollstream.storage.log_view import LogView
 
-        return LogView(bus, place.store, c.run)
+        return LogView(bus, context.store, c.run)
 
-    folder = segment_folder(c.run, place.folder, socket.gethostname())
+    folder = segment_folder(c.run, context.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
     draft_feed = DraftFeed(bus, earlier, node)
     draft_feed.poll()  # clears the history of a killed run before it is read
     return draft_feed
 
 
-def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
+def _draft_source(context: RoleContext, draft_feed: DraftFeed) -> DraftSource:
     """Drafts from the node's history and from the sequences running in this engine."""
-    rollouts = place.configuration.rollouts
+    rollouts = context.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
     return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
 
 
 def _open_first_engine(
-    place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
+    context: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
 ) -> tuple[Engine, int]:
     """As `open_rollout_engine`; refusals are classified as final or not."""
-    rollouts = place.configuration.rollouts
+    rollouts = context.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
         return open_rollout_engine(
-            place, fetched, None if draft_feed is None else _draft_source(place, draft_feed)
+            context, fetched, None if draft_feed is None else _draft_source(context, draft_feed)
         )
 
 
 def open_rollout_engine(
-    place: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
+    context: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
     """The engine, serving the fetched version, and its B_max: the configured one, its profile's, or
     all of its slots. It drafts from `drafts` if given.
     """
-    c, announced = place.configuration, fetched.announced
-    manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
-    tensors, slots, context = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
+    c, announced = context.configuration, fetched.announced
+    manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
+    tensors, slots, context_max = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
     if c.rollouts.engine == "paced":
-        vocabulary = json.loads(fetch_model_file(place.store, manifest, "config.json"))[
+        vocabulary = json.loads(fetch_model_file(context.store, manifest, "config.json"))[
             "vocab_size"
         ]
         paced = open_paced(
-            c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context
+            c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context_max
         )
         return paced, c.rollouts.batch_max or paced.batch_max
-    model = config_from_version(place.store, manifest)
+    model = config_from_version(context.store, manifest)
     if manifest.adapter:
         read_base = stream_base if c.rollouts.engine == "torch" else fetch_base
-        tensors = read_base(place.store, manifest)
+        tensors = read_base(context.store, manifest)
     engine = open_engine(
         c.rollouts.engine,
         model,
@@ -285,7 +285,7 @@ def open_rollout_engine(
         manifest.anchor if manifest.adapter else announced.version,
         EngineOptions(
             slots=slots,
-            context_max=context,
+            context_max=context_max,
             device=engine_device(c.rollouts),
             dtype=c.rollouts.dtype,
             drafts=drafts,
@@ -301,14 +301,14 @@ def open_rollout_engine(
                 f"weights: the engine does not serve {wrong[0]} of the base as given"
             )
         engine.update(fetched.update, c.rollouts.on_update)
-    profile = run_profile(c, place.folder, model)
+    profile = run_profile(c, context.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)
     return engine, c.rollouts.batch_max or profiled
 
 
-def _first_weights(place: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
+def _first_weights(context: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
     """The newest announced version, as soon as there is one; None if stopped first."""
-    while not place.stop.wait(POLL_S):
+    while not context.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)
         if (fetched := follower.take()) is not None:

@@ -50,13 +50,13 @@ log = logging.getLogger(__name__)
 PACED_LEARNER = "paced"
 
 
-def run_train(place: RoleContext) -> bool:
+def run_train(context: RoleContext) -> bool:
     """Train until the last step, as the only process, as rank 0, or as a rank that follows it."""
-    with join_rank_group(place) as ranks:
+    with join_rank_group(context) as ranks:
         if ranks is not None and ranks.rank:
-            return follow_rank_0(place, ranks)
-        with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
-            return train(with_relay_push(place), lease.term, ranks)
+            return follow_rank_0(context, ranks)
+        with hold_role_lease(context, "trainer", context.configuration.trainer.lease_s) as lease:
+            return train(with_relay_push(context), lease.term, ranks)
 
 
 def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
@@ -111,7 +111,7 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
 
 
 @contextmanager
-def join_rank_group(place: RoleContext) -> Generator["Ranks | None"]:
+def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
     """All ranks are connected while the block runs, and end together; None if this is the only
     process.
     """
@@ -120,7 +120,7 @@ def join_rank_group(place: RoleContext) -> Generator["Ranks | None"]:
         return
     from rollstream.consumers.trainer.sharded.ranks import join_ranks
 
-    settings = place.configuration.trainer
+    settings = context.configuration.trainer
     if settings.learner == PACED_LEARNER:
         raise ConfigurationError(
             'trainer.learner = "paced" must run as one process: it has no model to share; '
@@ -130,36 +130,36 @@ def join_rank_group(place: RoleContext) -> Generator["Ranks | None"]:
         yield ranks
 
 
-def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
+def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     """Train what rank 0 takes, as another rank of its model; True when the run is complete."""
     from rollstream.consumers.trainer.sharded.follower import build_follower
 
-    c = place.configuration
+    c = context.configuration
     set_torch_threads(threads_per_rank(c.trainer))
-    plan, initial = trainer_plan(place), initial_model(place, ranks)
-    store = with_relay_push(place).store
-    loop = build_follower(place.bus, store, plan, initial, c.run, place.stop.is_set)
+    plan, initial = trainer_plan(context), initial_model(context, ranks)
+    store = with_relay_push(context).store
+    loop = build_follower(context.bus, store, plan, initial, c.run, context.stop.is_set)
     if loop is None:
         return False
-    place.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
-    return loop.run(place.watch.turn_by(loop.ended))
+    context.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
+    return loop.run(context.watch.turn_by(loop.ended))
 
 
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
-def trainer_plan(place: RoleContext) -> TrainerPlan:
+def trainer_plan(context: RoleContext) -> TrainerPlan:
     """The settings that the run's trainer follows, at every rank."""
-    c = place.configuration
+    c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
-    rule = run_rule(c, place.folder)
+    rule = run_rule(c, context.folder)
     return TrainerPlan(c.trainer, rule, c.weights, c.checkpoints, truncates_log(c), archived)
 
 
-def initial_model(place: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
+def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
     """The model that the run starts from, as one that all ranks train if there are any."""
-    c, folder = place.configuration, place.folder
+    c, folder = context.configuration, context.folder
     files = config_and_tokenizer_files(model_folder(c, folder))
     if ranks is None:
         return InitialModel(starting_model(c, folder), files)
@@ -170,22 +170,22 @@ def initial_model(place: RoleContext, ranks: "Ranks | None" = None) -> InitialMo
     return InitialModel(ShardedModel(start, ranks), files, ranks, model_hash(start))
 
 
-def train(place: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
+def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
     """Train to the run's last step, with the other `ranks` if there are any; True when the run is
     complete. Raises `ConfigurationError` for another configuration than the run had, unless
-    `place.accept_config`.
+    `context.accept_config`.
     """
-    c = place.configuration
-    store_configuration(place.store, c)
-    accept = partial(accept_change, place.store, c, place.accept_config)
+    c = context.configuration
+    store_configuration(context.store, c)
+    accept = partial(accept_change, context.store, c, context.accept_config)
     set_torch_threads(threads_per_rank(c.trainer))
-    lines = RunFolder(place.folder).metrics / "trainer.jsonl"
-    initial = initial_model(place, ranks)
+    lines = RunFolder(context.folder).metrics / "trainer.jsonl"
+    initial = initial_model(context, ranks)
     with MetricsFile(lines) as metrics:
         trainer = build_trainer(
-            place.bus,
-            place.store,
-            trainer_plan(place),
+            context.bus,
+            context.store,
+            trainer_plan(context),
             initial,
             Provenance(
                 c.run,
@@ -193,15 +193,15 @@ def train(place: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
                 fingerprint(c),
                 code_revision(),
                 accept,
-                read_or_create_identity(place.store, c.run).id,
+                read_or_create_identity(context.store, c.run).id,
             ),
             metrics,
         )
-        record_configuration(place.store, c)
+        record_configuration(context.store, c)
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
-        place.watch.offer(trainer.metric_values, trainer.readers)
-        return trainer.run(place.stop)
+        context.watch.offer(trainer.metric_values, trainer.readers)
+        return trainer.run(context.stop)
 
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
