@@ -130,7 +130,7 @@ def write_verdict(store: ObjectStore, verdict: Verdict) -> str:
 
 
 class TopicCursor:
-    """Passes on what `before` does not cover of a topic, and records how far it is judged now."""
+    """Selects the messages of a topic that `before` does not cover, and records the judged ends."""
 
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:
         self._before, self._ends = before, dict(before.ends)

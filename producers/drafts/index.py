@@ -112,7 +112,7 @@ EntryRanks = NDArray[np.float32]
 
 
 class NgramTable:
-    """The table in a memory."""
+    """The n-gram table in a history's memory."""
 
     def __init__(self, memory: HistoryMemory) -> None:
         self.keys: NgramKeys = np.frombuffer(memory.keys, np.uint64)

@@ -149,7 +149,7 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
 
 def check_exists(store: ObjectStore, run: str) -> None:
     """Raise `ConfigurationError` if the run was deleted, or is another one. A role that took a
-    lease asks once more: it may have read the identity before `rollstream rm` marked it.
+    lease reads it once more: it may have read the identity before `rollstream rm` marked it.
     """
     try:
         _read(store, run)

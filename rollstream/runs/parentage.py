@@ -1,5 +1,5 @@
-"""The parent of a fork: where it is before the fork is made, and what the fork stores of it in its
-own store; the report, `checkpoints show` and forks of the fork read that (docs/reference/fork.md).
+"""The parent of a fork: its folder or store, and the `Parentage` that a fork records in its own
+store for the report, `checkpoints show` and forks of the fork (docs/reference/fork.md).
 """
 
 import json

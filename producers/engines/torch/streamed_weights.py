@@ -91,7 +91,7 @@ class StreamedWeights:
     served: ServedWeights
     kept: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     manifest: Manifest | None = None
-    """That of the served version; None during a load and after a failed one."""
+    """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """The update with `prepared` set, after all of its tensors were decoded from the served
