@@ -2,7 +2,7 @@
 
 A link is compared with its part of the completion: tokens, sources, log-probabilities and versions.
 A chain with a missing link, or whose links do not fit together, was not followed by the rollout
-either and proves nothing. Grows with the kept partials of resumed trajectories.
+either and proves nothing. The state grows with the kept partials of resumed trajectories.
 """
 
 from dataclasses import dataclass, field
