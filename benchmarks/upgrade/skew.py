@@ -4,44 +4,42 @@ where one release lacks a record kind, a feature or a format (goal 0; docs/how-t
 The older release is this code. What it lacks comes from a newer one: each record kind under its
 next schema name, an `Opened` that needs an unknown feature, and each object of the store in its
 next format. The run is that of `testbed/recorded`, killed within a step; every role that reads the
-record or the object is started on it, with the real bus and store.
+record or the object is started on it, with the real bus and store. Commands that only read give the
+answer that they give without the newer record, or refuse.
 """
 
 import io
 import json
 import logging
 import sys
-import tarfile
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
-from msgspec.structs import replace
-from xxhash import xxh3_64_intdigest
-
 from benchmarks.case import Case, alone
+from benchmarks.upgrade.newer_run import (
+    CopiedRun,
+    append_newer,
+    copied_run,
+    make_newer,
+    newer_record,
+    records_of,
+)
 from rollstream.cli.main import main
-from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.config.settings import Configuration
 from rollstream.errors import NewerRelease, RollstreamError
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
-from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.runs.parentage import read_parentage
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.json_objects import encode_json as encode_object, seal
-from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import SCHEMAS_BY_TOPIC, Opened, Take, WeightsAnnounced
+from rollstream.streams.records import Take
 from rollstream.streams.topics import DEAD, catalogue
-from testbed.recorded import RUN_OF_0_1_0 as RUN
 
 OF_ONE_ROLE = {
     "prompts": ("prompt/1", "opened/1"),
@@ -56,6 +54,8 @@ READS = {
     "dispatch": ("prompts", "admissions", "assignments", "weights", "ledger"),
     "train": ("admissions", "ledger"),
     "rollout": ("weights", "assignments"),
+    "relay": ("weights",),
+    "eval": ("weights",),
 }
 """Topics of one role that each role acts on."""
 SHARED = {"dispatch": ("status", "partials"), "train": ("trajectories", "annotations")}
@@ -67,25 +67,26 @@ OBJECTS = {
     "archive": ("roles/archive.json", "run.json"),
     "rollout": ("roles/rollouts/rollout-0.json", "run.json", "manifest"),
     "score": ("run.json",),
+    "relay": ("run.json", "manifest"),
+    "eval": ("run.json", "manifest"),
 }
+ARCHIVED = ("trajectories", "annotations", "ledger", "admissions", "applied")
+"""Topics whose newer records the archive keeps as they are."""
+READERS = {
+    "query": ("admissions", "ledger", "trajectories", "annotations", "applied"),
+    "replay": ("admissions", "ledger", "trajectories"),
+    "fork": ("prompts", "admissions", "ledger", "trajectories"),
+}
+"""Topics that each command reads. Audit, which reads all, cannot report that everything is kept."""
+READER_OBJECTS = {"replay": ("checkpoint",), "fork": ("run.json", "checkpoint", "manifest")}
 LEASES = {"train": "trainer", "dispatch": "dispatch", "prompts": "prompts", "archive": "archive"}
+ROWS_MAX = 1000  # of one archived file; the run has fewer records
 WAIT_S = 20.0  # seconds for a role that neither refuses nor dead-letters
-NEED = "a_feature_of_tomorrow"
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A copy of the archived run."""
-
-    folder: Path
-    configuration: Configuration
-    bus: Bus
-    store: ObjectStore
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """Every combination; with `quick` one kind of each topic."""
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     began, ends = time.monotonic(), Counter[str]()
     wrong: list[str] = []
     for role, topics in READS.items():
@@ -100,7 +101,15 @@ def cases(quick: bool) -> Iterator[Case]:
             _note(_of_store(role, key), f"{role} {key}", ends, wrong)
     for topic in OF_ONE_ROLE:
         _note(_audited(topic), f"audit {topic}", ends, wrong)
-    _note(_copied(), "archive", ends, wrong)
+    for topic in ARCHIVED[: 1 if quick else None]:
+        _note(_copied(topic), f"archive {topic}", ends, wrong)
+    _note(_passed_over(), "score trajectories", ends, wrong)
+    for command, topics in READERS.items():
+        for topic in topics:
+            _note(_read(command, topic), f"{command} {topic}", ends, wrong)
+    for command, keys in READER_OBJECTS.items():
+        for key in keys:
+            _note(_read_object(command, key), f"{command} {key}", ends, wrong)
     logging.disable(logging.NOTSET)
     for line in wrong:
         print(f"upgrade_skew: {line}", file=sys.stderr)
@@ -118,8 +127,8 @@ def _note(end: str, what: str, ends: Counter[str], wrong: list[str]) -> None:
 def _of_one_role(role: str, topic: str, schema: str) -> str:
     """Appends a record of the newer release to a topic of one role."""
     with tempfile.TemporaryDirectory() as scratch:
-        world = _world(Path(scratch))
-        _append_newer(world.bus, topic, schema)
+        world = copied_run(Path(scratch))
+        append_newer(world.bus, topic, schema)
         error = _run(world, role)
         return _judged(world, error, must_refuse=True)
 
@@ -127,28 +136,19 @@ def _of_one_role(role: str, topic: str, schema: str) -> str:
 def _of_many(role: str, topic: str) -> str:
     """The role continues, and dead-letters the record once."""
     with tempfile.TemporaryDirectory() as scratch:
-        world = _world(Path(scratch))
-        header = json.dumps(
-            {"record": {"schema": f"{min(SCHEMAS_BY_TOPIC[topic])[:-1]}2"}}
-        ).encode()
-        world.bus.append(topic, [AppendEntry(b"newer", _sealed(header), 0)])
-        error = _run(world, role, until=lambda: _ends(world.bus, DEAD) == 1)
-        if error is None and _ends(world.bus, DEAD) == 1:
+        world = copied_run(Path(scratch))
+        world.bus.append(topic, [AppendEntry(b"newer", newer_record(topic), 0)])
+        error = _run(world, role, until=lambda: records_of(world.bus, DEAD) == 1)
+        if error is None and records_of(world.bus, DEAD) == 1:
             return _judged(world, error, must_refuse=False)
-        return f"{_ends(world.bus, DEAD)} dead letters, {error!r}"
+        return f"{records_of(world.bus, DEAD)} dead letters, {error!r}"
 
 
 def _of_store(role: str, key: str) -> str:
     """An object in its next format is refused and stays unchanged."""
     with tempfile.TemporaryDirectory() as scratch:
-        world = _world(Path(scratch))
-        prefix = {"checkpoint": "checkpoints/", "manifest": "weights/"}.get(key)
-        if prefix is not None:
-            found = [e.key for e in world.store.list(prefix) if e.key.endswith("/manifest.json")]
-            key = max(found)
-        _renumber(world, key)
-        if prefix == "weights/":
-            _announce(world, key)
+        world = copied_run(Path(scratch))
+        key = make_newer(world, key)
         before = world.store.get(key)
         error = _run(world, role)
         if world.store.get(key) != before:
@@ -159,41 +159,125 @@ def _of_store(role: str, key: str) -> str:
 def _audited(topic: str) -> str:
     """Audit of a log with a newer record cannot report that everything is kept."""
     with tempfile.TemporaryDirectory() as scratch:
-        world = _world(Path(scratch))
-        _append_newer(world.bus, topic, OF_ONE_ROLE[topic][0])
+        world = copied_run(Path(scratch))
+        append_newer(world.bus, topic, OF_ONE_ROLE[topic][0])
         world.bus.close()
-        out, err = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = io.StringIO()
-        try:
-            code = main(["audit", str(world.folder)])
-        finally:
-            sys.stdout, sys.stderr = out, err
+        code, _ = _command(["audit", str(world.folder)])
         return "refuses" if code else "audit says that all is kept"
 
 
-def _copied() -> str:
+def _command(line: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    out, err, told = sys.stdout, sys.stderr, io.StringIO()
+    sys.stdout = sys.stderr = told
+    try:
+        return main(line), told.getvalue()
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+def _read(command: str, topic: str) -> str:
+    """The command's answer is that of the run without the newer record, or a refusal by name."""
+    with tempfile.TemporaryDirectory() as scratch:
+        world = copied_run(Path(scratch))
+        world.bus.close()
+        before = _answer(world, command, topic, Path(scratch) / "before")
+        bus = open_run_log_for_writing(world.configuration, world.folder)
+        _append(bus, topic)
+        bus.close()
+        return _compared(before, _answer(world, command, topic, Path(scratch) / "after"))
+
+
+def _append(bus: Bus, topic: str) -> None:
+    """Append a newer record to a topic of one or of many writers."""
+    if topic in OF_ONE_ROLE:
+        append_newer(bus, topic, OF_ONE_ROLE[topic][0])
+    else:
+        bus.append(topic, [AppendEntry(b"newer", newer_record(topic), 0)])
+
+
+def _read_object(command: str, key: str) -> str:
+    """The same for an object in its next format."""
+    with tempfile.TemporaryDirectory() as scratch:
+        world = copied_run(Path(scratch))
+        before = _answer(world, command, "ledger", Path(scratch) / "before")
+        make_newer(world, key)
+        world.bus.close()
+        return _compared(before, _answer(world, command, "ledger", Path(scratch) / "after"))
+
+
+def _compared(before: tuple[int, str], after: tuple[int, str]) -> str:
+    if after[0]:
+        is_named = "newer" in after[1] or "release" in after[1]
+        return "refuses" if is_named else f"ended: {after[1]}"
+    return "agrees" if after == before else f"read otherwise: {after[1]}, before {before[1]}"
+
+
+def _answer(world: CopiedRun, command: str, topic: str, out: Path) -> tuple[int, str]:
+    """Exit code, and the result or, after a failure, the message."""
+    run = str(world.folder)
+    if command == "query":
+        asked = f"SELECT count(*) AS n FROM {topic} WHERE reason IS NULL AND NOT void"
+        return _command(["query", asked, "--run", run, "--json"])
+    if command == "replay":
+        steps = ["--from-step", "3", "--to-step", "7", "--out", str(out), "--json"]
+        code, told = _command(["replay", run, *steps])
+        if code:
+            return code, told
+        found = json.loads(told.splitlines()[-1])
+        return 0, f"{found['compared']} steps compared, {found['differing']} differ"
+    settings = ["--set", "trainer.steps=99"]
+    code, told = _command(["fork", run, "--at", "latest", "--out", str(out), *settings])
+    if code:
+        return code, told
+    parentage = read_parentage(open_store(f"file:{out / 'store'}"))
+    return 0, "" if parentage is None else str(parentage.prompts)
+
+
+def _copied(topic: str) -> str:
     """The archive keeps bytes that it cannot decode, or refuses."""
     with tempfile.TemporaryDirectory() as scratch:
-        world = _world(Path(scratch))
-        header = json.dumps({"record": {"schema": "trajectory/2"}}).encode()
-        value = _sealed(header)
-        world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
-        before = len(list(world.store.list("archive/topic=trajectories")))
-        _run(world, "archive", until=lambda: _archived(world) > before)
-        from rollstream.storage.archive.originals import FileMessages
-        from rollstream.storage.archive.reading import archived_files
-
-        files = archived_files(world.store, world.configuration.run, "trajectories")
-        found = [FileMessages(world.store, f.topic, f).since(f.first, 100) for f in files]
-        kept = [message.value for messages in found for message in messages]
-        return "agrees" if value in kept else "the archive lost its bytes"
+        world = copied_run(Path(scratch))
+        _append(world.bus, topic)
+        new = {m.value for p in world.bus.end(topic) for m in _messages(world.bus, topic, p)}
+        error = _run(world, "archive", until=lambda: new <= _archived(world, topic))
+        if isinstance(error, NewerRelease):
+            return "refuses"
+        return "agrees" if new <= _archived(world, topic) else f"bytes are lost: {error!r}"
 
 
-def _archived(world: World) -> int:
-    return len(list(world.store.list("archive/topic=trajectories")))
+def _messages(bus: Bus, topic: str, partition: int) -> list[Message]:
+    """The last record of the partition."""
+    end = bus.end(topic)[partition]
+    return bus.read(topic, {partition: end - 1}, records_max=1) if end else []
 
 
-def _judged(world: World, error: BaseException | None, *, must_refuse: bool) -> str:
+def _archived(world: CopiedRun, topic: str) -> set[bytes | None]:
+    from rollstream.storage.archive.originals import FileMessages
+    from rollstream.storage.archive.reading import archived_files
+
+    files = archived_files(world.store, world.configuration.run, topic)
+    found = [FileMessages(world.store, f.topic, f).since(f.first, ROWS_MAX) for f in files]
+    return {message.value for messages in found for message in messages}
+
+
+def _passed_over() -> str:
+    """A scorer passes over a trajectory that it cannot read: the trainer dead-letters it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        world = copied_run(Path(scratch))
+        world.bus.append("trajectories", [AppendEntry(b"newer", newer_record("trajectories"), 0)])
+
+        def is_read() -> bool:
+            at = world.bus.committed("scoring", "trajectories").get(0)
+            return at is not None and at.offset == world.bus.end("trajectories")[0]
+
+        error = _run(world, "score", until=is_read)
+        if not is_read():
+            return f"not read: {error!r}"
+        return _judged(world, error, must_refuse=False)
+
+
+def _judged(world: CopiedRun, error: BaseException | None, *, must_refuse: bool) -> str:
     """How a combination ended; the log shows what was lost or trained twice."""
     written = {topic.name for topic in catalogue() if topic.writer}
     lost = [d.source for d in DeadLetterReader(world.bus, written).read() if d.source in written]
@@ -220,7 +304,7 @@ def _trained(bus: Bus) -> Counter[str]:
 
 
 def _run(
-    world: World, role: str, until: Callable[[], bool] = lambda: False
+    world: CopiedRun, role: str, until: Callable[[], bool] = lambda: False
 ) -> BaseException | None:
     """The role's exit code; it is stopped once `until` holds, or after a while."""
     stop, errors = threading.Event(), list[BaseException]()
@@ -249,73 +333,8 @@ def _name(role: str) -> str:
     return "rollout-0" if role == "rollout" else LEASES.get(role, role)
 
 
-def _nonce(world: World, role: str) -> str | None:
+def _nonce(world: CopiedRun, role: str) -> str | None:
     """The nonce of the killed holder, as its supervisor passes it on."""
     if role not in LEASES:
         return None
     return str(json.loads(world.store.get(f"roles/{LEASES[role]}.json")).get("nonce"))
-
-
-def _world(folder: Path) -> World:
-    with RUN.open("rb") as file:
-        data = zstandard.ZstdDecompressor().stream_reader(file).read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(folder / "run", filter="data")
-    overrides = ["metrics.enabled=false", "archive.roll_s=0.5", "rollouts.niceness=0"]
-    configuration = load(folder / "run" / "config.json", overrides, {})
-    bus = open_run_log_for_writing(configuration, folder / "run")
-    return World(folder / "run", configuration, bus, open_store(f"file:{folder / 'run' / 'store'}"))
-
-
-def _append_newer(bus: Bus, topic: str, schema: str) -> None:
-    """The next record that the present holder of a newer release would have written."""
-    reader = TopicReader(bus, topic, from_begin(bus, topic))
-    reader.read_to(bus.end(topic))
-    role, entries = bus.settings(topic).writer, list[AppendEntry]()
-    for partition, at in reader.positions.items():
-        fence = at.fence
-        if schema == "opened/1":
-            opened = Opened(role, fence.term + 1, "9.0", (NEED,), (NEED,))
-            value = encode(opened, Envelope(role, fence.term + 1, 0))
-        else:
-            name = f"{schema.partition('/')[0]}/9"
-            envelope = {"role": role, "term": fence.term, "sequence": fence.sequence}
-            header = {"record": {"schema": name}, "envelope": envelope}
-            value = _sealed(json.dumps(header).encode())
-        entries.append(AppendEntry(b"newer", value, partition))
-    bus.append(topic, entries)
-
-
-def _sealed(header: bytes) -> bytes:
-    prefix = b"RSR1" + len(header).to_bytes(4, "little")
-    return prefix + xxh3_64_intdigest(header).to_bytes(8, "little") + header
-
-
-def _renumber(world: World, key: str) -> None:
-    if key == "run.json":
-        value = {"id": "0" * 16, "run": world.configuration.run, "format": 9}
-        world.store.put(key, encode_object(value))
-        return
-    value = json.loads(world.store.get(key))
-    if "body" in value:
-        world.store.put(key, seal({**value["body"], "format": 9}))
-    else:
-        world.store.put(key, encode_object({**value, "format": 9}))
-
-
-def _announce(world: World, key: str) -> None:
-    """The hash of the newer manifest, as pointer and topic would name it."""
-    named = content_hash(world.store.get(key))
-    pointer = json.loads(world.store.get("weights/latest.json"))
-    world.store.put("weights/latest.json", encode_object({**pointer, "manifest_hash": named}))
-    reader = TopicReader(world.bus, "weights", from_begin(world.bus, "weights"))
-    last = reader.read_to(world.bus.end("weights"))[-1]
-    assert isinstance(last.record, WeightsAnnounced)
-    fence = reader.positions[0].fence
-    envelope = Envelope("trainer", fence.term, fence.sequence)
-    value = encode(replace(last.record, manifest_hash=named), envelope)
-    world.bus.append("weights", [AppendEntry(last.key.encode(), value, 0)])
-
-
-def _ends(bus: Bus, topic: str) -> int:
-    return sum(bus.end(topic).values())
