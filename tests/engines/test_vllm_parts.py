@@ -132,7 +132,8 @@ def test_at_most_two_chunks_of_an_update_are_staged_and_each_is_given_once() -> 
             yield staged[-1]
 
     def is_open(one: StagedMessage) -> bool:
-        return not one.file._file.closed  # pyright: ignore[reportPrivateUsage]
+        file = one.file._file  # pyright: ignore[reportPrivateUsage]
+        return file is not None and not file.closed
 
     chunks = StagedChunks(stage())
     assert (len(staged), chunks.is_used) == (2, False)  # beside decoding
