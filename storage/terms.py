@@ -1,21 +1,22 @@
-"""Terms and holders of roles: the small objects under `roles/`.
+"""No two processes get the same term of a role or name: terms are small objects under `roles/` and
+only grow, by compare-and-swap.
 
-A role's term only grows, by compare-and-swap. Single-holder roles keep theirs in the lease
+Single-holder roles keep theirs in the lease
 (`leases.py`, `roles/<role>.json`). Roles with many holders count one term per name here
 (`roles/<role>/<name>.json`), so that each restart of a name fences its earlier process.
 
-Dispatch deletes the objects of names that are dead for long (`RoleTerms.retire`), or they would
-grow with every rollout that ever ran. A name never takes a term twice all the same: a term is
-generation · 2²⁰ + start, and each creation of a missing object takes a generation of its own from
-the counter `roles/<role>/generation`. The counter exists before the first deletion; until then
-names begin in generation 0. So a deletion need not be conditional, however late it takes effect:
+Dispatch deletes the objects of names that died long ago (`RoleTerms.retire`), so their number is
+bounded. A name takes no term twice even then: a term is generation · 2²⁰ + start, and each creation
+of a missing object takes a new generation from the counter `roles/<role>/generation`. The counter
+exists before the first deletion; until then names begin in generation 0. So a deletion need not be
+conditional, however late it takes effect:
 
-| interleaving | without | stopped by |
+| interleaving | possible failure | prevented by |
 |---|---|---|
 | the name starts between dispatch's read and deletion | a term twice | a generation per creation |
-| a suspended dispatch deletes what its successor did | a term twice | a generation per creation |
-| the name starts and loads its model for minutes | unknown | the term must be the silent one |
-| a holder returns whose object is gone | unknown for ever | `hold_name`, after each fetch |
+| a suspended dispatch repeats its successor's deletion | a term twice | a generation per creation |
+| the name starts and loads its model for minutes | name unknown | `retire` compares the term |
+| a holder resumes after its object was deleted | name unknown | `hold_name`, after each fetch |
 """
 
 import random
@@ -151,14 +152,14 @@ def _generation_key(role: str) -> str:
 
 
 def is_generation(key: str) -> bool:
-    """Whether an object counts a role's generations. A copy of `roles/` copies it last: it must not
-    be older than an object that was created from it.
+    """Whether the object is a role's generation counter. A copy of `roles/` copies counters last: a
+    counter must not be older than an object that took a generation from it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
 
 def _next_generation(store: ObjectStore, role: str) -> int:
-    """A generation that no object of the role was created in; 0 while none was ever deleted."""
+    """Returns an unused generation of the role; 0 if none of its objects was ever deleted."""
     key = _generation_key(role)
     for _ in range(SWAPS_MAX):
         held = _read(store, key, TermGeneration)

@@ -1,9 +1,9 @@
 """Writes records: `publish` for topics of many writers, `FencedWriter` for those of one role
 (invariant 7).
 
-A batch in doubt is sent again with the same bytes and therefore the same sequence numbers, so
-readers drop the repeat (`fence.py`). If it stays in doubt the writer refuses all further appends:
-its role exits and restarts under a new term.
+A batch in doubt (appended or not, the bus cannot know) is sent again with the same bytes and
+therefore the same sequence numbers, so readers drop the repeat (`fence.py`). If it stays in doubt
+the writer refuses all further appends: its role exits and restarts under a new term.
 """
 
 import threading
@@ -65,8 +65,8 @@ class FencedWriter:
         self._broken = ""
 
     def open(self) -> dict[int, int]:
-        """Append `Opened` to every partition. Returns its offset by partition; the role reads up to
-        them before it acts.
+        """Append `Opened` to every partition and return the offsets by partition. Before it acts,
+        the role must read its topics up to these offsets.
         """
         needs = NEEDED_BY_TOPIC.get(self._topic.name, ())
         opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN_FEATURES)))
@@ -78,7 +78,7 @@ class FencedWriter:
         """Append records and return their addresses once all are durable, in this order per
         partition.
 
-        After a resend these may be the addresses of the repeats, whose bytes are the same.
+        After a resend they may be the addresses of the repeated records, whose bytes are the same.
         """
         with self._lock:
             if self._broken:

@@ -1,15 +1,15 @@
-"""Invariant 3, for trained completions: the origin of their tokens, as far as the log keeps it.
+"""`OriginAudit` reports each trained completion whose tokens have another origin than the log
+records (invariant 3). For each completion it checks:
 
-1. each version in their spans was applied by the rollout and term that the completion names; if the
-   trajectory was moved, by some rollout;
-2. prompt, task, temperature and index equal those of `prompts` and `admissions`;
-3. dispatch assigned that attempt to that rollout and term;
-4. their resumed part equals the chain of partials that their assignment names
-   (`resume_chains.py`).
+1. the rollout and term that the completion names applied each version of its spans; if the
+   trajectory was moved, any rollout did;
+2. prompt, task, temperature and index equal those in `prompts` and `admissions`;
+3. dispatch assigned this attempt to this rollout and term;
+4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
-missing record is no violation. Grows with the run: a tuple per version and rollout, per kept prompt
-and assignment, and per kept partial of a resumed trajectory.
+missing record is no violation. Memory grows with the run: a tuple per version and rollout, per kept
+prompt and assignment, and per kept partial of a resumed trajectory.
 """
 
 from collections.abc import Mapping
@@ -62,26 +62,28 @@ class OriginAudit:
     chains: ResumeChains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     _served: set[Version] = field(default_factory=set[Version])
-    _asked: dict[int, PromptDigest] = field(default_factory=dict[int, PromptDigest])
-    _ordered: set[int] = field(default_factory=set[int])
+    _prompts: dict[int, PromptDigest] = field(default_factory=dict[int, PromptDigest])
+    _assigned: set[int] = field(default_factory=set[int])
     """Hashes of (trajectory, attempt, rollout, term)."""
     _newest: dict[RolloutTerm, Version] = field(default_factory=dict[RolloutTerm, Version])
     """The newest version that each rollout term applied."""
     _unconfirmed: dict[tuple[RolloutTerm, Version], tuple[str, Address]] = field(
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
-    """Versions newer than those, with the first completion that names one."""
+    """Versions newer than `_newest`, each with the first completion that names it."""
     _uncompared: set[Version] = field(default_factory=set[Version])
     """Versions of resumed tokens that no rollout applied."""
-    _elsewhere: list[tuple[str, Address, Address]] = field(
+    _differing_prompts: list[tuple[str, Address, Address]] = field(
         default_factory=list[tuple[str, Address, Address]]
     )
     """Prompts that differ from their group's admission: a description, their address and the
     admitted address.
     """
-    _early: list[tuple[int, int, Address]] = field(default_factory=list[tuple[int, int, Address]])
+    _unadmitted_prompts: list[tuple[int, int, Address]] = field(
+        default_factory=list[tuple[int, int, Address]]
+    )
     """Prompts whose group was not admitted when they were read: group, samples, address."""
-    _unkept: int = 0
+    _unverifiable: int = 0
 
     def __post_init__(self) -> None:
         self.chains = ResumeChains(self.result)
@@ -111,16 +113,16 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """A row is correct if its rollout applied its versions, and if no prompt, assignment or
-        chain of it is kept; every other row is checked as a record.
+        """Check all rows at once. A row whose rollout applied its versions is correct if no prompt
+        or assignment of it is kept; every other trained row is checked as a record.
         """
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
         if self.coverage.get("applied") != "whole":
-            self._unkept += int(np.count_nonzero(is_trained & ~is_served))
+            self._unverifiable += int(np.count_nonzero(is_trained & ~is_served))
             is_served[:] = True
-        is_known = not self._ordered and self._asked.keys().isdisjoint(rows.groups)
-        if is_known:
+        is_unrecorded = not self._assigned and self._prompts.keys().isdisjoint(rows.groups)
+        if is_unrecorded:
             is_served &= self._are_plainly_placed(rows)
         else:
             is_served[:] = False
@@ -155,18 +157,19 @@ class OriginAudit:
         return found
 
     def finish(self, coverage: Coverage) -> None:
-        """A rollout fetches a version only after it has applied the previous one. So of several
-        versions that it never applied only the newest can be the one that it died with.
+        """Report the violations that only the whole log shows. A rollout fetches a version only
+        after it has applied the previous one. So of several versions that a rollout never applied,
+        only the newest can be correct: the rollout died before it recorded it.
         """
-        for group, samples, at in self._early:
+        for group, samples, at in self._unadmitted_prompts:
             if group in self.admitted:
                 self._compare_with_admission(group, self.admitted[group], samples, at)
-        for what, at, named in self._elsewhere:
+        for what, at, named in self._differing_prompts:
             # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
                 self.result.add_violation(what, "prompts", at)
-        if self._unkept:
-            few = f"{self._unkept} completions name versions whose `applied` is not kept"
+        if self._unverifiable:
+            few = f"{self._unverifiable} completions name versions whose `applied` is not kept"
             self.result.notes.append(few)
         if self._uncompared - self._served:
             uncompared = len(self._uncompared - self._served)
@@ -191,10 +194,10 @@ class OriginAudit:
         if admission is not None:
             self._compare_with_admission(prompt.group, admission, prompt.samples, at)
         else:
-            self._early.append((prompt.group, prompt.samples, at))
+            self._unadmitted_prompts.append((prompt.group, prompt.samples, at))
         count, found = len(prompt.tokens), _token_hash(prompt.tokens)
         asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
-        self._asked.setdefault(prompt.group, asked)
+        self._prompts.setdefault(prompt.group, asked)
 
     def _compare_with_admission(
         self, group: int, admission: Admission, samples: int, at: Address
@@ -204,7 +207,7 @@ class OriginAudit:
         what = f"group {group} was admitted with {len(admission.names)} samples of "
         what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
         what = f"{what}; this prompt asks for {samples}"
-        self._elsewhere.append((what, at, admission.prompt))
+        self._differing_prompts.append((what, at, admission.prompt))
 
     def _check_assignment(self, assignment: Assignment, message: AuditMessage) -> None:
         if assignment.kind == "release":
@@ -215,9 +218,9 @@ class OriginAudit:
             assignment.rollout,
             assignment.rollout_term,
         )
-        self._ordered.add(_assignment_hash(key))
+        self._assigned.add(_assignment_hash(key))
         self.chains.want(assignment)
-        asked = self._asked.get(assignment.group)
+        asked = self._prompts.get(assignment.group)
         if asked is not None and _token_hash(assignment.tokens) != asked.hash:
             what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
             self.result.add_violation(what, message.topic, message.address)
@@ -242,7 +245,7 @@ class OriginAudit:
             if record.attempt > 1 and version in self._served:
                 continue  # another rollout generated its first tokens
             if self.coverage.get("applied") != "whole":
-                self._unkept += 1
+                self._unverifiable += 1
                 return ""
             if record.attempt > 1 and version not in self._served:
                 self._uncompared.add(version)  # its rollout ended between a partial and `applied`
@@ -253,7 +256,7 @@ class OriginAudit:
         return ""
 
     def _wrong_prompt(self, record: Trajectory) -> str:
-        asked = self._asked.get(record.group)
+        asked = self._prompts.get(record.group)
         if asked is None:
             return ""
         sources, count = record.sources, asked.count
@@ -272,7 +275,7 @@ class OriginAudit:
         return f"has index {record.index} and wave {record.wave}, but was admitted with others"
 
     def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
-        """Whether index and wave equal those of its admission, if that is kept and has the name."""
+        """Whether index and wave equal the admission's; True if that is not kept or lacks it."""
         admission = self.admitted.get(group)
         if admission is None or name not in admission.names:
             return True
@@ -284,9 +287,9 @@ class OriginAudit:
         is missing.
         """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
-        if not self._ordered or self.coverage.get("assignments") != "whole":
+        if not self._assigned or self.coverage.get("assignments") != "whole":
             return ""
-        if _assignment_hash(key) in self._ordered:
+        if _assignment_hash(key) in self._assigned:
             return ""
         who = _rollout_name((record.rollout, record.rollout_term))
         return f"is attempt {record.attempt} by {who}, which was never assigned"
@@ -305,8 +308,8 @@ def _token_hash(tokens: Tokens) -> int:
 
 
 def _is_possible(applied: Applied) -> bool:
-    """False where a number is beyond 64 bits: no admitted trajectory names such a version, and a
-    verdict cannot hold it.
+    """Whether all numbers fit in 63 bits. No admitted trajectory names a larger version, and an
+    audit's verdict cannot store one.
     """
     numbers = applied.rollout_term, applied.version.number, applied.version.term
     return all(0 <= number < 1 << 63 for number in numbers)

@@ -1,9 +1,10 @@
-"""The readers of dispatch, the order in which they read, and which records they accept.
+"""The inbox keeps dispatch's state consistent between any two reads: it orders the readers of all
+topics and refuses implausible records.
 
 A rebuild reads `admissions` before `trajectories` before `ledger`, so no completion or closing is
-read before the admission that it belongs to; afterwards only this holder admits groups. So the
-state is consistent between any two reads. Records of topics with many writers are applied only if
-they are plausible and their rollout's name has taken their term (invariant 12).
+read before the admission that it belongs to; afterwards only this holder admits groups. Records of
+topics with many writers are applied only if they are plausible and the rollout that they name has
+taken their term (invariant 12).
 """
 
 import logging
@@ -95,8 +96,8 @@ def refused_partial(partial: Partial, assignment: CurrentAssignment | None) -> s
 
 @dataclass(slots=True)
 class SilenceClock:
-    """The clock by which dispatch measures the silence of rollouts: listening time is `now_s`, in
-    seconds; one read adds at most `step_s_max` to it.
+    """Listening time, by which dispatch measures the silence of rollouts: `now_s`, in seconds. One
+    read adds at most `step_s_max` seconds.
 
     A rollout is silent when records of other rollouts were read for the heartbeat's time-out since
     its own last status. So the clock advances only in a read that returned something from `status`,
@@ -117,7 +118,7 @@ class SilenceClock:
     now_s: float = 0.0
 
     def advance(self, at_s: float) -> None:
-        """A read that started `at_s`, on dispatch's monotonic clock, returned a status."""
+        """Advance for a read of a status that started `at_s` on dispatch's monotonic clock."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
 
@@ -289,9 +290,9 @@ class DispatchInbox:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """Positions from which a later holder continues the fold, without dispatch's own topics; of
-        `prompts` those of open groups are read again, and the newest one stays: from it a prompt
-        source that restarts knows the next number.
+        """Positions from which a later holder continues the fold, without dispatch's own topics. In
+        `prompts` they precede the prompts of open groups, to read these again, and the newest
+        prompt, from which a restarted prompt source continues its numbers.
         """
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}

@@ -1,10 +1,10 @@
-"""Dispatch: the single holder of the dispatch lease reads the log, plans with pure functions and
-appends assignments.
+"""Dispatch assigns every open trajectory to a living rollout: the single holder of the dispatch
+lease reads the log, plans with pure functions and appends assignments.
 
-Its state is a fold over topics, so a new holder starts by reading them: first the topics of earlier
-holders, up to its own `Opened` (invariant 7), then the topics of trainer and rollouts. It assigns
-every trajectory that no living rollout generates, so a dispatch that is killed between an admission
-and its assignments leaves nothing behind.
+The state is a fold over topics, so a new holder starts by reading them: first the topics of earlier
+holders, up to its own `Opened` (invariant 7), then the topics of trainer and rollouts. Each plan
+covers all trajectories that no living rollout generates. So if dispatch is killed between an
+admission and its assignments, the next holder assigns these trajectories.
 """
 
 import logging
@@ -42,8 +42,8 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-FOREIGN_S = 5.0  # between two calls of `on_foreign`: a flood of records is no flood of lines
-ROUND_S = 0.05  # between two rounds; queued assignments keep slots busy meanwhile
+FOREIGN_S = 5.0  # least time between two calls of `on_foreign`, each of which logs a line
+ROUND_S = 0.05  # pause between two rounds; queued assignments keep slots busy meanwhile
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ class Dispatch:
     term: int
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
-    on_move: Callable[[MoveSummary, float], None] = lambda handed, plan_s: None
-    """Called for each requested move with the seconds that planning took; observers use it."""
+    on_move: Callable[[MoveSummary, float], None] = lambda move, plan_s: None
+    """Called for each requested move with the seconds that planning took; for observers."""
     on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
     """Called with the number of foreign records by topic (`DispatchInbox.foreign`) since the last
-    call, at most every `FOREIGN_S`; observers use it.
+    call, at most every `FOREIGN_S`; for observers.
     """
     has_adapters: bool = False
     """Whether the run's versions are adapters, which rollouts serve side by side."""
@@ -77,14 +77,14 @@ class Dispatch:
     repack_planner: RepackPlanner | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Repack runs only under `keep_version` without adapters: only there must a rollout be
-        empty to take new weights.
+        """Choose the planners. Repack runs only under `keep_version` without adapters, because only
+        then must a rollout be empty before it takes new weights.
         """
         pace, settings = self.pace, self.settings
-        is_emptied = self.keep_version and not self.has_adapters
-        waves = WaveLayouts(is_emptied, pace.groups_per_step)
+        needs_empty = self.keep_version and not self.has_adapters
+        waves = WaveLayouts(needs_empty, pace.groups_per_step)
         history = is_loadable = None
-        if is_emptied:
+        if needs_empty:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
         elif self.keep_version:
             is_loadable = self._is_loadable
@@ -92,7 +92,7 @@ class Dispatch:
             pace, self.keep_version, settings.queue_per_slot, waves, history, is_loadable
         )
         self.repack_planner = None
-        if settings.repack and is_emptied:
+        if settings.repack and needs_empty:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
             self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups)
 
@@ -118,28 +118,28 @@ class Dispatch:
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
-        told, told_s = Counter[str](), -FOREIGN_S
+        reported, reported_s = Counter[str](), -FOREIGN_S
         while not stop.is_set():
             left = state.departed()  # the records published before they left are read below
             news, released = inbox.read()
             self._append_and_apply(state, assignments, releases=_release_records(released))
             inbox.remove_silent_keys()
-            gone = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
-            self.counts["lost"] += len(gone)
-            for rollout in gone:
+            dropped = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
+            self.counts["lost"] += len(dropped)
+            for rollout in dropped:
                 log.warning(
                     "rollout %s is silent or stuck: its trajectories are reassigned", rollout
                 )
-            if news or gone:  # a plan is a function of the state: without news it is the same
+            if news or dropped:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
                 plan = self.assignment_planner.plan(
                     state, inbox.lengths, inbox.ahead(), self.monotonic()
                 )
                 self._append_and_apply(state, assignments, plan)
             self._repack(state, inbox, assignments)
-            if inbox.foreign != told and self.monotonic() - told_s >= FOREIGN_S:
-                self.on_foreign(inbox.foreign - told)
-                told, told_s = inbox.foreign.copy(), self.monotonic()
+            if inbox.foreign != reported and self.monotonic() - reported_s >= FOREIGN_S:
+                self.on_foreign(inbox.foreign - reported)
+                reported, reported_s = inbox.foreign.copy(), self.monotonic()
             if news:
                 persistence.keep(state, inbox, admissions, assignments)
                 persistence.save_lengths(inbox.lengths)
@@ -164,7 +164,7 @@ class Dispatch:
             writer.append([(str(record.group), record) for record in records])
 
     def _bytes_of(self, version: Version) -> int | None:
-        """Bytes to read to load this version in full; None when retention deleted it."""
+        """Bytes to read to load this version in full; None if it was deleted or is damaged."""
         try:
             return read_manifest(self.store, version).full_bytes
         except (ObjectMissing, CorruptObject) as error:
@@ -172,13 +172,13 @@ class Dispatch:
             return None
 
     def _is_loadable(self, version: Version) -> bool:
-        """Whether an adapter is stored, and its tokens would not be dropped for their lag."""
+        """Whether this adapter version is stored, and its lag is within `max_lag`."""
         lag, most = self.state.version.number - version.number, self.pace.max_lag
         return (most is None or lag <= most) and self._bytes_of(version) is not None
 
     def _repack(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """When a repack is due: ask source rollouts to release what moves, and restart trajectories
-        that are too old on the newest version, releasing their old attempts.
+        """If a repack is due, ask source rollouts to release the trajectories that move; restart
+        too old trajectories on the newest version and release their old attempts.
         """
         if self.repack_planner is None:
             return

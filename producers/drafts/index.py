@@ -1,6 +1,7 @@
-"""The draft source contract, and look-ups in the n-gram index of a history's memory.
+"""A look-up returns the tokens that followed the longest match of the newest tokens, from an n-gram
+index in shared memory; `DraftSource` is the interface by which engines use it.
 
-An engine asks a source for drafts, and passes the tokens that it generates to it. The engine
+An engine asks a source for drafts and passes generated tokens back to the source. The engine
 verifies every token of a draft, so a wrong, old or torn draft costs time and never changes an
 output. Prompts are identified by their tokens, not by a request, so that an engine without request
 ids can use the same calls.
@@ -11,15 +12,15 @@ computes the keys of all positions of a sequence at once, `ngram_sums` and `ngra
 position in plain integers; both give the same keys. Keys can collide, so a look-up also compares
 the tokens.
 
-The table has a bounded size and is in flat arrays: key → place of the best occurrence in the ring,
-and its rank. An entry is within `PROBES` slots of its key's first slot, and every slot between was
-used at some time, which bounds look-ups and insertions; if all these slots are taken the oldest
-occurrence is replaced. Places only grow, so an entry whose place is below `floor` is dead and its
-slot free. Insertions are done in batches.
+The tokens of earlier answers are in a ring. The table is three flat arrays of bounded size: key,
+place of the key's best occurrence in the ring, rank of that occurrence. An entry is within `PROBES`
+slots of its key's first slot, and every slot between was used at some time, which bounds look-ups
+and insertions; if all these slots are taken the oldest occurrence is replaced. Places only grow, so
+an entry whose place is below `floor` is dead and its slot free. Insertions are done in batches.
 
 A look-up may run while another process writes to the memory. Whatever the memory holds, random
-bytes included, a look-up stays inside of it, ends after a few slots, and returns a draft or none:
-it returns tokens only from a place whose preceding tokens equal the newest ones.
+bytes included, a look-up reads only inside the memory, ends after `PROBES` slots, and returns a
+draft only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
@@ -121,10 +122,10 @@ class NgramTable:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
-        """Which of the keys have an entry, and a slot for each key: that of its entry, else the
-        first slot that is probed.
+        """Returns which keys have an entry, and a slot for each key: the slot of the entry, or the
+        first probed slot if there is none.
         """
-        slots = self._near(keys)
+        slots = self._probed_slots(keys)
         same = self.keys[slots] == keys[:, None]
         at = slots[np.arange(len(keys)), same.argmax(1)]
         return same.any(1), at
@@ -137,12 +138,12 @@ class NgramTable:
     def add(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks, floor: int) -> None:
         """Add entries for keys that have none; of equal keys the last one stays."""
         for _ in range(PROBES):
-            slots = self._near(keys)
-            there, lie = self.keys[slots], self.places[slots]
-            mine = there == keys[:, None]
-            lie[(there == 0) | (lie < floor)] = -1  # free slots before the oldest occurrence …
-            lie[mine] = -2  # … and before both the entry that an equal key just made
-            at = slots[np.arange(len(keys)), lie.argmin(1)]
+            slots = self._probed_slots(keys)
+            present, ages = self.keys[slots], self.places[slots]
+            same = present == keys[:, None]
+            ages[(present == 0) | (ages < floor)] = -1  # a free slot precedes the oldest entry
+            ages[same] = -2  # the slot of an equal key precedes both
+            at = slots[np.arange(len(keys)), ages.argmin(1)]
             self.keys[at] = keys
             self.places[at] = places
             self.ranks[at] = ranks
@@ -159,7 +160,7 @@ class NgramTable:
         self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
         self.ranks[:] = 0
 
-    def _near(self, keys: NgramKeys) -> RingPositions:
+    def _probed_slots(self, keys: NgramKeys) -> RingPositions:
         """(n, PROBES) slots that may hold each key."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)
@@ -167,8 +168,8 @@ class NgramTable:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`tokens` that may come next; `matched` of the newest tokens were found in the history (0:
-    none, and then there are no `tokens`).
+    """The `tokens` that may come next; `matched` is how many of the newest tokens were found in the
+    history. If it is 0, `tokens` is empty.
     """
 
     tokens: Sequence[int]
@@ -192,7 +193,7 @@ class DraftSource(Protocol):
 
 
 class HistoryView:
-    """Reads drafts from one memory."""
+    """Looks up drafts in one shared memory, which another process may be writing."""
 
     def __init__(self, memory: HistoryMemory) -> None:
         layout = memory.layout
@@ -202,19 +203,19 @@ class HistoryView:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """The tokens after the best occurrence of the `length` newest tokens, which have this
-        key.
+        """Returns the tokens after the best occurrence of the `length` newest tokens, whose key is
+        `key`; empty if there is none.
         """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
-            there = keys[at]
-            if there == key:
-                return self._behind(self._places[at], newest, length, most)
-            if not there:  # never used, so no later slot can hold the key
+            present = keys[at]
+            if present == key:
+                return self._tokens_at(self._places[at], newest, length, most)
+            if not present:  # never used, so no later slot can hold the key
                 break
         return []
 
-    def _behind(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
+    def _tokens_at(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
         if place < self._words[HEAD_WORD] - self.size:
             return []
         at, tokens = place % self.size, self._tokens

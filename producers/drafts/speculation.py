@@ -1,10 +1,10 @@
-"""Speculative decoding of one engine, row by row: drafts are looked up in the history of answers
-and verified by the model, so they change how fast tokens come and not how they are distributed.
+"""Speculative decoding changes how fast an engine generates tokens, never their distribution:
+drafts come from the history of earlier answers, and the model verifies each drafted token.
 
-The engine calls `Speculation` with the rows to draft for and with the result of each pass. It
-learns from verified drafts how likely the next ones are to be accepted, and adds running sequences
-to the history, so that their siblings can draft from them. `DraftsBuilder` collects the statistics
-of one sequence until its next emission, as a `Drafts` record.
+The engine calls `Speculation` with the rows to draft for and with the result of each pass.
+`Speculation` learns from verified drafts how likely the next drafts are to be accepted, and adds
+running sequences to the history, so that samples of the same group can draft from them.
+`DraftsBuilder` counts the statistics of one sequence, as a `Drafts` record per emission.
 """
 
 import time
@@ -78,9 +78,8 @@ SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to 
 @dataclass(slots=True)
 class DraftedSequence:
     """A sequence of the batch; `prompt` and `group` are its keys in the history. `window` is the
-    longest draft that it is given. `shared` of its tokens are in the history already: they were
-    added, or they were drafted from it. `has_new_tokens`: some of the tokens after these were not
-    drafted.
+    longest draft that the sequence gets. The history holds its first `shared` tokens.
+    `has_new_tokens`: at least one later token was not drafted.
     """
 
     prompt: int
@@ -115,8 +114,8 @@ class Speculation:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
 
     def decide(self, rows: int, drafts: bool, steps: int = 1) -> bool:
-        """Whether to draft from here on, decided every few steps. `drafts` is whether the
-        engine drafts now; `steps` steps were made since the last call.
+        """Returns whether to draft in the next steps; the gate decides every few steps. `drafts` is
+        whether the engine drafts now; `steps` counts steps since the last call.
         """
         if rows != self.decided_rows or self.undecided_steps >= self.gate.steps_to_decision:
             self.decided_rows, self.undecided_steps = rows, 0
@@ -126,8 +125,8 @@ class Speculation:
         return drafts
 
     def look_up(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Look up a draft. It is cut before the first token that is outside of the model's
-        vocabulary: shared memory may be torn, or hold the history of another model.
+        """Look up a draft, cut before the first token outside of the model's vocabulary: shared
+        memory may be torn, or hold the history of another model.
         """
         draft = self.source.draft(prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
@@ -136,20 +135,20 @@ class Speculation:
         return Draft(kept, draft.matched) if kept else NO_DRAFT
 
     def propose(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
-        """The tokens that may be drafted for this row, before `choose_lengths` cuts them."""
+        """Returns the tokens that may be drafted for this row; `choose_lengths` shortens them."""
         draft = self.look_up(row.prompt, newest, most)
-        coming = list(row.agreement.start_draft(draft, self.source.context)[:most])
+        proposed = list(row.agreement.start_draft(draft, self.source.context)[:most])
         row.statistics.add_lookup(bool(draft.tokens))
         self.counts["asked"] += 1
         self.counts["found"] += bool(draft.tokens)
-        self.gate.hit_rate.add(1, bool(coming))
-        return coming
+        self.gate.hit_rate.add(1, bool(proposed))
+        return proposed
 
     def choose_lengths(
         self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
-        """The length at which each row's draft pays, at most `longest`. With `is_padded` every row
-        of a pass takes as many places as the longest draft.
+        """Returns the fastest draft length of each row, at most `longest`. With `is_padded` every
+        row of a pass takes as many places as the longest draft.
         """
         if self.gate.forced or not any(longest):
             return longest
@@ -194,7 +193,7 @@ class Speculation:
         return draft
 
     def add_trial(self, draft: Draft, came: Sequence[int]) -> None:
-        """Record how many tokens of an attempted draft equal the tokens that came."""
+        """Record how many tokens of a draft of `look_up_trial` equal the tokens generated since."""
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
             equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

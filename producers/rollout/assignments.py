@@ -1,14 +1,15 @@
-"""The assignments of one rollout, read from its partition of `assignments` and queued until the
-engine has room, and the rules that decide when it takes new weights and starts new trajectories.
+"""A rollout follows only assignments of its own name and term. `AssignmentQueue` reads and queues
+them; pure functions decide when the rollout takes new weights and starts new trajectories.
 
-A rollout follows only assignments of its own name and term. After a restart it resumes nothing
-without a new attempt from dispatch, because no old assignment carries its new term. A rollout that
-was replaced while its process was stopped finds its successor's term here, and exits.
+After a restart a rollout resumes nothing without a new attempt from dispatch, because no old
+assignment carries its new term. If a rollout was replaced while its process was suspended, reading
+its successor's assignments raises `Fenced`, and the process exits.
 
-The rules are pure (invariant 9). `in_flight` policies (PipelineRL, AReaL) take the newest version
-as soon as it is fetched. `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories
-under their version: the rollout starts a quota of new trajectories; once the quota is used and a
-newer version exists, it only finishes, and pulls when it is empty.
+The rules have no other inputs than `UpdateInputs` (invariant 9). `in_flight` policies (PipelineRL,
+AReaL) take the newest version as soon as it is fetched. `keep_version` (Laminar, arXiv 2510.12633)
+finishes running trajectories under their version: once a newer version exists, the rollout starts
+new trajectories only until it has started its quota under the held version, finishes all of them,
+and then takes the newest version.
 """
 
 import logging
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentQueue:
-    """`waiting` holds start and resume assignments, most urgent first."""
+    """The rollout's assignments: `waiting` holds starts and resumes, the most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
         """Read the partition from its oldest record, although the old records hold no assignment of
@@ -106,17 +107,20 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """Inputs of the rules: version numbers held and announced, new trajectories drawn under the
-    held version, their quota, trajectories in progress, and the version number that the next
-    waiting assignment needs.
-    """
+    """Inputs of the rules; versions are given by their numbers."""
 
     held: int
+    """The version that the engine serves."""
     newest: int
+    """The newest announced version."""
     drawn: int
+    """New trajectories started under the held version."""
     quota: int
+    """The most new trajectories under a version that is not the newest."""
     busy: int
+    """Running trajectories, and waiting resumes under the held version."""
     needed: int
+    """The version that the next waiting start needs; 0: none."""
 
 
 def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:

@@ -1,7 +1,7 @@
-"""The rollout worker: takes assignments, generates, publishes, and never blocks on another role.
+"""The rollout worker takes assignments, generates and publishes, and never blocks on another role.
 
-One loop of named phases. Each phase handles what has arrived and returns; only decoding takes time.
-`in_progress.py` has the trajectories in progress.
+`RolloutLoop` repeats a few phases. A phase handles the records and weights that have arrived and
+returns; only decoding takes time. `in_progress.py` holds the trajectories in progress.
 """
 
 import threading
@@ -41,7 +41,7 @@ IDLE_S = 0.02
 
 @dataclass(slots=True)
 class RolloutLoop:
-    """One rollout under one term. Its engine serves a version already."""
+    """One rollout under one term. The engine must serve a version before `run`."""
 
     settings: RolloutSettings
     engine: Engine
@@ -100,7 +100,7 @@ class RolloutLoop:
             stop.wait(IDLE_S)
 
     def take_assignments(self) -> None:
-        """Drop what dispatch released, or hand it over to another rollout; start and resume
+        """Drop released trajectories, or hand them over to another rollout; start and resume
         assignments wait in `assignments`.
         """
         for released in self.assignments.read():
@@ -115,7 +115,7 @@ class RolloutLoop:
     def take_weights(self) -> None:
         """Swap to the version that is due: the newest one when the policy allows it and its tensors
         are fetched, the version from history that an assignment needs, or the repair of wrong
-        tensors. Then start to compare some tensors with what the engine serves.
+        tensors. Then start to compare some fetched tensors with those that the engine serves.
         """
         self.follower.read()
         self._take_verdict()
@@ -128,9 +128,9 @@ class RolloutLoop:
             self.follower.fetch_version(needed)
         else:
             inputs = self._update_inputs()
-            if is_draining(self._pace, inputs) and inputs.busy:
+            if is_draining(self._effective_mode, inputs) and inputs.busy:
                 self.follower.fetch_ahead(self.engine.version)
-            if not wants_update(self._pace, inputs):
+            if not wants_update(self._effective_mode, inputs):
                 return
             self.follower.prefetch(self.engine.version)  # even if a newer one exists by now
         fetched = self.follower.take()
@@ -147,8 +147,8 @@ class RolloutLoop:
         self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
-        """The version from history that the next assignment waits for. Only an empty engine loads
-        it, or one that serves it beside others.
+        """The version from history that the next assignment waits for. An engine that serves one
+        version at a time must be empty to load it.
         """
         waiting = self.assignments.waiting
         if not waiting:
@@ -162,11 +162,12 @@ class RolloutLoop:
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Trajectories that count as drawn under a version from history: those that it was loaded
-        for. If it is more than one behind, the whole quota counts, so the rollout starts no new
-        trajectory under it.
+        """Trajectories that count as drawn under a version from history: the waiting resumes under
+        it. If the version is more than one behind, the whole quota counts, so the rollout starts no
+        new trajectory under it.
         """
-        inputs, resumed = self._update_inputs(), sum(o.version == version for o in self._resumes())
+        inputs = self._update_inputs()
+        resumed = sum(assignment.version == version for assignment in self._resumes())
         return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)
 
     def _take_verdict(self) -> None:
@@ -188,16 +189,16 @@ class RolloutLoop:
         poll is filled at once. Where the KV capacity is the limit, no more than an eighth wait in
         the engine, because a trajectory that has not started belongs to no version yet.
         """
-        waiting, few = self.assignments.waiting, max(1, self.settings.slots // 8)
-        room = self.settings.slots + few
-        if waiting and self.engine.stats().waiting >= few:
+        waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
+        room = self.settings.slots + surplus
+        if waiting and self.engine.stats().waiting >= surplus:
             return
         self.in_progress.read_chains_ahead(
             islice(waiting, max(0, room - len(self.in_progress.running)))
         )
         while waiting and len(self.in_progress.running) < room:
             is_new = waiting[0].kind == "start"
-            if is_new and not may_draw(self._pace, self._update_inputs()):
+            if is_new and not may_draw(self._effective_mode, self._update_inputs()):
                 return
             if self._version_from_history() is not None:
                 return
@@ -264,9 +265,9 @@ class RolloutLoop:
         return self.settings.on_update == "keep_version" and self.engine.is_side_by_side
 
     @property
-    def _pace(self) -> UpdateMode:
-        """The mode by which updates are taken. Side by side nothing has to end before another
-        version is served, so a rollout takes it as if in flight.
+    def _effective_mode(self) -> UpdateMode:
+        """The mode by which updates are taken. If versions are served side by side, no trajectory
+        has to end before a new version is taken, as in `in_flight`.
         """
         return "in_flight" if self._is_side_by_side else self.settings.on_update
 
@@ -307,19 +308,19 @@ class RolloutLoop:
         loads = self._version_from_history() is not None and not self._is_side_by_side
         if not self.follower.verified or loads:
             return "pulling"
-        if is_draining(self._pace, inputs):
+        if is_draining(self._effective_mode, inputs):
             return "draining" if inputs.busy else "pulling"
         return "generating"
 
     def send_status(self, health: Health) -> None:
         inputs, verified = self._update_inputs(), self.follower.verified
-        pulling = not verified or wants_update(self._pace, inputs)
+        pulling = not verified or wants_update(self._effective_mode, inputs)
         condition = RolloutCondition(
             version=self.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
             + (len(self.ended_turns) if health == "leaving" else 0),
-            quota_left=quota_left(self._pace, inputs),
+            quota_left=quota_left(self._effective_mode, inputs),
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),

@@ -1,10 +1,10 @@
-"""Builds the task of a run by its registered name, or by `module:attribute` for your own, from the
-working directory or PYTHONPATH.
+"""`load_task` builds the task of a run from a registered name, or from a `module:attribute` of your
+own in the working directory or on PYTHONPATH.
 
-A builder gets the task's options as keyword arguments. If it has a parameter `text`, it gets the
-run's tokenizer and chat template (`text.py`) there. A class with a class `Options` gets `text` and
-one value of that class instead. A mistake raises `ConfigurationError`, which
-names the setting and what was found instead; nothing is guessed.
+A builder is a function or class. The options are its keyword arguments, and a parameter `text`
+receives the run's tokenizer and chat template (`text.py`). A class with a nested class `Options` is
+called with `text` and one `Options` object instead. A wrong name or option raises
+`ConfigurationError` with the setting and the wrong value; no option is guessed.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from rollstream.producers.tasks.mixture import MixturePart, mix
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
-if TYPE_CHECKING:  # pydantic: a reward process decodes `PlainTask`
+if TYPE_CHECKING:  # needs pydantic; a reward process uses `PlainTask` without it
     from rollstream.producers.settings import PartSettings, TaskSettings
 
 TASKS = {
@@ -32,14 +32,14 @@ TASKS = {
 """Registered name → builder, imported on use."""
 MIXTURE = "mixture"
 
-_PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
+_TASK_MEMBERS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 
 def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | None = None) -> Task:
-    """The task that the settings describe.
+    """Returns the task that the settings describe.
 
-    `settings.tokenizer` is the folder with a text task's tokenizer; None is the built-in byte-level
-    tokenizer. The task refuses or skips prompts longer than `prompt_tokens_max`.
+    `settings.tokenizer` is the folder of a text task's tokenizer; None selects the built-in
+    byte-level tokenizer. The task refuses or skips prompts longer than `prompt_tokens_max`.
     """
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
     tokenizer = TextTokenizer(folder)
@@ -71,7 +71,7 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
         task = build(text, options_type(**given)) if options_type else build(**given)
     except TypeError as error:
         raise ConfigurationError(f"{where}.options of {name}: {error}") from error
-    missing = [part for part in _PARTS if not hasattr(task, part)]
+    missing = [member for member in _TASK_MEMBERS if not hasattr(task, member)]
     if missing:
         raise ConfigurationError(
             f"{where}.name = {name!r} gave a {type(task).__name__} without {', '.join(missing)}; "
@@ -89,9 +89,9 @@ def _check_options(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option in given:
         if option not in named and not takes_any:
-            has = f"; known: {', '.join(sorted(named)) or 'none'}"
+            known_names = f"; known: {', '.join(sorted(named)) or 'none'}"
             raise ConfigurationError(
-                f"{where}: no option {option!r}{nearest(option, named) or has}"
+                f"{where}: no option {option!r}{nearest(option, named) or known_names}"
             )
     lacking = [n for n, p in named.items() if p.default is p.empty and n not in given]
     if lacking:

@@ -6,8 +6,8 @@ and `;`, and so on to the end of the script. The reward is the share of right to
 is the script and the state is the number of digits named so far, so a trajectory can resume in
 another process.
 
-Numbered: for runs with the engine `paced`, where only the lengths of the answers matter. There are
-`prompts` of them, repeated in every pass in a new order. The reward is drawn from a hash of the
+Numbered: a task for the engine `paced`, where only the lengths of the answers matter. The task has
+`prompts` prompts, repeated in every pass in a new order. The reward is drawn from a hash of the
 answer, with a different probability for each prompt, so that rewards differ within a group; a model
 can learn nothing from it.
 """
@@ -33,7 +33,7 @@ _NUMBERS_MAX = 10**9
 
 
 class Scripted:
-    """The task. `turns` digits are named, the first one in the prompt."""
+    """The task `scripted`: the environment names `turns` digits, the first one in the prompt."""
 
     name = "scripted"
 
@@ -93,7 +93,7 @@ class Scripted:
 
 
 class Numbered:
-    """The task. A prompt is its number, `?`, and blanks up to `prompt_tokens`."""
+    """The task `numbered`. A prompt is its number, `?`, and blanks up to `prompt_tokens`."""
 
     name = "numbered"
     stop = (EOS,)
@@ -121,7 +121,7 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """1 or 0, a function of the answer."""
+        """1 or 0, a function of the prompt's number and the answer."""
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
         drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64

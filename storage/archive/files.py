@@ -1,9 +1,10 @@
 """Encodes one archive file: consecutive records of one partition as Parquet bytes.
 
-Its metadata state its first and last offset and the fence after it (`rollstream.first`, `.last`,
-`.fence`), so the writer that continues after it reads only the file's tail. All readers support its
-encodings: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark supports
-BYTE_STREAM_SPLIT only since 2026. `benchmarks/storage/archive.py` has what each choice costs.
+The file's metadata hold the first and last offset and the fence (term and sequence number of the
+newest accepted record) after the last one: `rollstream.first`, `.last`, `.fence`. So a writer that
+continues the partition reads only the file's tail. Common Parquet readers support all encodings
+used: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark supports
+BYTE_STREAM_SPLIT only since 2026. `benchmarks/storage/archive.py` measures each choice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,16 +22,19 @@ from rollstream.storage.archive.tables import table_of
 from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence
 
-ROW_GROUP_BYTES = 16 << 20  # of records, as sized in the log; larger ones take more CPU time
-WRITE_BATCH = 1 << 16  # values at a time; pyarrow's default of 1 024 is an eighth of a trajectory
-SAMPLE_BYTES = 256 << 10  # of a column of floats
-COMPRESSIBLE = 0.85  # of its size; random log-probabilities keep .9 for a sixth of a file's time
+ROW_GROUP_BYTES = 16 << 20  # of records, as sized in the log; larger groups take more CPU time
+WRITE_BATCH = 1 << 16  # values; pyarrow's default of 1 024 is an eighth of a trajectory
+SAMPLE_BYTES = 256 << 10  # compressed on trial, of each column of floats
+COMPRESSIBLE = 0.85
+"""A column is compressed if zstd brings its sample to this share. Log-probabilities only reach 0.9,
+and to compress them would take a sixth of a file's time.
+"""
 FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last", "fence", "schema"))
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """A file's bytes, and the fence after its last record."""
+    """The bytes of one Parquet file, and the fence after the file's last record."""
 
     data: memoryview
     fence: Fence
@@ -52,7 +56,7 @@ class FileWriter:
         self._parquet.write_table(table, row_group_size=table.num_rows)
 
     def finish(self, first: int, last: int, fence: Fence) -> EncodedFile:
-        """The file of these offsets with this fence after them."""
+        """Returns the file: records from offset `first` to `last`, then this fence."""
         assert self._parquet is not None, "a file without rows"
         numbers = {FIRST: first, LAST: last, SCHEMA: SCHEMA_NUMBER}
         self._parquet.add_key_value_metadata(
@@ -71,8 +75,8 @@ class FileWriter:
 
 
 def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
-    """The file of these messages: consecutive ones of one partition; `fence` is the fence before
-    them.
+    """Returns the file of these messages, which must be consecutive and of one partition. `fence`
+    is the fence before the first message.
 
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
@@ -97,27 +101,27 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
-    """The columns of floats that zstd makes hardly smaller, by a sample of their first values."""
-    found: set[str] = set()
+    """The columns of floats whose first values, as a sample, zstd compresses too little."""
+    incompressible: set[str] = set()
     for column in topic_columns(topic):
         if column.is_array and pa.types.is_floating(column.items):
             values = table.column(column.name).chunk(0).values
             sample = values.slice(0, SAMPLE_BYTES // (column.items.bit_width // 8)).to_numpy()
             codec = cast("Any", pa).Codec("zstd")  # missing in the stubs
             if len(codec.compress(sample.tobytes())) > COMPRESSIBLE * sample.nbytes:
-                found.add(column.name)
-    return frozenset(found)
+                incompressible.add(column.name)
+    return frozenset(incompressible)
 
 
 @cache
 def write_options(topic: str, incompressible: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The encoding of each column; statistics of tokens and headers would be of no use."""
+    """pyarrow's options per column: tokens and headers have no dictionary and no statistics."""
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
     plain = {"header", *(f"{c.name}.list.element" for c in topic_columns(topic) if c.is_array)}
     others = [leaf for leaf in leaves if leaf not in plain]
-    left = {f"{name}.list.element" for name in incompressible}
+    uncompressed = {f"{name}.list.element" for name in incompressible}
     return {
-        "compression": {leaf: "none" if leaf in left else "zstd" for leaf in leaves},
+        "compression": {leaf: "none" if leaf in uncompressed else "zstd" for leaf in leaves},
         "use_dictionary": others,
         "write_statistics": others,
         "write_batch_size": WRITE_BATCH,

@@ -1,9 +1,9 @@
-"""Limits kafka-python's log: warnings and errors only, the same one at most twice a minute, and no
-attempt to reconnect.
+"""`limit_kafka_log` keeps kafka-python's log short: only warnings and errors pass, each kind at
+most twice a minute, and no message about a reconnect.
 
-While a broker is away kafka-python logs every attempt, dozens a second; the caller's error states
-what could not be done (`admin.call_with_retries`). At its debug level it logs passwords, so that
-level cannot be enabled from outside.
+While a broker is unreachable kafka-python logs every connection attempt, dozens a second; the error
+that the caller gets names the failed operation (`admin.call_with_retries`). At debug level
+kafka-python logs passwords, so its level is set here and not by the root logger.
 """
 
 import logging
@@ -11,7 +11,7 @@ import time
 
 EVERY_S = 30.0
 KINDS_MAX = 1000
-RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # errors after which it connects again
+RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # kafka-python reconnects after these
 
 
 class RateLimitedHandler(logging.Handler):
@@ -43,11 +43,11 @@ def _is_retry(record: logging.LogRecord) -> bool:
 
 
 def limit_kafka_log() -> None:
-    """Set up once per process; a handler that the application has set on `kafka` stays."""
+    """Install the handler once per process; does nothing if `kafka` has a handler already."""
     log = logging.getLogger("kafka")
     if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
         log.setLevel(logging.WARNING)
         log.propagate = False
         log.addHandler(RateLimitedHandler())
-        # It warns of each callback above 0.1 s, which is normal when many roles share few cores.
+        # The selector warns of callbacks above 0.1 s; with many roles on few cores they are normal.
         logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)

@@ -1,4 +1,8 @@
-"""The model that ranks start from, and the hashes of it that ranks and checkpoints compare."""
+"""Ranks that start from equal models compute equal hashes, however the model was loaded.
+
+`model_hash` covers the state that a rank holds, so that ranks can compare it; `base_hash` covers
+the model without adapters, so that checkpoints can compare it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +29,9 @@ class StartingModel:
 
 
 def model_hash(start: StartingModel) -> str:
-    """xxh3-128 that is equal where the initial model is; not a collective."""
+    """Returns an xxh3-128 hash; ranks with equal initial models get equal hashes. Each rank
+    computes its own, without a collective operation.
+    """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)
     if adapter is not None:
@@ -40,25 +46,26 @@ def model_hash(start: StartingModel) -> str:
 
 
 def base_hash(start: StartingModel, dtype: torch.dtype) -> str:
-    """The `state_hash` of the model without its adapters, rounded to `dtype`, in float32; not a
-    collective. Of a model that is read by rows, `HASHED_NUMBERS` are in memory at a time.
+    """Returns the `state_hash` of the model without adapters, without a collective operation. A
+    model that is read by rows is rounded to `dtype` and hashed as float32, with at most
+    `HASHED_NUMBERS` numbers in memory, or one row if that is larger.
     """
     state, rows = base_state(start.model.state_dict()), start.rows
     if rows is None:
         return state_hash(state)
     hasher = xxhash.xxh3_128()
     stored = {
-        name: next((one for one in mine if one in rows), name)
-        for mine in parameter_names(start.model)
-        for name in mine
+        name: next((alias for alias in aliases if alias in rows), name)
+        for aliases in parameter_names(start.model)
+        for name in aliases
     }
     for name, tensor in sorted(state.items()):
         hasher.update(name.encode())
         if not tensor.is_meta:
             hasher.update(tensor_bytes(tensor))
             continue
-        count, each = tensor.shape[0], max(1, HASHED_NUMBERS // math.prod(tensor.shape[1:]))
-        for begin in range(0, count, each):
-            read = rows.rows(stored[name], begin, min(count, begin + each))
+        count, step = tensor.shape[0], max(1, HASHED_NUMBERS // math.prod(tensor.shape[1:]))
+        for begin in range(0, count, step):
+            read = rows.rows(stored[name], begin, min(count, begin + step))
             hasher.update(tensor_bytes(read.to(dtype).float()))
     return hasher.hexdigest()

@@ -1,5 +1,5 @@
-"""From logits to tokens: temperature, top-k, top-p, then the inverse of the cumulative
-distribution.
+"""`draw_tokens` samples a token from each row of logits, as a function of logits, plan and uniform
+numbers only: temperature, then top-k, then top-p, then the inverse cumulative distribution.
 
 The inverse CDF in vocabulary order is used rather than Gumbel noise: it needs one uniform per
 position instead of one per vocabulary entry, so drawing costs the same at 18 entries and at 150k,
@@ -21,8 +21,8 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """The sampling parameters of the rows of a batch; tensors are (rows, 1), or (1, 1) where all
-    rows agree. None is off.
+    """The sampling parameters of the rows of a batch; tensors are (rows, 1), or (1, 1) if all rows
+    have equal parameters. None: no row uses this parameter.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -31,11 +31,11 @@ class SamplingPlan:
     greedy: torch.Tensor | None
     all_greedy: bool
     stops: torch.Tensor
-    """(most stop tokens of a row, rows or 1), padded with `NO_TOKEN`."""
+    """Stop tokens of each row: (largest number of them, rows or 1), padded with `NO_TOKEN`."""
 
 
 def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
-    """The plan for these rows; a single `Sampling` makes a plan for any number of equal rows."""
+    """Returns the plan for these rows; the plan of one `Sampling` fits any number of equal rows."""
 
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -61,8 +61,8 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
 
 
 def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
-    """The plan of a batch, expanded to one entry per token; `row_of` (n,) is the row of each
-    token. `stops` is not expanded.
+    """Returns a plan with one entry per token instead of one per row; `row_of` (n,) is the row of
+    each token. `stops` is not expanded.
     """
     if plan.stops.shape[1] == 1:  # all rows have equal parameters
         return plan
@@ -80,7 +80,9 @@ def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
 
 
 class SamplingPlanCache:
-    """The sampling plan of a batch, cached while all of its rows have equal parameters."""
+    """Caches the sampling plan of a batch while all of its rows have equal parameters. Call `enter`
+    for each row that joins the batch and `leave` for each that ends.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,7 +99,7 @@ class SamplingPlanCache:
             del self._kinds[kind]
 
     def plan(self, rows: Iterable[Sampling]) -> SamplingPlan:
-        """The plan of these rows: those that entered and did not leave."""
+        """Returns the plan of `rows`, which must be those that entered and did not leave."""
         if len(self._kinds) > 1:
             return plan_sampling(list(rows), self.device)
         (kind,) = self._kinds
@@ -112,8 +114,8 @@ def _kind(sampling: Sampling) -> Sampling:
 
 
 def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
-    """(rows, vocabulary) fp32 log-probabilities after temperature, then top-k, then top-p, in
-    transformers' order.
+    """Returns fp32 log-probabilities (rows, vocabulary) after temperature, then top-k, then top-p,
+    the order of the transformers library.
     """
     scores = logits.float()
     if plan.inverse_temperature is not None:
@@ -134,8 +136,8 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens (n, 1) at which the cumulative probabilities of (n, vocabulary) first exceed the
-    uniforms (n, 1) in [0, 1).
+    """Returns tokens (n, 1): the first at which the cumulated probabilities of each row (n,
+    vocabulary) exceed the row's uniform number (n, 1) in [0, 1).
     """
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total, so that rounding cannot move a draw beyond the last possible token.
@@ -145,8 +147,8 @@ def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def draw_tokens(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary),
-    uniforms (n, 1).
+    """Returns tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary)
+    and uniforms (n, 1).
     """
     logprobs = processed_logprobs(logits, plan)
     if plan.all_greedy:

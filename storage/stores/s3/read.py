@@ -1,9 +1,9 @@
-"""Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
-moment.
+"""A read returns the bytes of an object, or of a range of it, and never mixes two objects of the
+same name.
 
-The first request returns size, etag and hash; the others require that etag, so a read during which
-the object is replaced starts again instead of mixing two objects. Missing bytes are requested
-again, and a complete object is checked against its hash. Nothing else is ever returned.
+The first request returns size, etag and hash. The others run in parallel and require that etag, so
+a read during which the object is replaced starts again. A failed request is repeated until its
+deadline. A complete object is checked against its hash; a range is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 
 
 def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
-    """The results of `work` for each piece, in order. Raises the failure of one of them.
+    """Returns the results of `work` for each piece, in order, or raises the error of one piece.
 
-    No piece is still running when it returns or raises.
+    When this function returns or raises, no piece is still running.
     """
     futures = [pool.submit(work, piece) for piece in pieces]
     try:
@@ -53,14 +53,14 @@ def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_
     return [future.result() for future in futures]
 
 
-HASH = "xxh3"
-NONCE = "nonce"
+HASH = "xxh3"  # metadata key of the object's hash
+NONCE = "nonce"  # metadata key by which a writer recognises its own object after a lost answer
 HASH_READS = 2  # a second read repairs damage in transit, but not damage in the store
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectContent:
-    """Bytes of an object, and its head."""
+    """Bytes of an object, and the object's head (`found`)."""
 
     data: bytes
     found: ObjectHead
@@ -73,8 +73,8 @@ class S3Reader:
         self._client, self._pool, self._limits = client, pool, limits
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> ObjectContent:
-        """Bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a complete
-        object is damaged.
+        """Returns bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a
+        complete object differs from its hash.
         """
         for _ in range(HASH_READS):
             content = self._read_consistent(name, start, end)
@@ -88,14 +88,14 @@ class S3Reader:
         )
 
     def head(self, name: str, deadline: Deadline | None = None) -> ObjectHead:
-        """Size, etag and metadata. Uses GET, because responses to HEAD carry no error code: a wrong
-        access key would look like a missing object.
+        """Returns size, etag and metadata. Uses GET, because responses to HEAD carry no error code:
+        a wrong access key would look like a missing object.
         """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
         return self._read_first(name, ByteRange(0, 1), attempts).found
 
     def _read_consistent(self, name: str, start: int, end: int | None) -> ObjectContent:
-        """The range, read again from its beginning if the object was replaced meanwhile."""
+        """Returns the range; reads all of it again if the object was replaced meanwhile."""
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
@@ -123,14 +123,16 @@ class S3Reader:
             view[: len(first.data)] = first.data
 
             def fetch(wanted: ByteRange) -> None:
-                with view[wanted.start - start : wanted.end - start] as room:
-                    self._read_into(name, wanted, first.found.etag, room, Attempts(deadline))
+                with view[wanted.start - start : wanted.end - start] as target:
+                    self._read_into(name, wanted, first.found.etag, target, Attempts(deadline))
 
             run_in_parallel(self._pool, fetch, split_range(first_end, stop, RANGE_BYTES))
         return ObjectContent(buffer.getvalue(), first.found)
 
     def _read_first(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
-        """The first bytes of a range that may be empty, which S3 cannot express."""
+        """Returns the first bytes of a range. S3 rejects an empty range and one beyond the object's
+        end; for both this returns no bytes, and the head of the object.
+        """
         if wanted.start == wanted.end:
             return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
         try:
@@ -156,18 +158,18 @@ class S3Reader:
         return attempts.run(step)
 
     def _read_into(
-        self, name: str, wanted: ByteRange, etag: str, room: memoryview, attempts: Attempts
+        self, name: str, wanted: ByteRange, etag: str, target: memoryview, attempts: Attempts
     ) -> None:
         def step() -> ObjectHead:
-            at = 0
+            filled = 0
 
             def take(chunk: bytes) -> None:
-                nonlocal at
+                nonlocal filled
                 _check_deadline(attempts.deadline)
-                if len(chunk) > len(room) - at:
+                if len(chunk) > len(target) - filled:
                     raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"above {wanted}", False)
-                room[at : at + len(chunk)] = chunk
-                at += len(chunk)
+                target[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
 
             return self._client.get(name, wanted, etag, take)
 
