@@ -1,11 +1,11 @@
 """Writes and reads `dead`: bytes that are not a record of their topic, each appended once, by one
 role.
 
-Every reader of a topic meets the same unreadable bytes. Only the role that acts on the topic
-appends them (the trainer for admissions, trajectories and annotations; dispatch for the others);
-other readers only count them. A restarted owner reads part of the topic again. It appends in the
-order of each partition, so the highest offset in `dead` shows what it appended before. What this
-stops: one unreadable record of 1 MiB that becomes a copy per reader and per restart.
+Every reader of a topic meets the same unreadable bytes. Only the topic's owner appends them (the
+trainer for admissions, trajectories and annotations; dispatch for the others); other readers only
+count them. A restarted owner reads part of the topic again and skips each offset up to the highest
+one in `dead`, because it appends in the order of each partition. Otherwise one unreadable record of
+1 MiB would become a copy per reader and per restart.
 
 A run of release 0.1.0 has a `<topic>.dead` for each topic. Its dead letters are read from there,
 and new ones are appended to `dead`.
@@ -31,15 +31,15 @@ KEY_CHARACTERS_MAX = 200
 
 
 class DeadLetterWriter:
-    """The dead letters of one topic, written by its owner. Not safe for several threads at once."""
+    """Appends the dead letters of one topic, each once, for the topic's owner. One thread only."""
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._bus, self._topic = bus, topic
         self._appended_to: dict[int, int] | None = None  # highest offset, by partition
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
-        """Append these messages with their reasons, skipping those that an earlier call or process
-        already appended. They must be in the order of their partitions.
+        """Append these messages with their reasons, except those that an earlier call or process
+        appended. The messages of a partition must be in its order.
         """
         if not unreadable:
             return
@@ -69,8 +69,8 @@ class DeadLetterWriter:
 
 
 class DeadLetterReader:
-    """Reads dead letters of all topics from the oldest kept one on, and of `topics` also those of
-    release 0.1.0. `is_whole`: none had expired before it was read.
+    """Reads the dead letters of all topics, from the oldest kept one on; for `topics` also those
+    that release 0.1.0 wrote. `is_whole`: no dead letter expired before this reader read it.
     """
 
     def __init__(self, bus: Bus, topics: Iterable[str]) -> None:
@@ -82,7 +82,7 @@ class DeadLetterReader:
         self.is_whole = bool(firsts) and not any(firsts)
 
     def read(self) -> Iterator[Dead]:
-        """The letters up to the present ends that earlier calls have not returned."""
+        """Yields the dead letters up to the present ends, each one in one call only."""
         for name, positions in self._positions.items():
             stop = self._bus.end(name)
             while any(at < stop[p] for p, at in positions.items()):

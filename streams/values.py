@@ -1,11 +1,11 @@
-"""The values that records consist of: array types, and small frozen structs that are compared by
+"""Defines the values inside records: array types, and small frozen structs that are compared by
 value.
 
 Positions: `Address` names one record of a topic; `Position` is where reading resumes and carries
 the fence there. Token indices: a `Span` counts *generated* tokens of a trajectory (0 is its first
 generated token), so the spans of a trajectory tile `[0, len(logprobs))` exactly (invariant 3). If
-only a part of a trajectory records its `Drafts`, the rest counts as sampled by the model itself,
-one token a step.
+only some parts of a trajectory record `Drafts`, the tokens of the other parts count as sampled by
+the model itself, one per step.
 """
 
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Bytes = NDArray[np.uint8]
 else:
-    # In a header an array field holds its number of items. The bound keeps count * item size far
-    # from overflow; the record's length is the actual limit.
+    # An array field of a record's JSON header holds the number of items. The bound keeps
+    # count * item size far from overflow; the record's length is the actual limit.
     Tokens = Sources = Floats = Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 @dataclass_transform(frozen_default=True, order_default=True)
 class _Value(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Compared by value; its fields cannot form a cycle."""
+    """A struct compared by value; `gc=False` is safe, because its fields cannot form a cycle."""
 
 
 class Version(_Value):
@@ -61,7 +61,7 @@ class Address(_Value):
 
 
 class Fence(_Value):
-    """Highest term whose `Opened` was read, and the next sequence number expected of it.
+    """The highest term whose `Opened` was read, and the sequence number that its next record has.
     `presumed`: no `Opened` was read yet, because the reader began after it (`fence.py`).
     """
 
@@ -91,10 +91,10 @@ class Sampling:
 
 
 class Drafts(_Value):
-    """How generated tokens came from drafts. `runs` are lengths in order: tokens that the model
-    sampled itself, then accepted draft tokens, and so on in turn (the first run may be 0). They
-    took `steps` passes of the model. `asked` look-ups took `lookup_s`; `found` of them gave a
-    draft, in all `guessed` draft tokens.
+    """Draft statistics of consecutive generated tokens. `runs` are lengths of alternating kinds:
+    tokens that the model sampled itself (perhaps 0), accepted draft tokens, sampled ones, and so
+    on. The model generated the tokens in `steps` passes. `asked` look-ups took `lookup_s` seconds;
+    `found` of them gave a draft, with `guessed` draft tokens in all.
     """
 
     runs: tuple[int, ...]
@@ -140,7 +140,9 @@ class ReadTo(_Value):
 class RecordStruct(
     msgspec.Struct, frozen=True, eq=False, gc=False, omit_defaults=True, tag_field="schema"
 ):
-    """Compared by identity, because of the arrays. The tag is the schema name with its version."""
+    """Base of all records, compared by identity because of their arrays. The tag is the schema name
+    with its version.
+    """
 
     @classmethod
     def schema(cls) -> str:
@@ -153,7 +155,7 @@ def accepted_tokens(drafts: Drafts) -> int:
 
 
 def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
-    """Of `count` generated tokens, which were accepted draft tokens. Runs that are too long are cut
+    """Returns a mask [count] that is true at accepted draft tokens. Runs beyond `count` are cut
     off.
     """
     found = np.zeros(count, np.bool_)
@@ -165,8 +167,8 @@ def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
 
 
 def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
-    """The drafts of consecutive parts, each given with the number of its generated tokens; None if
-    no part has any.
+    """Returns the drafts of consecutive parts as one; None if no part has any. A part is given as
+    its number of generated tokens and its drafts.
     """
     known = list(parts)
     if all(drafts is None for _, drafts in known):

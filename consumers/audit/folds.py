@@ -1,9 +1,9 @@
-"""The common parts of the audit's folds: a message as they receive it, their interface, the result
-of one invariant, and an index of the ledger's takes and steps.
+"""Defines the common parts of the audit's folds: their interface, the message that a fold receives,
+the result of one invariant, and an index of the ledger's takes and steps.
 
-Of violations everything is counted, but only the first few keep their places, so a log full of
-violations costs no more memory than a correct one. The index grows with the run: an entry per
-trajectory of a trained group (about 0.3 KiB), a few bytes per step.
+A result counts all violations and keeps the places of the first few, so a log full of violations
+costs no more memory than a correct one. The index grows with the run: an entry per trajectory of a
+trained group (about 0.3 KiB), a few bytes per step.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ OFFENDERS_MAX = 10
 UNCHECKED_MAX = 10
 NOTES_MAX = 10  # of one kind
 DERIVED = "derived"
-"""In the metadata of a fold's field that is computed from others: a verdict does not hold it."""
+"""Metadata key of a fold's field that is computed from other fields; verdicts do not store it."""
 
 ResultState = Literal["kept", "violated", "unchecked"]
 
@@ -45,8 +45,8 @@ class Offender:
 
 @dataclass(slots=True)
 class InvariantResult:
-    """What the audit found about one invariant: counts, violations, what could not be checked.
-    `number` is the invariant's; 0 is the line on the completeness of the data.
+    """The result of one invariant: counts, violations, and the checks that were not possible.
+    `number` is the invariant's; 0 stands for the completeness of the data.
     """
 
     number: int
@@ -56,9 +56,9 @@ class InvariantResult:
     offenders: list[Offender] = field(default_factory=list[Offender])
     unchecked: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-    """Observations that are no violations."""
+    """Observations that do not violate the invariant."""
     stored: int = 0
-    """Violations of objects in the store."""
+    """How many violations are of objects in the store."""
 
     def add_violation(
         self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
@@ -70,7 +70,7 @@ class InvariantResult:
             self.offenders.append(Offender(what, topic, at, key))
 
     def add_unchecked(self, what: str) -> None:
-        """Record something that could not be checked; repeats are ignored."""
+        """Record a check that was not possible; repeats are ignored."""
         if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
             self.unchecked.append(what)
 
@@ -95,8 +95,8 @@ class InvariantResult:
 
 
 class AuditMessage(msgspec.Struct, frozen=True, gc=False):
-    """`record` is None for bytes that are no record, and `reason` states why. A void record is one
-    that the fence of invariant 7 drops.
+    """One message of a topic. `record` is None for unreadable bytes, and `reason` states why.
+    `void`: the fence of invariant 7 drops the record.
     """
 
     topic: str
@@ -109,7 +109,7 @@ class AuditMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
-        """The content hash by which the ledger names the record."""
+        """The hash of the record's bytes, as the ledger contains it."""
         return record_hash(self.data)
 
 
@@ -133,7 +133,7 @@ class RecordFold(Protocol):
     result: InvariantResult
 
     def apply(self, message: AuditMessage) -> None:
-        """The next record of a topic, in the order of its partition."""
+        """Take in the next record of a topic; each partition is read in order."""
         ...
 
     def finish(self, coverage: Coverage) -> None:
@@ -142,9 +142,9 @@ class RecordFold(Protocol):
 
 
 class NamedCompletion(msgspec.Struct, gc=False):
-    """One completion that the ledger names. `step` is the step that trained it first, by the take
-    at address `take`; 0 and None if none did. Not tracked by the garbage collector, because there
-    is one per trajectory.
+    """One completion that the ledger names. `step` is the first step that trained it, and `take`
+    the address of the take; 0 and None if no step did. The garbage collector does not track these
+    structs, because a run has one per trajectory.
     """
 
     group: int
@@ -156,31 +156,32 @@ class NamedCompletion(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """What the ledger states so far about takes and steps, for the folds of other topics. Void
-    records and the content of superseded takes are left out.
+    """Takes and steps of the ledger as far as it was read, for the folds of other topics. Void
+    records and superseded takes are left out.
     """
 
     uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
-    """By trajectory: all members of groups that a take began."""
+    """Completions of all taken groups, by trajectory."""
     notes: dict[tuple[str, str], AnnotationUsed] = field(
         default_factory=dict[tuple[str, str], AnnotationUsed]
     )
+    """Used annotations, by trajectory and name."""
     trained: Counter[int] = field(default_factory=Counter[int])
-    """Trajectories by step."""
+    """Number of trained trajectories, by step."""
     trained_of: Counter[int] = field(default_factory=Counter[int])
-    """Trajectories by group."""
+    """Number of trained trajectories, by group."""
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
     """The version that each step made, by the first `StepDone` of the step."""
     begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
         default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
     )
-    """Takes of steps that are not done, which may still be superseded, and the members that they
-    train.
+    """Address and trained members of each take that may still be superseded, because its step is
+    not done; by step, update and micro-batch.
     """
     highest: Counter[int] = field(default_factory=Counter[int])
     """By step, the number of the highest believed version when its groups were fixed."""
     first_step: int | None = None
-    """The first step that a take names: of all later steps every take is available."""
+    """The step of the first take that was read; all takes of later steps are available."""
 
     def apply(self, message: AuditMessage) -> None:
         if message.void or message.topic != "ledger":
@@ -214,7 +215,7 @@ class LedgerIndex:
         return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
-        """False for a version if the ledger has another one of the same number."""
+        """Whether the ledger has no other version of the same number."""
         return self.versions.get(version.number, version) == version
 
     def _take(self, take: Take, at: Address) -> None:

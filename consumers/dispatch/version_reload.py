@@ -1,16 +1,15 @@
-"""Loads a version from history for unfinished trajectories whose version no rollout holds any more,
-where that is cheaper than restarting them on the newest version (invariant 4).
+"""Decides which unfinished trajectories continue under an old version that no rollout holds any
+more: an idle rollout loads it from history where that costs less than restarts on the newest
+version (invariant 4).
 
-The assignment itself asks an idle rollout to load the version (`from_history`), so a death in
-between is recovered like any other. A trajectory gets at most one load in a row: if it comes back
-from one, it restarts.
+The assignment names the load (`from_history`), so the rollout's death is recovered like any other.
+A trajectory whose last assignment was such a load restarts when it is unassigned again.
 
-Costs are counted in tokens that one slot could have generated, in two parts. Work used up: the
-tokens that are generated again, against the slots that are empty while the version is loaded and,
-on a rollout that gets no new work under it, until its last trajectory ends. Work delayed: the tail
-ends later by the load, or by the tokens that are generated again; a wave waits for its last
-trajectory, so that delay costs all slots of one rollout. Used slots cost nothing where no other
-work needs them.
+Costs are counted in tokens that one slot could have generated. A cost has two parts. Lost work: a
+restart generates tokens again; a load leaves slots empty while the version is loaded and, on a
+rollout that gets no new work under it, until the last loaded trajectory ends. Lost work is free
+where no other work needs the slots. Delay: the load, or the tokens generated again, postpone the
+last trajectory of a wave, for which all slots of one rollout wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnheldTrajectory:
-    """A trajectory whose version no rollout holds: the tokens generated so far and those still
+    """A trajectory whose version no rollout holds: `gained` tokens are generated, `left` more are
     expected.
     """
 
@@ -37,8 +36,8 @@ class UnheldTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class IdleRollout:
-    """A rollout that would load the version: `load_s` seconds for its bytes, `speed` tokens per
-    second of one slot. `is_wanted`: other work needs its slots. Without `refills` it gets no new
+    """A rollout that could load a version in `load_s` seconds; one slot generates `speed` tokens
+    per second. `is_wanted`: other work needs the slots. Without `refills` the rollout gets no new
     trajectories under that version.
     """
 
@@ -52,12 +51,12 @@ class IdleRollout:
 def trajectories_to_reload(
     unheld: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> tuple[str, ...]:
-    """The trajectories to load their version for, at most one per slot; empty when it is cheaper
-    that all restart. The others restart.
+    """Returns the trajectories that continue on `emptied`, at most one per slot; all others
+    restart. Empty if it is cheaper that all restart.
 
-    Slots are empty until the longest one ends, so only the choices of the n trajectories with the
-    fewest expected tokens are compared; where no slot stays empty, those of the n with the most
-    generated tokens.
+    Compared are, for each n, the n trajectories with the fewest expected tokens, because slots stay
+    empty until the longest loaded one ends. With `refills` no slot stays empty: then the n with the
+    most generated tokens.
     """
 
     def cheapest_first(one: UnheldTrajectory) -> tuple[float, int, str]:
@@ -72,17 +71,17 @@ def trajectories_to_reload(
 def reload_cost(
     loaded: Sequence[UnheldTrajectory], again: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> float:
-    """Cost of loading the version for `loaded` and restarting `again`."""
-    used = float(sum(one.gained for one in again))
-    waited = float(max((one.gained for one in again), default=0))
+    """Returns the cost in tokens of loading the version for `loaded` and restarting `again`."""
+    lost_work = float(sum(one.gained for one in again))
+    delay = float(max((one.gained for one in again), default=0))
     if loaded:
-        load = emptied.load_s * emptied.speed
-        used += emptied.slots * 2 * load  # to the old version, and back to the newest
+        load_tokens = emptied.load_s * emptied.speed
+        lost_work += emptied.slots * 2 * load_tokens  # to the old version, and back to the newest
         if not emptied.refills:
-            used += emptied.slots * max(one.left for one in loaded)
-            used -= sum(one.left for one in loaded)
-        waited = max(waited, load)
-    return used * emptied.is_wanted + emptied.slots * waited
+            lost_work += emptied.slots * max(one.left for one in loaded)
+            lost_work -= sum(one.left for one in loaded)
+        delay = max(delay, load_tokens)
+    return lost_work * emptied.is_wanted + emptied.slots * delay
 
 
 IDLE_WAIT_S = 15.0  # wait for an idle rollout: one that was killed is back by then
@@ -90,8 +89,8 @@ IDLE_WAIT_S = 15.0  # wait for an idle rollout: one that was killed is back by t
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """Trajectory → rollout that loads its version; `waiting` trajectories are assigned once a
-    rollout is idle.
+    """`loads` maps a trajectory to the rollout that loads its version; `waiting` trajectories stay
+    unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
     """
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -100,8 +99,8 @@ class ReloadPlan:
 
 @dataclass(slots=True)
 class VersionReload:
-    """`bytes_of` returns the bytes to read for a stored version, None when it was deleted
-    (versions_max).
+    """Plans the loads of each round of dispatch. `bytes_of` returns the bytes to read for a
+    version, None if the store deleted it (`versions_max`).
     """
 
     bytes_of: Callable[[Version], int | None]
@@ -118,8 +117,8 @@ class VersionReload:
         is_wanted: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """Loads for all unassigned trajectories under versions that no rollout holds, oldest
-        version first.
+        """Returns a plan for the unassigned trajectories under versions that no rollout holds, the
+        oldest version first.
         """
         unheld = self._unheld(state, lengths, unassigned)
         trajectories = [one.trajectory for ones in unheld.values() for one in ones]
@@ -136,7 +135,7 @@ class VersionReload:
                 continue
             name = empty[0] if empty else ""
             chosen = trajectories_to_reload(
-                ones, self._emptied(state, name, version, size, is_wanted)
+                ones, self._loading_rollout(state, name, version, size, is_wanted)
             )
             if name and chosen:
                 loads |= dict.fromkeys(chosen, empty.pop(0))
@@ -151,24 +150,24 @@ class VersionReload:
         for one in unassigned:
             for trajectory in one.trajectories if one.kind == "start" else ():
                 chain, assignment = state.chains.get(trajectory), state.assignments.get(trajectory)
-                if chain is None or chain.version is None or self._is_hopeless(state, chain):
+                if chain is None or chain.version is None or self._is_too_old(state, chain):
                     continue
                 if assignment is None or not assignment.from_history:
                     left = _tokens_left(one, lengths, chain)
-                    one_unheld = UnheldTrajectory(trajectory, chain.generated, left)
-                    found.setdefault(chain.version, []).append(one_unheld)
+                    unheld = UnheldTrajectory(trajectory, chain.generated, left)
+                    found.setdefault(chain.version, []).append(unheld)
         return found
 
-    def _is_hopeless(self, state: DispatchState, chain: PartialChain) -> bool:
-        """Whether invariant 5 would drop it in any case."""
+    def _is_too_old(self, state: DispatchState, chain: PartialChain) -> bool:
+        """Whether the trajectory is above `max_lag`, so that invariant 5 drops it in any case."""
         assert chain.version is not None, "checked by the caller"
         lag = state.version.number - chain.version.number
         return self.max_lag is not None and lag > self.max_lag
 
-    def _emptied(
+    def _loading_rollout(
         self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
     ) -> IdleRollout:
-        """The named rollout; without a name a typical one (medians)."""
+        """Returns the named rollout; without a name, a typical one (medians of all)."""
         workers = [w for w in rollout_speeds(state) if name in ("", w.rollout)]
         slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
         speed = median(worker.speed for worker in workers)
@@ -177,7 +176,7 @@ class VersionReload:
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:
-    """Serving rollouts without any work, steady ones before preemptible ones."""
+    """Returns the serving rollouts without any work, preemptible ones last."""
     given = state.assigned_counts()
     found = [
         (seen.status.preemptible, name)
@@ -188,8 +187,8 @@ def idle_rollouts(state: DispatchState) -> list[str]:
 
 
 def _tokens_left(one: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
-    """Expected tokens still to come. For an answer that exceeds its history, or has none, they
-    equal the tokens so far, as in a long tail.
+    """Returns the tokens that the trajectory is still expected to generate. If it is longer than
+    its prompt's history predicts, or has no history, it is expected to double (a long tail).
     """
     expected = lengths.expected(one.prompt, one.group.finished)
     left = 0.0 if expected is None else expected.mean - chain.generated

@@ -88,8 +88,8 @@ def draw_chart(chart: Chart) -> str:
 
 def thinned(points: Points, columns: int = COLUMNS) -> Points:
     """Returns the lowest and the highest point of each of `columns` equal parts of the x-axis, in
-    order, with the first and the last point; all points if they are no more than that. Points
-    without a finite value are then left out. `points` are in the order of x.
+    order, with the first and the last point; points without a finite value are left out. Up to
+    `2 * columns` points are returned unchanged. `points` must be in the order of x.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if len(points) <= 2 * columns or not finite:

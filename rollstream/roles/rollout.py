@@ -1,5 +1,5 @@
-"""A rollout as a role: waits for the first announced version, then builds engine and worker. Also
-the profile of its engine: its location, and how it is measured.
+"""Runs a rollout as a role: it waits for the first announced version, then builds engine and
+worker. `measure_profile` measures the step times of its engine, and `run_profile` reads them.
 
 A profile belongs to a machine, an engine and a shape of model, not to weights: an untrained model
 gives the same profile.
@@ -78,9 +78,9 @@ POLL_S = 0.02
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """The configured profile, else the run's own; None if there is none.
+    """Returns the configured profile, else the one in the run's folder, else None.
 
-    Raises `ConfigurationError` if the configured one is of another engine or model.
+    Raises `ConfigurationError` if the profile is of another engine or model.
     """
     engine = configuration.rollouts.engine
     key = model_key(model, changed_settings(configuration.rollouts))
@@ -135,7 +135,7 @@ def measure_profile(
 
 
 def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
-    """The settings that change the step times of an engine, if they are not the default ones."""
+    """Returns the settings that change an engine's step times and differ from their defaults."""
     if rollouts.engine == "vllm":
         given = rollouts.vllm.model_dump(exclude_defaults=True)
         names = ("dtype", "tensor_parallel", "head_float32", "args")
@@ -146,7 +146,7 @@ def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
-    """The run's own model, or an untrained one of its shape before the warm-up."""
+    """Returns the run's model; before the warm-up, an untrained one of its shape."""
     from rollstream.warmup.warmup import untrained_model
 
     path = model_folder(configuration, folder)
@@ -166,14 +166,16 @@ def run_rollout(context: RoleContext) -> bool:
 
 
 def build_rollout(context: RoleContext) -> RolloutLoop | None:
-    """The worker under its next term; None if it was stopped before a version was announced."""
+    """Returns the worker under the rollout's next term; None if the role was stopped before a
+    version was announced.
+    """
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)
-    # The engine torch gives its tensors back, and vLLM's workers map a file.
+    # Large versions: torch's own tensors are the base of deltas, and vLLM's workers map a file.
     follower = WeightsFollower(
         context.bus,
         context.store,
@@ -219,7 +221,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 
 
 def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
-    """This rollout's feed into the node's draft history; None if it does not draft."""
+    """Returns the feed that fills the node's draft history; None if the rollout does not draft."""
     c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
@@ -248,7 +250,7 @@ def _draft_source(context: RoleContext, draft_feed: DraftFeed) -> DraftSource:
 def _open_first_engine(
     context: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
 ) -> tuple[Engine, int]:
-    """As `open_rollout_engine`; refusals are classified as final or not."""
+    """Does as `open_rollout_engine`; an error of the engine is classified as final or not."""
     rollouts = context.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
@@ -260,8 +262,8 @@ def _open_first_engine(
 def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
-    """The engine, serving the fetched version, and its B_max: the configured one, its profile's, or
-    all of its slots. It drafts from `drafts` if given.
+    """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
+    its profile's, else all slots. The engine drafts from `drafts` if given.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
@@ -307,7 +309,7 @@ def open_rollout_engine(
 
 
 def _first_weights(context: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
-    """The newest announced version, as soon as there is one; None if stopped first."""
+    """Waits for an announced version and returns the newest; None if the role is stopped first."""
     while not context.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)

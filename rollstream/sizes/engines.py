@@ -1,5 +1,5 @@
-"""The question of a plan, and the engine that serves its model: which one, on how many cards, in
-which share of them.
+"""Sizes the engine of a plan: vLLM or the embedded engine, its cards, and its share of their
+memory. `PlanRequest` is the input of a plan, `EngineSize` the engine.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ SLOTS_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The question: this model on these cards, with sequences of up to `context` tokens.
+    """The input of a plan: a model, its cards, and sequences of up to `context` tokens.
     `lora_rank` 0 trains all parameters; with `fp8` rollouts serve 8-bit weights.
     """
 
@@ -61,7 +61,7 @@ class PlanRequest:
 
     @property
     def step_tokens(self) -> float:
-        """Tokens of a step, which both sides compute; rollouts prefill those of prompts."""
+        """Tokens of a step, prompts included; rollouts and trainer compute all of them."""
         return self.trajectories * self.context / MEAN_SHARE
 
     @property
@@ -85,8 +85,9 @@ def usable(card: Accelerator) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """One engine: its cards, its share of them, the tokens that it caches, the sequences that are
-    decoded together, and whether an evaluation fits beside it. `reason` is why vLLM does not serve.
+    """One engine: its cards, its share of their memory, the tokens that it caches, the sequences
+    that it decodes together, and whether an evaluation fits beside it. `reason` states why the
+    engine is not vLLM.
     """
 
     name: Literal["vllm", "torch"] = "vllm"
@@ -99,8 +100,9 @@ class EngineSize:
 
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
-    """The engine on `cards` cards of its own: the one with the fewest cards that hold
-    `SEQUENCES_MIN` longest sequences. An engine stays on one machine.
+    """Returns the engine on up to `cards` cards of its own: vLLM on the fewest cards that hold
+    `SEQUENCES_MIN` longest sequences, else the embedded engine if the model has an adapter and fits
+    one card, else None. An engine stays on one machine.
     """
     for tensor_parallel in _engine_cards(request, cards):
         tokens = vllm_tokens(request, tensor_parallel, ENGINE_SHARE)
@@ -114,8 +116,8 @@ def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
 
 
 def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineSize | None:
-    """The engine on the trainer's card, in the `rest` of its memory, of which an evaluation beside
-    it gets as much; None if neither engine fits.
+    """Returns the engine on the trainer's card, in `rest` bytes of its memory; None if neither
+    engine fits. With `evaluated`, an evaluation beside it gets the same share.
     """
     share = int(100 * rest / request.card.memory / (1 + evaluated)) / 100
     if vllm_tokens(request, 1, share) >= SEQUENCES_MIN * request.context:
@@ -124,7 +126,7 @@ def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineS
 
 
 def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
-    """Numbers of cards that one vLLM engine may have."""
+    """Returns the numbers of cards that one vLLM engine may have, ascending."""
     most = min(cards, CARDS_PER_MACHINE)
     return [n for n in (1, 2, 4, 8) if n <= most and request.shape.heads % n == 0]
 
@@ -141,8 +143,8 @@ def _lines(request: PlanRequest, tensor_parallel: int, slots: int = SLOTS_MAX) -
 
 
 def _vllm(request: PlanRequest, tensor_parallel: int, share: float, evaluated: bool) -> EngineSize:
-    """A vLLM engine. Its cache is paged and sequences have half of the context on average, so twice
-    as many decode as it holds longest ones.
+    """Returns a vLLM engine. Its cache is paged, and sequences have half of the context on average,
+    so it decodes twice as many sequences as its cache holds longest ones.
     """
     tokens = vllm_tokens(request, tensor_parallel, share)
     return EngineSize(
@@ -155,8 +157,9 @@ def _vllm(request: PlanRequest, tensor_parallel: int, share: float, evaluated: b
 
 
 def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize | None:
-    """The embedded engine for an adapter, with the most slots that fit `memory`, each with its
-    whole cache; `share` is what vLLM would have had.
+    """Returns the embedded engine with the most slots that fit `memory` bytes, each with the cache
+    of a longest sequence; None without an adapter or if too few fit. Only `reason` uses `share`,
+    the memory share that is too small for vLLM.
     """
     if not request.lora_rank:
         return None
@@ -180,7 +183,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
-    """One card of the engine, its cache included."""
+    """Returns the memory lines of one card of the engine, its cache included."""
     if engine.name == "torch":
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
@@ -189,8 +192,8 @@ def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, 
 
 
 def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine, ...]]:
-    """The engine that needs the least on each of up to `cards` cards, with a cache of
-    `SEQUENCES_MIN` longest sequences: its cards, and one card's lines.
+    """Returns the most cards that vLLM may have, and one card's memory lines of the engine that
+    needs the least there, with a cache of `SEQUENCES_MIN` longest sequences.
     """
     shape, own = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers

@@ -1,12 +1,12 @@
 """Restores the bytes of archived rows and verifies them against their hashes.
 
 A record's bytes are its JSON header, which the column `header` holds, and its arrays of tokens,
-which are in the file as the record has them. Arrow joins both, a few hundred rows at a time, so no
-Python runs per row but two hashes: of the checksum inside its bytes, and of its name in the ledger.
+which are columns of their own. Arrow joins header and arrays of a few hundred rows at a time.
+Python only computes two hashes per row: the checksum inside the record, and the hash that names the
+record in the ledger.
 
-A row that is not restored exactly is left to `originals_of` in `tables.py`, which restores it
-record by record and decides whether it is damaged. So are rows of files without `header`, which
-release 0.1.0 wrote.
+`originals_of` in `tables.py` restores all other rows record by record and decides whether they are
+damaged: rows whose hash does not match, and rows without `header`, which release 0.1.0 wrote.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ from rollstream.streams.records import SCHEMAS, Record
 
 SLICE_BYTES = 2 << 20  # joined at a time, so that the second hash finds the bytes in cache
 _PREFIX = np.dtype([("magic", "S4"), ("header", "<u4"), ("checksum", "<u8")])  # as in `codec.py`
-_CHECKSUM = np.arange(8, 16)  # its bytes
+_CHECKSUM = np.arange(8, 16)  # the bytes of the prefix that hold the checksum
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
@@ -48,14 +48,14 @@ class OriginalBytes:
         self.topic = topic
 
     def values(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
-        """Exactly the bytes of each row, None for a tombstone, as `originals_of` does.
+        """Yields exactly the bytes of each row, None for a tombstone, as `originals_of` does.
 
-        Raises `CorruptObject` at a row that no longer gives the bytes of its hash.
+        Raises `CorruptObject` at a row whose columns no longer give the bytes of its hash.
         """
         return map(_copied, self.views(batch))
 
     def views(self, batch: pa.RecordBatch) -> Iterator[memoryview | bytes | None]:
-        """As `values`, without copying: a view keeps `SLICE_BYTES` of other rows in memory."""
+        """Yields as `values`, but uncopied: a view keeps `SLICE_BYTES` of other rows in memory."""
         found: list[memoryview | bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
             for part, values, is_right in _restored(batch, rows, cls):
@@ -73,19 +73,19 @@ class OriginalBytes:
         return (next(others) if value is None else value for value in found)
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
-        """Which rows are surely records of `cls` whose columns give the bytes of their hashes. A
-        row with False may be intact too: only `values` decides.
+        """Returns True for a row if it is a record of `cls` and its columns give the bytes of its
+        hash. A row with False may be intact too: only `values` decides.
         """
         found = np.zeros(batch.num_rows, np.bool_)
-        for of, rows in _by_class(batch):
-            if of is cls:
+        for row_class, rows in _by_class(batch):
+            if row_class is cls:
                 for part, _, is_right in _restored(batch, rows, cls):
                     found[part] = is_right
         return found
 
 
 def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.int64]]]:
-    """The rows of each class that have a header."""
+    """Yields each record class with the indices of its rows, without rows that have no header."""
     if "header" not in batch.schema.names:
         return
     schemas, with_header = batch.column("schema"), pc.is_valid(batch.column("header"))
@@ -98,8 +98,8 @@ def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.
 def _restored(
     batch: pa.RecordBatch, rows: NDArray[np.int64], cls: type[Record]
 ) -> Iterator[tuple[NDArray[np.int64], list[memoryview], NDArray[np.bool_]]]:
-    """These rows, all of one class, some at a time: their indices, their bytes, and whether those
-    match their hashes.
+    """Yields rows of one class, some at a time: their indices, their bytes, and whether the bytes
+    match the hashes.
     """
     if not len(rows):
         return
@@ -119,7 +119,7 @@ def _restored(
 
 
 def _prefixes(lengths: pa.Array) -> pa.Array:
-    """The prefix of each record, without its checksum."""
+    """Returns the prefix of each record, with zeros in place of the checksum."""
     found = np.zeros(len(lengths), _PREFIX)
     found["magic"], found["header"] = MAGIC, lengths.to_numpy()
     offsets = np.arange(len(lengths) + 1) * _PREFIX.itemsize
@@ -128,8 +128,8 @@ def _prefixes(lengths: pa.Array) -> pa.Array:
 
 
 def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDArray[np.bool_]]:
-    """The bytes of each record with its checksum, and whether they match its hash. A row without
-    one of its arrays has no bytes, which match no hash.
+    """Writes the checksum into each record; returns its bytes and whether they match its hash. A
+    row without one of its arrays has no bytes, and matches no hash.
     """
     _, offsets, buffer = records.buffers()
     ends = np.frombuffer(offsets, np.int64, len(records) + 1)
@@ -144,7 +144,7 @@ def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDA
 
 
 def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
-    """A list column as binary: the same memory, with offsets in bytes."""
+    """Returns a list column as a binary one, in the same memory, with offsets in bytes."""
     lists, width = batch.column(column.name), column.items.bit_width // 8
     values = lists.values
     offsets = (lists.offsets.to_numpy().astype(np.int64) + values.offset) * width
@@ -156,7 +156,7 @@ def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
 
 
 def _padding(sizes: pa.Array) -> pa.Array:
-    """Zero bytes up to a multiple of 8."""
+    """Returns the zero bytes that fill each size up to a multiple of 8."""
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
@@ -169,15 +169,15 @@ _NEEDED = (
 
 
 class FileMessages:
-    """The messages of one file, at consecutive offsets; all that are returned match their hashes.
+    """Returns the messages of one file, at consecutive offsets; each one matches its hash.
 
-    A file is read as far as it is asked for, and a part whose messages were all returned is
-    dropped: a reader in order holds one part, and its memory is used again for the next. (Fresh
-    memory costs more than all other work on a record.) What was dropped is read again.
+    The file is read in parts, as far as messages are requested. A part is dropped once all of its
+    messages were returned, so a reader in order holds one part, and the next part uses the same
+    memory. (Fresh memory costs more than all other work on a record.) A dropped part is read again
+    on request.
 
     Raises `CorruptObject` at a row that differs from its hash, or if the file is not an archive
-    file. Headers and arrays suffice for intact rows; if a row is not restored by them, and in files
-    of 0.1.0, all columns are read.
+    file. Only headers and arrays are read while they restore every row, otherwise all columns.
     """
 
     def __init__(self, store: ObjectStore, topic: str, file: ArchiveFile) -> None:
@@ -208,7 +208,7 @@ class FileMessages:
         return found
 
     def _read_to(self, offset: int) -> bool:
-        """Read the part with this offset; False if the file ends before it."""
+        """Read the part with this offset; returns False if the file has no such offset."""
         try:
             return self._advance(offset)
         except CorruptObject:
@@ -236,7 +236,7 @@ class FileMessages:
 
 
 class _FilePart:
-    """Messages at consecutive offsets; `unread` is the number of those that were not returned."""
+    """Messages at consecutive offsets, of which `unread` were not returned yet."""
 
     def __init__(
         self,

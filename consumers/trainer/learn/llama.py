@@ -1,11 +1,13 @@
-"""A forward pass of Llama, Qwen2 and Qwen3 over the rows of a micro-batch, without transformers'.
+"""Computes the forward pass of Llama, Qwen2 and Qwen3 over the rows of a micro-batch, instead of
+the forward of transformers.
 
-It reads the masters under their checkpoint names, and adapters of `storage/lora.py` beside them:
-their low-rank products are added to those of the frozen matrices. It is faster than padded batches
-under autograd because of: rows instead of padding; gains of the norms folded into the following
-matrices (d × d work instead of rows × d); rotary pairs interleaved by permuting rows of the
-projections (attention scores do not change, since queries and keys are permuted alike); and the
-hand-written backward passes of `fused_ops`. Only trained positions reach the head.
+`PackedDecoder` reads the trained parameters under their checkpoint names. Adapters of
+`storage/lora.py` are beside them: their low-rank products are added to those of the frozen
+matrices. Four things make it faster than padded batches under autograd: rows instead of padding;
+gains of the norms folded into the following matrices (d × d work instead of rows × d); rotary pairs
+interleaved by permuting rows of the projections (attention scores do not change, since queries and
+keys are permuted alike); and the hand-written backward passes of `fused_ops`. The head computes
+trained positions only.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -40,8 +42,8 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Whether `PackedDecoder` supports this model: exact class, full attention, SiLU, static
-    RoPE.
+    """Returns whether `PackedDecoder` supports the model: one of three classes, full attention,
+    SiLU, static RoPE.
     """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
@@ -137,7 +139,7 @@ class PackedDecoder:
         return self._added(x, swiglu(gate_up), at + "down_proj")
 
     def _added(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
-        """x + branch · matrix of this name, with the sum computed within the product."""
+        """Returns x + branch · (matrix of this name); one operation multiplies and adds."""
         out = torch.addmm(x, branch, self._named[name + ".weight"].t())
         out = self._with_adapter(out, branch, (name,))
         bias = self._named.get(name + ".bias")
@@ -151,8 +153,8 @@ class PackedDecoder:
         gain: Tensor | None = None,
         turned: Callable[[Tensor], Tensor] = lambda rows: rows,
     ) -> Tensor:
-        """`out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers, whose
-        outputs are side by side; `turned` reorders the rows of B as those of the layer's matrix.
+        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers,
+        side by side; `turned` reorders the rows of B like those of the layer's matrix.
         """
         named = self._named
         lows: list[Tensor] = []

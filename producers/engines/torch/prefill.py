@@ -1,12 +1,12 @@
-"""Prefill, and the prefix cache of prompts.
+"""Computes the KV of prompts and caches it by prefix, so that a prompt is prefilled once for its
+group and its KV is copied to each row.
 
-Sequences of different lengths are packed into few forward passes; those of similar length share a
-pass. They are padded on the left, so every newest token is in the last column.
+`extend_caches` packs sequences of similar length into few forward passes. They are padded on the
+left, so every newest token is in the last column.
 
-A prompt is prefilled once for its group, and the KV is copied to each row. Cache entries are keyed
-by the tokens and the adapter's version, and dropped when the weights change, so no KV is reused
-across versions. The prompts of waiting sequences are prefilled ahead, many per pass, before slots
-are free for them.
+`PrefixCache` finds an entry by the tokens and the adapter's version, and is cleared when the
+weights change, so no KV is reused across versions. The prompts of waiting sequences are prefilled
+ahead, many per pass, before slots are free for them.
 """
 
 from collections import OrderedDict
@@ -25,8 +25,8 @@ PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alo
 
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
-    """New tokens after the cached tokens of a sequence; `past` is the KV of the latter, (2 ·
-    layers, heads, length, width), or None. `version` names the adapter; None: the newest.
+    """New tokens of a sequence, and `past`, the KV of its cached tokens before them: (2 · layers,
+    heads, length, width), or None. `version` names the adapter; None: the newest.
     """
 
     tokens: Tokens
@@ -41,7 +41,7 @@ class CacheExtension:
 def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
-    """Compute the KV of each sequence, past and new tokens; None for an empty sequence."""
+    """Returns the KV of each sequence, of past and new tokens; None for an empty sequence."""
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
     waiting.sort(key=lambda index: len(extensions[index].tokens))
@@ -55,6 +55,7 @@ def extend_caches(
 
 
 def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
+    """Splits indices, shortest sequence first, into passes of at most `PASS_TOKENS`."""
     passes: list[list[int]] = []
     for index in ascending:
         length = len(extensions[index].tokens)
@@ -66,6 +67,7 @@ def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[
 
 
 def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
+    """Pads new tokens on the left. A token sees the past, itself, and new tokens before it."""
     rows = len(extensions)
     new = max(len(extension.tokens) for extension in extensions)
     before = max(extension.past_length for extension in extensions)
@@ -126,8 +128,8 @@ AHEAD_PROMPTS = 32
 
 
 class PrefixCache:
-    """At most `tokens_max` cached tokens (or one longer prompt); least recently used are
-    evicted.
+    """Holds the KV of prompts, at most `tokens_max` tokens or one longer prompt; the least recently
+    used ones are evicted.
     """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
@@ -136,8 +138,8 @@ class PrefixCache:
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
-        """KV of all tokens but the newest of the first waiting sequence; None if it has only
-        one.
+        """Returns the KV of the first waiting sequence, without its newest token; None if it has
+        one token. A miss also prefills sequences behind it.
         """
         first = _key(next(iter(waiting)))
         if not first[1]:
@@ -148,7 +150,7 @@ class PrefixCache:
         return self._entries[first]
 
     def clear(self) -> None:
-        """Drop all entries, because the weights change."""
+        """Drop all entries; to be called when the weights change."""
         self._entries.clear()
         self._tokens = 0
 
