@@ -1,8 +1,8 @@
 """The trainer in virtual time, the measurements of a simulated run as plain values, and the
 recorder that collects them during the run.
 
-The trainer takes complete groups, oldest first, and publishes a version after B of them. Lag is
-counted and bounded by invariant 5.
+The trainer takes complete groups, oldest first, and publishes a version after `groups_per_step` of
+them. It counts lag and enforces its bound `max_lag` by the rules of invariant 5.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import UsageTotals
 from rollstream.simulator.workload import SimulatedTrajectory
 
-CHUNKS = 16  # pieces of a step, at most, if it starts before all its groups are ready
+CHUNKS = 16  # about as many parts a step has if it starts before all its groups are ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class SimulatedStep:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """`begin` starts the next piece of work and returns its duration, or None if it cannot start;
-    `end` completes it.
+    """The simulated trainer does one piece of work at a time: a whole step or, with `early_start`,
+    a part of one. `begin` starts a piece and returns its duration; the caller lets that much
+    virtual time pass, then calls `end`.
     """
 
     groups_per_step: int
@@ -59,7 +60,7 @@ class SimulatedTrainer:
     taken: int = 0
     """Groups of the present step."""
     begun_s: float | None = None
-    _lasts_s: float = 0.0
+    _piece_s: float = 0.0
     samples: int = 0
     """Samples of the present step, without `dropped` ones."""
     _tokens: int = 0
@@ -68,14 +69,14 @@ class SimulatedTrainer:
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Queue a complete group. The queue is ordered by the group's newest first version, then by
-        number.
+        """Queue a complete group. A group's age is the newest version with which one of its samples
+        began; the queue is ordered by that version, then by the group's number.
         """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
-        """Take the groups of the next piece of work; returns its seconds, or None if too few groups
+        """Take the groups of the next piece of work and return its seconds; None if too few groups
         are ready.
         """
         wanted = self.groups_per_step - self.taken
@@ -91,12 +92,12 @@ class SimulatedTrainer:
             self.taken += 1
         complete = self.taken == self.groups_per_step
         seconds = tokens * self.token_s + (self.fixed_s if complete else 0.0)
-        self._lasts_s = seconds
+        self._piece_s = seconds
         return seconds
 
     def end(self, now_s: float) -> SimulatedStep | None:
-        """Complete the piece; returns the step if this was its last piece."""
-        self.busy_s += self._lasts_s
+        """Complete the piece that `begin` started; returns the step if this was its last piece."""
+        self.busy_s += self._piece_s
         if self.taken < self.groups_per_step:
             return None
         assert self.begun_s is not None
@@ -111,7 +112,9 @@ class SimulatedTrainer:
         return step
 
     def _expire(self) -> None:
-        """Remove groups whose samples are all too old; they are at the front of the queue."""
+        """Remove groups whose samples are all above the lag bound. The queue is ordered by age, so
+        they are at its front.
+        """
         if not self.keep_version or self.max_lag is None:
             return
         while self.ready and all(self._is_late(trajectory) for trajectory in self.ready[0][2]):
@@ -143,8 +146,9 @@ ARROWS_MAX = 4_000
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Samples of the whole run. Every admitted sample is trained, dropped by lag, expired with its
-    group, ready, finished in an incomplete group, or unfinished; `add_up` checks it (invariant 1).
+    """Counts over the whole run. Every admitted sample is in exactly one of the six counts
+    `trained`, `dropped` (by lag), `expired` (with its group), `ready` (in a complete group),
+    `finished_open` (in an incomplete one) and `unfinished`; `add_up` checks this (invariant 1).
     """
 
     admitted: int
@@ -183,7 +187,7 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """Bars of a process in the timeline: start, end, version."""
+    """The bars of one rollout in the timeline: start and end in seconds, and version."""
 
     name: str
     bars: tuple[tuple[float, float, int], ...]
@@ -191,7 +195,9 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Measured from the end of step `skip` to the end of the last step; seconds are virtual."""
+    """The measurements from the end of step `skip` to the end of the last step; `counts` and
+    `steps` cover the whole run. Seconds are virtual.
+    """
 
     policy: str
     tokens_per_s: float
@@ -252,7 +258,9 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
-    """Usage totals at the borders of the measured window, and arrows of the timeline."""
+    """Collects the timeline's arrows and the usage totals at the start of the measured window;
+    `result` subtracts these from the totals at the end.
+    """
 
     cluster: Cluster
     job: Job
@@ -269,7 +277,7 @@ class SimulationRecorder:
     def note_step(self, step: SimulatedStep, trainer_busy_s: float) -> None:
         """Note a finished step; the measurement starts when step `skip` ends."""
         if step.number == self.job.skip:
-            self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
+            self.since_s, self.before = step.ended_s, self._totals(step.ended_s)
             self.trainer_before_s = trainer_busy_s
 
     def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
@@ -297,7 +305,7 @@ class SimulationRecorder:
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)
-        after, count = self._reading(now_s), len(self.rollouts)
+        after, count = self._totals(now_s), len(self.rollouts)
         trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
         kv_s = after.kv_s - self.before.kv_s
@@ -326,6 +334,7 @@ class SimulationRecorder:
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return SampleCounts(
             admitted=dispatching.admitted * dispatching.workload.samples,
+            # With the samples of the unfinished step, whose dropped ones no step counts yet.
             trained=sum(step.samples for step in trainer.steps) + trainer.samples + trainer.dropped,
             dropped=sum(step.dropped for step in trainer.steps),
             expired=trainer.samples_expired,
@@ -344,7 +353,7 @@ class SimulationRecorder:
             prefilled_tokens=after.prefilled_tokens,
         )
 
-    def _reading(self, now_s: float) -> UsageTotals:
+    def _totals(self, now_s: float) -> UsageTotals:
         return sum(
             (rollout.replica.totals(now_s) for rollout in self.rollouts.values()), UsageTotals()
         )

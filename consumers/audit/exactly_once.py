@@ -5,7 +5,7 @@ A restarted trainer repeats recorded takes without appending them again. So amon
 (those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
 and annotation that a take names is compared with the record at that address.
 
-Grows with the run: the name of each completed trajectory.
+The memory of this check grows by the name of each completed trajectory.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the counts add
 up.
 
-Grows with the run: the names of a group's trajectories, and its ending.
+The memory of this check grows by each group's ending and the names of its trajectories.
 """
 
 from collections import Counter

@@ -8,8 +8,8 @@ records (invariant 3). For each completion it checks:
 4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
-missing record is no violation. Memory grows with the run: a tuple per version and rollout, per kept
-prompt and assignment, and per kept partial of a resumed trajectory.
+missing record is no violation. The memory of this check grows by a tuple per version and rollout,
+per kept prompt and assignment, and per kept partial of a resumed trajectory.
 """
 
 from collections.abc import Mapping

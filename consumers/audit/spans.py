@@ -52,8 +52,8 @@ class LagAudit:
     A token's lag is the version that its step trains from (step - 1) minus the version of its span.
     The ledger does not name masked tokens, so the sums of each step are compared: its trained and
     masked tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a
-    version that was never believed are masked too (invariant 6). Grows with the run: three numbers
-    per step.
+    version that was never believed are masked too (invariant 6). The memory of this check grows by
+    three numbers per step.
     """
 
     ledger: LedgerIndex

@@ -3,8 +3,8 @@ invariant 1 for open groups: the trainer skips none of them silently.
 
 A partition is read in order, so a take that names a completion at offset n had read its partition
 beyond n; a take with its trainer's positions states the exact offset. A new term reads again from
-its checkpoint, so the positions of an earlier term do not count. Grows with the run: two small
-tuples per take, shared if unchanged, and a number per group.
+its checkpoint, so the positions of an earlier term do not count. The memory of this check grows by
+two small tuples per take, shared if unchanged, and a number per group.
 
 At each take the trainer has considered every group whose completions and annotations were all read,
 or whose deadline has passed. By its rule it closes such a group before the take, or it may train

@@ -62,8 +62,8 @@ class ReplayOutput:
 
     def state(self, step: int, updates: int) -> TrainerState:
         """The JSON part of a checkpoint, with the ledger position from which to resume."""
-        position, by_hash = self.ledger.position(), self.configured.configuration_hash
-        return TrainerState(step, updates, position, {}, (), Counter(), by_hash)
+        position, settings_hash = self.ledger.position(), self.configured.configuration_hash
+        return TrainerState(step, updates, position, {}, (), Counter(), settings_hash)
 
 
 def ledger_position(state: Mapping[str, Any]) -> Position:
@@ -98,7 +98,7 @@ class ReplayTrainer:
             mine = [take for take in takes if take.update == update]
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
-            self.output.publisher.await_lent()  # the update below overwrites that memory
+            self.output.publisher.await_lent()  # finish_update overwrites lent memory
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}

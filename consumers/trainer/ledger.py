@@ -38,7 +38,9 @@ LEDGER_KEY = "run"
 
 @dataclass(slots=True)
 class LedgerTail:
-    """The ledger's records behind a checkpoint, in their order."""
+    """The ledger's records after a checkpoint's position, in their order; a resumed trainer repeats
+    the steps that they name.
+    """
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
@@ -47,8 +49,8 @@ class LedgerTail:
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
     believed: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version of each finished step. The first `StepDone` counts; a later one is of a
-    repetition with other bits.
+    """The version of each finished step, by its first `StepDone`. A later `StepDone` of the step
+    records a repetition with other bits.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
     superseded: SupersededTakes = field(default_factory=SupersededTakes)
@@ -73,7 +75,7 @@ class LedgerTail:
                 pass
 
     def goes_beyond(self, step: int) -> bool:
-        """Whether records of later steps are still to be repeated."""
+        """Whether the records name steps after `step`, which are still to be repeated."""
         return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
 
     def steps(self) -> int:
@@ -82,8 +84,8 @@ class LedgerTail:
 
 
 class Ledger:
-    """Writer of one term; thread-safe, because the publisher's thread appends `StepDone` while the
-    trainer appends takes.
+    """Appends the records of one term. It is thread-safe, because the publisher's thread appends
+    `StepDone` while the trainer appends takes.
     """
 
     def __init__(self, bus: Bus, term: int) -> None:
@@ -120,9 +122,9 @@ reads about 10 GB/s, so this is a tenth of a second.
 
 
 def hashes_state(state_bytes: int, known: StepDone | None) -> bool:
-    """Whether a step's own record needs the hash of the state. The publisher hashes a larger state,
-    and only where a checkpoint is written. A repeated step needs it too if the ledger's record has
-    no other hash.
+    """Whether the trainer hashes the state at this step: the state is small, or the step is
+    repeated and its recorded `StepDone` (`known`) has no other hash to compare. The publisher
+    hashes a larger state, and only at checkpoints.
     """
     return state_bytes <= STATE_HASH_BYTES_MAX or (known is not None and not known.weights_hash)
 
@@ -134,8 +136,8 @@ REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Sums over the steps that this term recorded in the ledger. Written by the publisher's thread,
-    read by any thread. `last` holds the newest step's own metrics.
+    """Sums over the steps that this term recorded in the ledger. The publisher's thread writes them
+    and any thread may read them. `last` holds the newest step's own metrics.
 
     A step that is repeated after a crash is in the ledger already and changes no sum, so the sums
     of all terms together are those of the ledger.

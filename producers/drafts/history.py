@@ -1,11 +1,12 @@
-"""A bounded history of earlier answers by prompt: for any few tokens, what followed them.
+"""A bounded history of earlier answers by prompt. It answers one question: which tokens followed
+the newest few tokens of a sequence in earlier answers to the same prompt?
 
 All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
-each position the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that
-points to the best place to copy from. `choice` defines which occurrence is best: `priority` (the
-highest rank), `newest`, or `count` (a majority vote over what came next, Boyer and Moore 1981).
-Following the highest priority at every branch is the same as copying from the sequence that has it,
-so a draft is one slice.
+each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys of a table
+that points to the best place to copy from. `choice` defines the best of an n-gram's occurrences:
+`priority` (the highest rank), `newest`, or `count` (a majority vote over the next token, Boyer and
+Moore 1981). Following the highest priority at every branch is the same as copying from the sequence
+that has it, so a draft is one slice.
 
 The rank of an answer is the number of its prompt's pass, plus a priority in [0, 1] from its reward:
 answers of a later pass come first, then those with the higher reward. Rewards may come late, so the
@@ -62,7 +63,9 @@ def reward_priority(reward: float | None) -> float:
 
 
 class PromptPasses:
-    """The number of passes over each prompt, for the `most` prompts used last."""
+    """The number of passes over the prompts (epochs) in which each prompt was used, for the `most`
+    prompts used last.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -87,8 +90,8 @@ class PromptPasses:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer in the ring: `count` tokens from place `base`; its patterns end at `first` and
-    later.
+    """An answer in the ring: `count` tokens from place `base`. Its table entries are for the tokens
+    from index `first` on. Places count all tokens ever stored, so a place is never used twice.
     """
 
     prompt: int
@@ -102,7 +105,7 @@ OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
-    """The key of a trajectory's prompt: a hash of the tokens before the first that is no prompt."""
+    """The key of a trajectory's prompt: a hash of the prompt tokens at its start."""
     others = np.flatnonzero(sources != PROMPT)
     end = int(others[0]) if len(others) else len(tokens)
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
@@ -110,8 +113,8 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
-    """An answer to insert: its last `fresh` tokens are new, the others came just before them. An
-    answer with a `name` and without a reward can get its reward later (`add_reward`).
+    """An answer to insert: its last `fresh` tokens are new, the others are the context just before
+    them. An answer with a `name` and without a reward can get its reward later (`add_reward`).
     """
 
     prompt: int
@@ -126,7 +129,9 @@ class HistoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RankedAnswer:
-    """An answer cut to the tokens that are stored; its patterns end at `first` and later."""
+    """An answer, cut to the tokens that are stored; those from index `first` on get table entries.
+    `number` is its prompt's pass.
+    """
 
     prompt: int
     tokens: Tokens
@@ -137,8 +142,9 @@ class _RankedAnswer:
 
 
 class AnswerHistory:
-    """At most `tokens_max` tokens and as many n-grams as their table holds, in `memory` or, without
-    it, in private memory. A memory that another writer left is continued.
+    """The history holds at most `tokens_max` tokens, and as many n-grams as its table has room for,
+    in `memory` or, without it, in private memory. Contents that an earlier writer left in `memory`
+    stay valid.
     """
 
     def __init__(
@@ -171,13 +177,13 @@ class AnswerHistory:
 
     @property
     def bytes(self) -> int:
-        """Memory in use for the present contents."""
+        """Bytes of memory in use for the present contents."""
         kept = PASS_BYTES * len(self._passes) + UNREWARDED_BYTES * len(self._waiting)
         return self.layout.bytes + kept
 
     @property
     def floor(self) -> int:
-        """The smallest valid place: tokens at smaller ones are overwritten."""
+        """The smallest valid place: tokens at smaller places are overwritten."""
         return self._head - self.tokens_max
 
     def insert(
@@ -194,8 +200,8 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
-        """Insert a batch of answers; of equal patterns the best one stays, as when inserted one by
-        one.
+        """Insert a batch of answers. Of equal n-grams the best occurrence stays, as if the answers
+        were inserted one by one.
         """
         kept = [self._ranked(answer) for answer in answers]
         kept = [one for one in kept if len(one.tokens) > one.first]
@@ -222,7 +228,7 @@ class AnswerHistory:
             at, rank = stored.base % self.tokens_max, stored.number + reward_priority(reward)
             tokens = self._ring[at : at + stored.count].copy()
             again = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
-            self._add_patterns([again], [stored.base])
+            self._add_ngrams([again], [stored.base])
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
@@ -244,7 +250,7 @@ class AnswerHistory:
 
     def _insert(self, answers: Sequence[_RankedAnswer]) -> None:
         bases = [self._store(one.tokens) for one in answers]
-        self._add_patterns(answers, bases)
+        self._add_ngrams(answers, bases)
         self.inserted += sum(len(one.tokens) - one.first for one in answers)
         self._words[INSERTED_WORD] = self.inserted
         for one, base in zip(answers, bases, strict=True):
@@ -255,10 +261,8 @@ class AnswerHistory:
         while len(self._waiting) > self._prompts_max:
             self._waiting.popitem(last=False)
 
-    def _add_patterns(self, answers: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
-        """Add the patterns of sequences that are stored at these places of the ring to the
-        table.
-        """
+    def _add_ngrams(self, answers: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
+        """Add the n-grams of answers to the table; `stored` has each answer's place in the ring."""
         counts = np.array([len(one.tokens) for one in answers])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
@@ -302,16 +306,16 @@ class AnswerHistory:
         to `choice`.
         """
         table = self._table
-        dead = table.places[at] < self.floor
+        overwritten = table.places[at] < self.floor
         if self.choice == "count":
             before = self._ring[table.places[at] % self.tokens_max]
             agrees = before == self._ring[places % self.tokens_max]
-            votes = np.where(dead, 1, table.ranks[at] + np.where(agrees, 1, -1))
-            better = dead | agrees | (votes < 0)
+            votes = np.where(overwritten, 1, table.ranks[at] + np.where(agrees, 1, -1))
+            better = overwritten | agrees | (votes < 0)
             table.ranks[at] = np.where(votes < 0, 1, votes)
             table.places[at[better]] = places[better]
             return
-        better = np.ones_like(dead)
+        better = np.ones_like(overwritten)
         if self.choice == "priority":  # an occurrence that is ranked again replaces itself
-            better = dead | (ranks >= table.ranks[at]) | (table.places[at] == places)
+            better = overwritten | (ranks >= table.ranks[at]) | (table.places[at] == places)
         table.write(at[better], places[better], ranks[better])

@@ -1,5 +1,5 @@
-"""Computes the draft lengths that maximise the tokens per second of the whole batch, whether
-drafting pays, and the acceptance probabilities that both depend on.
+"""Computes the draft lengths that maximise the tokens per second of the whole batch, and the best
+speed with drafts; both follow from acceptance probabilities, which are learned here too.
 
 A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
 Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
@@ -7,10 +7,11 @@ where one acceptance rate a is all that is known, else a product along `DraftOdd
 pays while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7),
 solved by Dinkelbach's iteration for the ratio (Management Science 13, 1967).
 
-A draft that matched seven tokens is accepted more often than one that matched three, and one of
-which thirty tokens were just accepted more often still. One curve (`AcceptanceCurve`), learned from
-every verified draft, describes both. After j accepted tokens of a draft, j more tokens are known to
-agree, so the probability that all d tokens of a draft are accepted is a product along the curve.
+The more tokens of a sequence are known to agree with the history, the more often the next drafted
+token is accepted: more after a match of seven tokens than of three, and more still after thirty
+accepted ones. `AcceptanceCurve` learns this probability by the number of known tokens from every
+verified draft. After j accepted tokens of a draft, j more tokens are known to agree, so the
+probability that all d tokens of a draft are accepted is a product along the curve.
 """
 
 import math
@@ -30,7 +31,7 @@ PADDING_COST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a pass, and of each token in it."""
+    """The cost of a forward pass: seconds of the pass itself, and of each token in it."""
 
     fixed_s: float
     token_s: float
@@ -138,32 +139,32 @@ def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
     lengths = [row.window for row in rows]
     if cost.token_s <= 0:
         return lengths
-    worth = len(rows) / max(cost.seconds(len(rows)), 1e-12)
+    speed = len(rows) / max(cost.seconds(len(rows)), 1e-12)
     for _ in range(8):  # converges faster than a line search; 3 or 4 rounds are usual
-        price = cost.token_s * worth
+        price = cost.token_s * speed
         lengths = [row.worth_while(price) for row in rows]
         better = tokens_per_s(rows, lengths, cost)
-        if better <= worth * (1 + 1e-9):
+        if better <= speed * (1 + 1e-9):
             break
-        worth = better
+        speed = better
     return lengths
 
 
 def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> list[int]:
-    """The lengths, all cut to the maximum at which the batch is fastest if every row takes as many
-    places as the longest draft.
+    """The lengths, each cut to one common maximum. The maximum is the one at which the batch is
+    fastest if every row is padded to the longest draft.
     """
     if cost.token_s <= 0 or min(lengths) == max(lengths):
         return list(lengths)
 
-    def worth(longest: int) -> float:
+    def speed(longest: int) -> float:
         cut = [min(n, longest) for n in lengths]
         tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, cut, strict=True))
         given = len(rows) + sum(cut)
         empty = len(rows) * (1 + longest) - given
         return tokens / cost.seconds(given + PADDING_COST * empty)
 
-    best = max(sorted(set(lengths)), key=worth)
+    best = max(sorted(set(lengths)), key=speed)
     return [min(n, best) for n in lengths]
 
 
@@ -180,8 +181,8 @@ def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: Step
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, most + 1):
         tokens = rows * (1 + found * expected_gain(rate, length))
-        worth = tokens / max(cost.seconds(rows * (1 + found * length)), 1e-12)
-        best = max(best, worth)
+        speed = tokens / max(cost.seconds(rows * (1 + found * length)), 1e-12)
+        best = max(best, speed)
     return best if best > without else 0.0
 
 
@@ -208,9 +209,9 @@ _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOK
 
 @dataclass(slots=True)
 class HistoryAgreement:
-    """How one sequence agrees with history: `agreed` of its newest tokens do, as far as drafts have
-    shown, `continuation` is what history has next, and `known` tokens agreed when the present draft
-    was looked up.
+    """The agreement of one sequence with the history. Verified drafts have shown that its newest
+    `agreed` tokens agree; `continuation` holds the history's next tokens; `known` is the number of
+    agreeing tokens when the present draft was looked up.
     """
 
     agreed: int = 0
@@ -218,8 +219,8 @@ class HistoryAgreement:
     continuation: Sequence[int] = ()
 
     def start_draft(self, draft: Draft, context: int) -> Sequence[int]:
-        """The tokens to draft: those of `draft` or, where the look-up matched nothing, those that
-        the last draft had after its mistake, as if the model had replaced one token by another.
+        """The tokens to draft: those of `draft` or, if the look-up found none, the rest of the last
+        draft after its mistake, which is right if the model only replaced that one token.
         """
         if draft.tokens or not self.continuation:
             # A match of the longest context that is looked up may extend further back.
@@ -242,7 +243,9 @@ class HistoryAgreement:
 
 
 class AcceptanceCurve:
-    """The learned curve of one engine; drafts have at most `most` tokens."""
+    """The acceptance probability of a drafted token by the number of known tokens before it,
+    learned from the drafts of one engine, which have at most `most` tokens.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most

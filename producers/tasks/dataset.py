@@ -1,4 +1,5 @@
-"""Prompts from a file, judged by your own function `verifier(answer, reference)`.
+"""The task `dataset`: prompts from a file; a function of the user, `verifier(answer, reference)`,
+returns the reward of an answer.
 
 The order is a new permutation of the training rows in each epoch. Held-out prompts come from a
 second file, or are a fixed share of the first file, by a hash of each prompt: equal prompts are on
@@ -38,7 +39,7 @@ class DatasetColumns:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """`place` is the row's position in its file; `reference` is JSON."""
+    """One row of the file. `place` is its line or row number in words; `reference` is JSON."""
 
     place: str
     prompt: PromptContent
@@ -47,12 +48,14 @@ class DatasetRow:
 
     @property
     def question_key(self) -> str:
-        """Rows with equal content hold the same prompt."""
+        """The prompt as text: two rows have equal keys only if their prompts are equal."""
         return json.dumps(self.prompt, sort_keys=True)
 
 
 def read_rows(path: Path, columns: DatasetColumns) -> list[DatasetRow]:
-    """Read all rows, at least one."""
+    """All rows of the file, at least one. Raises `ConfigurationError` for a file or row that cannot
+    be used.
+    """
     readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
         ".jsonl": _json_lines,
         ".parquet": _parquet,
@@ -117,7 +120,7 @@ def _row(path: Path, place: str, values: Mapping[str, Any], columns: DatasetColu
     if columns.reference:
         reference = _value(where, values, "reference", columns.reference)
     try:
-        packed = json.dumps(reference)
+        reference_json = json.dumps(reference)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{where}: {columns.reference} is not a JSON value: {error}"
@@ -125,7 +128,7 @@ def _row(path: Path, place: str, values: Mapping[str, Any], columns: DatasetColu
     answer = _value(where, values, "answer", columns.answer) if columns.answer else ""
     if not isinstance(answer, str):
         raise ConfigurationError(f"{where}: {columns.answer} must be text, got {_shown(answer)}")
-    return DatasetRow(place, prompt, packed, answer)
+    return DatasetRow(place, prompt, reference_json, answer)
 
 
 def _value(where: str, values: Mapping[str, Any], option: str, column: str) -> Any:
@@ -180,7 +183,7 @@ class DatasetOptions:
 
 
 class Dataset:
-    """The task."""
+    """Implements `Task` over the rows of one or two files, which are read at the first prompt."""
 
     name = "dataset"
     Options = DatasetOptions
@@ -220,7 +223,7 @@ class Dataset:
         return [self._make_prompt(row, 0) for row in rows[:count]]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Answers of the column `answer` to training rows drawn with repetition."""
+        """Prompts and answers (column `answer`) of training rows, drawn with repetition."""
         if not self._columns.answer:
             raise ConfigurationError(
                 f"{_WHERE}: a warm-up needs answers to learn: name their column as "
@@ -246,7 +249,7 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> tuple[list[DatasetRow], list[DatasetRow]]:
-        """Training and held-out rows; all of them fit the context."""
+        """Training rows, then held-out rows; no prompt is in both, and all fit the context."""
         rows = read_rows(self._path, self._columns)
         self._refuse_longer(self._path, rows)
         if self._held_out_path is not None:

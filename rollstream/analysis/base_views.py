@@ -40,7 +40,8 @@ EVALUATION_COLUMNS = {
 class TopicViews:
     """Defines one view per topic over archived files and over rows that only the log holds.
 
-    `view` returns log and archive, or None without a log; `warn` receives messages for the user.
+    `view` returns a view of log and archive, None without a log; `warn` receives messages for the
+    user.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -55,8 +56,9 @@ class TopicViews:
     """The archived files that each topic's view reads; the store may hold newer ones by now."""
 
     def define(self, topic: str) -> None:
-        """Define the topic's view: each row of archive and log exactly once. DuckDB reads the
-        listed files; `LogView` reads all other offsets, which may be archived by now.
+        """Define the topic's view, which has each row of archive and log exactly once. DuckDB reads
+        the files that are listed now; `LogView` reads all other offsets, even if they are archived
+        meanwhile.
         """
         held = self.archive.held(topic)
         lost = self._copy_others(topic, held)
@@ -71,7 +73,9 @@ class TopicViews:
         self._make_view(topic, held)
 
     def renew(self) -> bool:
-        """Define the topics again whose files are gone, merged with others; False if none is."""
+        """Define each topic again whose files are gone because the archive merged them; False if
+        all files are present.
+        """
         gone = [t for t, of in self._files.items() if not all(Path(o.path).exists() for o in of)]
         self.archive.refresh()
         for topic in gone:
@@ -90,8 +94,8 @@ class TopicViews:
         return self._columns(topic) != names
 
     def _copy_others(self, topic: str, held: Sequence[ReadableFile]) -> Sequence[OffsetGap]:
-        """Copy rows of no listed file into `live_<topic>`; returns the offsets that neither archive
-        nor log holds.
+        """Copy the rows that no file of `held` contains into `live_<topic>`; returns the offsets
+        that neither archive nor log holds.
         """
         view = self.view()
         if view is None:
@@ -147,8 +151,8 @@ class TopicViews:
 
 
 def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> None:
-    """Create the table that `completions` leaves out, over the view `trajectories`; empty if the
-    number of partitions is unknown (0).
+    """Create the table of groups in a wrong partition of `trajectories`, whose rows the view
+    `completions` leaves out; empty if the number of partitions is unknown (0).
     """
     wrong: list[tuple[int, int]] = []
     if partitions:

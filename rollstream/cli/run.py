@@ -61,7 +61,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run until the run is complete, stopped or failed."""
+    """Supervise the run until it is complete, stopped or failed; returns the exit code."""
     configuration, folder = load_and_settle(arguments)  # 1
     check_reachable(configuration.bus)
     signals = listen_for_signals()
@@ -71,9 +71,9 @@ def main(arguments: argparse.Namespace) -> int:
     bus.create(catalogue())  # 3
     try:
         _identify(configuration, folder, arguments.accept_config)
-        seat = warmup_spec(configuration, folder)
-        warming = WarmupProcess(configuration, folder, seat, console, lock)
-        if not warming.run(signals):  # 4
+        spec = warmup_spec(configuration, folder)
+        warmup = WarmupProcess(configuration, folder, spec, console, lock)
+        if not warmup.run(signals):  # 4
             return EXIT_INTERRUPTED
         outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
@@ -84,8 +84,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
-    """Check that log and store belong to this run. An accepted configuration change is recorded
-    before any role compares its own configuration with the run's.
+    """Check that the store belongs to this run and that its configuration may be used. An accepted
+    configuration change is recorded before any role compares its own configuration with the run's.
     """
     store = store_for_writing(configuration, folder.path)
     read_or_create_identity(store, configuration.run)
@@ -95,8 +95,8 @@ def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -
 
 
 def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[GpuCard]]:
-    """The GPUs of each process (`[devices]`). Raises `ConfigurationError` for an assignment that
-    cannot be, and where the memory of the cards is known to be too small for the run's model.
+    """The GPUs of each process (`[devices]`). Raises `ConfigurationError` if this machine's GPUs do
+    not allow the assignment, or if their memory is known to be too small for the run's model.
     """
     if not uses_gpus(c):
         return {}
@@ -120,17 +120,17 @@ def _supervise(
     log = LogView(bus, store, configuration.run)
     observer = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
     assigned = _assign_cards(configuration, folder)
-    wanted = process_specs(configuration, folder, arguments.accept_config, assigned)
-    seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
-    watch = ProcessMetrics(signals.stop)
+    specs = process_specs(configuration, folder, arguments.accept_config, assigned)
+    specs = with_metrics_ports(specs, metrics_port(configuration, os.environ))
+    process_metrics = ProcessMetrics(signals.stop)
     with (
-        serve_metrics(configuration, folder.path, "supervisor", "supervisor", watch),
+        serve_metrics(configuration, folder.path, "supervisor", "supervisor", process_metrics),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
         LiveView(observer, console, arguments.json) as view,
     ):
-        supervisor = Supervisor(seats, folder.logs, lock, events.append)
-        watch.offer(supervisor.metric_values)
-        return supervisor.run(watch.stop, signals.hurry, view.show)  # 5
+        supervisor = Supervisor(specs, folder.logs, lock, events.append)
+        process_metrics.offer(supervisor.metric_values)
+        return supervisor.run(process_metrics.stop, signals.hurry, view.show)  # 5
 
 
 def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool) -> None:

@@ -1,10 +1,10 @@
 """Evaluation as a role: follows `weights` and evaluates due versions beside the run without
 delaying it.
 
-A version is due if it is an `evaluation.every`-th, the first or the last. Its tensors are fetched
-in full and verified before its evaluation starts, so retention cannot remove it meanwhile; the next
-due versions are pinned until then, within `weights.versions_max`. Each version gets one line, also
-when the role is killed and restarts.
+Every `evaluation.every`-th version is due, and so are the first and the last. A version's tensors
+are fetched and verified before its evaluation starts, so its removal by retention cannot disturb
+the evaluation; due versions that wait are pinned, within `weights.versions_max`. Each evaluated
+version has one line in `metrics/eval.jsonl`, even if the role is killed and restarts.
 """
 
 import json
@@ -107,7 +107,7 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Numbers of the versions up to `newest` that are to be evaluated."""
+    """Numbers of the due versions up to `newest`, evaluated or not."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
@@ -115,7 +115,7 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 def _present(
     context: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
 ) -> list[Version]:
-    """The versions of the next due numbers, as announced or, if that was missed, as stored."""
+    """The versions of the next due numbers: announced or, without an announcement, stored ones."""
     numbers = due[:PINNED_MAX]
     found = (announced.get(number) or stored_version(context, number) for number in numbers)
     return [version for version in found if version is not None]
@@ -129,7 +129,7 @@ def stored_version(context: RoleContext, number: int) -> Version | None:
 
 @dataclass(slots=True)
 class Evaluator:
-    """Evaluates one version after the other, each in an engine of its own."""
+    """Evaluates one version after the other, each in a new engine."""
 
     context: RoleContext
     task: Task
@@ -167,9 +167,8 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        name = (
-            "torch" if c.rollouts.has_server else c.rollouts.engine
-        )  # servers serve rollouts only
+        # A vLLM server serves rollouts only.
+        name = "torch" if c.rollouts.has_server else c.rollouts.engine
         # A refusal of a later version is about that version, not the model: the role restarts.
         with nullcontext() if self.done else classify_engine_errors(name, instead=EVALUATION_OFF):
             engine = open_engine(
@@ -192,8 +191,8 @@ class Evaluator:
         return evaluation.line(version.number, manifest.created_s - self._started_s())
 
     def _started_s(self) -> float:
-        """When version 0 was made; seconds count from there, however late a version is
-        evaluated.
+        """The time at which version 0 was made. A line's seconds count from it to the version's
+        creation, however late the version is evaluated.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():

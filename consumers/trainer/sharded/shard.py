@@ -1,5 +1,5 @@
-"""A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
-tensors that it gathers in order to write them.
+"""A rank's part of the model: it holds slices of masters and moments, trains one micro-batch of
+each round (one per rank), and gathers the whole tensors that it writes.
 
 Every method is a collective unless its docstring excludes it: all ranks call the same methods in
 the same order (`follower.py`). `state` and `snapshot` use the names and values of `learner.py`, so
@@ -132,10 +132,11 @@ PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
 
 
 class Shard:
-    """Owns and shards the model (float32), which must be the same on all ranks.
+    """One rank of the sharded learner. It takes over and shards the model (float32), which must be
+    the same on all ranks.
 
-    Of a model with adapters (`storage/lora.py`) only these are trained, published and part of the
-    state, as in `learner.py`; each rank holds its slices of the frozen base as well.
+    If the model has adapters (`storage/lora.py`), only the adapters are trained, published and part
+    of the state, as in `learner.py`; each rank holds its slices of the frozen base as well.
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
@@ -178,8 +179,8 @@ class Shard:
         self.busy_s = 0.0
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
-        """Allocate this rank's slices of the parameters, and read its rows into them. Adapters are
-        not on the meta device: they have their values already.
+        """Allocate this rank's slices of the parameters, and read the stored rows into them.
+        Adapters have their values already: they are not on the meta device.
         """
 
         def materialised(tensor: Tensor) -> Tensor:
@@ -207,15 +208,15 @@ class Shard:
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def note_masked(self, tokens: int) -> None:
-        """Count the tokens of a micro-batch without trained tokens, which belongs to all ranks, at
-        one of them; not a collective.
+        """Count the tokens of a micro-batch in which all tokens are masked. Every rank is called
+        and only rank 0 counts, so each token counts once; not a collective.
         """
         if self._ranks.rank == 0:
             self._sums += LossStatistics(masked=float(tokens))
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
-        """Train one micro-batch of a round. One that only fills up the round (`counts` False)
-        computes the same passes and adds zeros.
+        """Train this rank's micro-batch of a round. A rank without one, in a round with fewer
+        micro-batches than ranks, passes `counts` False: it computes the same passes and adds zeros.
         """
         began = time.monotonic()
         scores = forward_scores(
@@ -233,7 +234,7 @@ class Shard:
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
-        """Change the masters; returns the update's metrics, equal on every rank."""
+        """Apply the update to the masters; returns its metrics, which are equal on every rank."""
         total = LossStatistics()
         for part in self._ranks.gather(self._sums, LossStatistics):
             total += part
@@ -250,8 +251,8 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
-        """The tensors to publish, in host memory: those that this rank owns, whole, tied ones under
-        all their names; or the whole adapter, at every rank.
+        """The tensors to publish, in host memory: the whole tensors that this rank owns, tied ones
+        under all their names. For adapters, every rank returns the whole adapter.
         """
         wanted: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
@@ -295,8 +296,8 @@ class Shard:
                 check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
-        """Restore a checkpoint: every rank reads its rows. `CorruptObject` at all ranks if any of
-        them finds damage; the state is undefined then.
+        """Restore a checkpoint: every rank reads its rows. Raises `CorruptObject` at all ranks if
+        any of them finds damage; the state is undefined then.
         """
         with self._ranks.together():
             for prefix, slices in self._state().items():

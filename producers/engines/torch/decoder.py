@@ -17,12 +17,13 @@ from rollstream.producers.engines.torch.weights import ServedWeights
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """The input of one prefill pass: m sequences, right-aligned, with `past` cached columns and
-    then `ids.shape[1]` new tokens.
+    """The input of one prefill pass: m sequences of `new` tokens each, right-aligned, after
+    `cached` columns of KV.
 
-    `mask` (m, 1, new, past + new) is added to attention scores; every query attends at least to
-    itself, so that padding stays finite. `past` is (2 · layers, m, heads, past, width), None for
-    none.
+    `ids` and `positions` are (m, new). `mask` (m, 1, new, cached + new) is added to attention
+    scores; every query attends at least to itself, so that padding stays finite. `past` holds the
+    cached KV (2 · layers, m, heads, cached, width), keys and values of each layer in turn; None
+    without cached columns.
     """
 
     ids: torch.Tensor
@@ -35,10 +36,10 @@ class PrefillBatch:
 
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
-    """The input of a verification pass: n tokens of the rows [0, `rows`), those of a row in order,
-    at most `ahead` per row.
+    """The input of a verification pass: n tokens of the rows 0 to `rows` - 1, at most `ahead` per
+    row. A row's tokens are consecutive and in order.
 
-    `ids` and `positions` are (n,); `slots` (n,) is row · ahead + index within the row, None where
+    `ids` and `positions` are (n,). `slots` (n,) is row · ahead + index within the row; None if
     every row has `ahead` tokens.
     """
 
@@ -52,8 +53,9 @@ class DraftedTokens:
 
 
 class Decoder(Protocol):
-    """One model on one device. `used` names the cache columns that each segment of rows attends to;
-    columns before them hold nothing of these rows.
+    """A decoder runs one model on one device, over a KV cache with one row per running sequence.
+    `used` names the cache columns that each segment of rows attends to; earlier columns hold no KV
+    of these rows.
     """
 
     vocabulary: int
@@ -78,20 +80,20 @@ class Decoder(Protocol):
         used: tuple[RowSegment, ...],
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after one token per row. Its KV is written to `cache.column`,
-        which is not advanced. `routes` are the adapters of the rows.
+        """Logits (n, vocabulary) after one token of each of n rows. The tokens' KV is written to
+        column `cache.column`, which is not advanced. `routes` are the adapters of the rows.
         """
         ...
 
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after each of these tokens. Their KV is written from
+        """Logits (n, vocabulary) after each drafted token. The tokens' KV is written from column
         `cache.column` on, which is not advanced. A row with fewer than `ahead` tokens leaves finite
         values in its remaining columns.
         """
         ...
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
-        """KV of the new tokens: (2 · layers, m, heads, new, width)."""
+        """The KV of the new tokens (2 · layers, m, heads, new, width), in the order of `past`."""
         ...

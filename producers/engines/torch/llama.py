@@ -70,7 +70,9 @@ class FusedDecoder:
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> EngineWeights:
-        """Serve these weights, and from now on adapters over them; returns what updates them."""
+        """Serve these weights; adapters over them can be served from then on. Returns the object by
+        which the engine loads later versions.
+        """
         weights = open_weights(self.served, tensors)
         norms = {name: tensors[name].clone() for name in tensors if "layernorm" in name}
         self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
@@ -93,7 +95,7 @@ class FusedDecoder:
             heads = self._heads(layer, hidden, rotation, terms)
             cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
             attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
-            self._finish(layer, hidden, attended, terms)
+            self._add_outputs(layer, hidden, attended, terms)
         return self._logits(hidden)
 
     def verify(
@@ -117,7 +119,7 @@ class FusedDecoder:
             attended = attend_ahead(queries, index, cache, used, masks)
             if slots is not None:
                 attended = attended.index_select(0, slots)
-            self._finish(layer, hidden, attended, terms)
+            self._add_outputs(layer, hidden, attended, terms)
         return self._logits(hidden)
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
@@ -129,9 +131,8 @@ class FusedDecoder:
         for index, layer in enumerate(self.weights.layers):
             terms = LayerTerms(index, batch.routes)
             heads = self._heads(layer, hidden, rotation, terms).unflatten(0, (rows, new))
-            heads = heads.permute(
-                3, 0, 2, 1, 4
-            )  # (queries, key, value; rows; kv heads; new; width)
+            # To (queries, key, value; rows; kv heads; new; width).
+            heads = heads.permute(3, 0, 2, 1, 4)
             out[2 * index : 2 * index + 2] = heads[-2:]
             if index == s.layers - 1:
                 break  # the output of the last layer is not cached
@@ -144,7 +145,7 @@ class FusedDecoder:
                 queries, keys, values, batch.mask, scale=1.0, enable_gqa=s.queries_per_kv > 1
             )
             attended = attended.transpose(1, 2).reshape(rows * new, -1)
-            self._finish(layer, hidden, attended, terms)
+            self._add_outputs(layer, hidden, attended, terms)
         return out
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -164,8 +165,8 @@ class FusedDecoder:
         rotation: torch.Tensor,
         terms: "LayerTerms",
     ) -> torch.Tensor:
-        """Rotated queries and key, and the value, of each kv head: (n, kv_heads, queries_per_kv +
-        2, width).
+        """Queries, key and value of each kv head, with queries and key rotated; the shape is
+        (n, kv_heads, queries_per_kv + 2, width).
         """
         s = self.shape
         normed = self._norm(hidden)
@@ -175,24 +176,24 @@ class FusedDecoder:
             projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
         terms.add(projected, normed, QKV)
         heads = projected.view(-1, s.kv_heads, s.queries_per_kv + 2, s.width)
-        turned = heads[:, :, :-1]
+        rotated = heads[:, :, :-1]
         if layer.head_norm is not None:
-            torch.mul(_unit(turned, self._head_floor), layer.head_norm, out=turned)
+            torch.mul(_unit(rotated, self._head_floor), layer.head_norm, out=rotated)
         if self.dtype == torch.float32:
-            torch.view_as_complex(turned.unflatten(3, (-1, 2))).mul_(rotation)
+            torch.view_as_complex(rotated.unflatten(3, (-1, 2))).mul_(rotation)
         else:
-            pairs = torch.view_as_complex(turned.float().unflatten(3, (-1, 2)))
-            turned.copy_(torch.view_as_real(pairs * rotation).flatten(3))
+            pairs = torch.view_as_complex(rotated.float().unflatten(3, (-1, 2)))
+            rotated.copy_(torch.view_as_real(pairs * rotation).flatten(3))
         return heads
 
-    def _finish(
+    def _add_outputs(
         self,
         layer: FusedLayer,
         hidden: torch.Tensor,
         attended: torch.Tensor,
         terms: "LayerTerms",
     ) -> None:
-        """Output projection and feed-forward, added to `hidden` in place."""
+        """Add the layer's output projection and feed-forward to `hidden`, in place."""
         hidden.addmm_(attended, layer.output)
         terms.add(hidden, attended, OUTPUT)
         if layer.output_bias is not None:
@@ -214,7 +215,7 @@ class LayerTerms:
     routes: AdapterRoutes | None
 
     def add(self, out: torch.Tensor, x: torch.Tensor, product: int) -> None:
-        """Add those of one product to `out`, in place."""
+        """Add the low-rank part of matrix product `product` of `x` to `out`, in place."""
         if self.routes is not None:
             self.routes.add(out, x, self.layer, product)
 

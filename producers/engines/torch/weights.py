@@ -30,10 +30,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """`view` holds the checkpoint tensor's elements in its order; its shape may differ.
+    """The place of one checkpoint tensor in the served memory. `view` holds the tensor's elements
+    in its order; the shapes may differ.
 
-    Each element is multiplied by `scale`, then by the factor of its column: the weight of `norm`
-    times the root of the number of columns, which the unweighted norm before the matrix leaves out.
+    A served element is the checkpoint's times `scale`, times the factor of its column. The factor
+    is the weight of `norm` times the root of the number of columns: the decoder's norm before the
+    matrix is computed without both.
     """
 
     view: Tensor
@@ -41,7 +43,7 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """The values to serve for checkpoint `values`; `factor` is that of their columns."""
+        """The served form of checkpoint `values`; `factor` holds the factors of their columns."""
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
             return values.to(self.view.dtype)
@@ -60,7 +62,7 @@ class WeightView:
         return norm.to(self.view.device).float() * norm.numel() ** 0.5
 
     def fill(self, tensor: Tensor, factor: Tensor | None) -> None:
-        """Write all elements of a checkpoint tensor."""
+        """Write all elements of a checkpoint tensor into the served memory."""
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
@@ -192,10 +194,11 @@ class _NormChange:
 
 @dataclass(slots=True)
 class ServedWeights:
-    """The weights that one engine serves. `views` by checkpoint name: the served memory that a
-    tensor fills (none for a norm, which is multiplied into the matrix after it). `shapes` of every
-    expected tensor. `tied`: the other names under which a checkpoint may hold a tensor. `held` is
-    the version that is served whole; None during a load and after a failed one.
+    """The weights that one engine serves. `views` maps a checkpoint name to the served memory that
+    the tensor fills; a norm has no entry, because it is multiplied into the matrix after it.
+    `shapes` has every expected tensor. `tied` has the other names under which a checkpoint may hold
+    a tensor. `held` is the version that is completely served; None during a load and after a failed
+    one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
@@ -207,21 +210,21 @@ class ServedWeights:
         """Serve these weights. Raises `EngineRefused`, which names the wrong tensor, before
         anything is written.
         """
-        own = self._own(tensors)
+        by_name = self._by_expected_name(tensors)
         if not checked:
-            check_tensors(self.shapes, own)
+            check_tensors(self.shapes, by_name)
         for name, views in self.views.items():
             for view in views:
-                view.fill(own[name], view.factor(own))
+                view.fill(by_name[name], view.factor(by_name))
 
     def plan(self, update: WeightUpdate) -> PreparedWrites:
         """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
-        own = self._own(update.tensors)
+        by_name = self._by_expected_name(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
-            check_tensors(self.shapes, own)
+            check_tensors(self.shapes, by_name)
             return PreparedWrites(None, None)
-        patches, whole = self._named(update)
-        check_tensors(self.shapes, own, finite=whole)
+        patches, whole = self._changes_by_name(update)
+        check_tensors(self.shapes, by_name, finite=whole)
         for name, patch in patches.items():
             check_patch(name, patch, self.shapes[name])
         norms = {
@@ -234,14 +237,14 @@ class ServedWeights:
             patch = patches.get(name)
             for view in views:
                 norm_change = norms.get(view.norm or "")
-                if name in whole or (norm_change and _is_wide(norm_change, own[name])):
-                    target, values = view.rowwise(view.served(own[name], view.factor(own)))
+                if name in whole or (norm_change and _is_wide(norm_change, by_name[name])):
+                    target, values = view.rowwise(view.served(by_name[name], view.factor(by_name)))
                     writes.append(TensorWrite(target, values))
                     continue
                 if patch is not None and len(patch.values):
-                    writes.append(_elements(view, np.asarray(patch.indices), patch.values, own))
+                    writes.append(_elements(view, np.asarray(patch.indices), patch.values, by_name))
                 if norm_change is not None:
-                    writes.append(_columns(view, norm_change, own[name], own))
+                    writes.append(_columns(view, norm_change, by_name[name], by_name))
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
@@ -253,8 +256,8 @@ class ServedWeights:
         return replace(update, prepared=self.plan(update))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve an update: its prepared writes where their base is still held, else all tensors. An
-        error leaves a mixture of both versions.
+        """Serve an update: its prepared writes if their base is still held, else all tensors. After
+        an error during the writes the served weights are a mixture, and `held` is None.
         """
         if not isinstance(update.prepared, PreparedWrites):
             update = self.prepare(update)
@@ -271,17 +274,19 @@ class ServedWeights:
         """Compare the served bits with those that loading these tensors gives; names of tensors
         that are not served are ignored.
         """
-        own = self._own(tensors)
-        own_names = {other: name for name, others in self.tied.items() for other in others}
-        asked = {own_names.get(name, name) for name in names} & set(self.shapes)
-        differing = [name for name in sorted(asked) if not self._is_served(name, own)]
+        by_name = self._by_expected_name(tensors)
+        expected_names = {other: name for name, others in self.tied.items() for other in others}
+        asked = {expected_names.get(name, name) for name in names} & set(self.shapes)
+        differing = [name for name in sorted(asked) if not self._is_served(name, by_name)]
         return WeightComparison(len(asked), tuple(differing))
 
-    def _is_served(self, name: str, own: Mapping[str, Tensor]) -> bool:
+    def _is_served(self, name: str, by_name: Mapping[str, Tensor]) -> bool:
         if name in self.views:
-            return all(_is_same(view, own[name], view.factor(own)) for view in self.views[name])
+            return all(
+                _is_same(view, by_name[name], view.factor(by_name)) for view in self.views[name]
+            )
         after_norm = [
-            (own[other].numel(), other, view)
+            (by_name[other].numel(), other, view)
             for other, views in self.views.items()
             for view in views
             if view.norm == name
@@ -289,10 +294,10 @@ class ServedWeights:
         _, other, view = min(after_norm, key=lambda found: found[:2])
         rows = view.view[:NORM_ROWS]
         few = WeightView(rows, view.scale, view.norm)
-        return _is_same(few, own[other].view(view.view.shape)[:NORM_ROWS], view.factor(own))
+        return _is_same(few, by_name[other].view(view.view.shape)[:NORM_ROWS], view.factor(by_name))
 
-    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The expected tensors, under the names that `shapes` has for them."""
+    def _by_expected_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The expected tensors under the names of `shapes`, whatever tied name they came under."""
         found = ((name, self.held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
@@ -301,9 +306,9 @@ class ServedWeights:
         names = (name, *self.tied.get(name, ()))
         return next((one for one in names if one in tensors), name)
 
-    def _named(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
-        """Patches, and names of whole tensors, under the names that `shapes` has for them. A delta
-        holds tied tensors once, under any of their names.
+    def _changes_by_name(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
+        """The update's patches, and the names of the tensors that it replaces whole, under the
+        names of `shapes`. A delta holds tied tensors once, under any of their names.
         """
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
@@ -333,9 +338,9 @@ def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
 
 
 def _elements(
-    view: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]
+    view: WeightView, indices: Indices, values: Tensor, by_name: Mapping[str, Tensor]
 ) -> TensorWrite:
-    factor = view.factor(own)
+    factor = view.factor(by_name)
     if factor is not None:
         columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
         factor = factor.index_select(0, columns.to(factor.device))
@@ -344,7 +349,7 @@ def _elements(
 
 
 def _columns(
-    view: WeightView, norm_change: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]
+    view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
 ) -> TensorWrite:
     """The elements that a changed norm changes in the matrix after it."""
     assert norm_change.columns is not None, "all columns are filled, not patched"
@@ -352,7 +357,7 @@ def _columns(
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
     indices = (starts + norm_change.columns).reshape(-1)
     values = tensor.reshape(-1, width)[:, torch.from_numpy(norm_change.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
-    return _elements(view, indices, values, own)
+    return _elements(view, indices, values, by_name)
 
 
 def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:

@@ -1,6 +1,7 @@
-"""All names of vLLM that are used: the list to check when the supported release changes.
+"""All names of vLLM that the engine uses: the list to check when the supported release changes.
 
-Importing this module imports vLLM, so import it inside of functions, after `require_vllm`.
+Importing this module imports vLLM, so callers import it inside functions, after they called
+`require_vllm` (`environment.py`), which checks the installed release.
 """
 
 from vllm import EngineArgs, SamplingParams

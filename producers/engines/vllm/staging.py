@@ -33,7 +33,7 @@ STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
 class StagedTensor(TypedDict):
-    """One tensor of a staged file."""
+    """Where one tensor is in a staged file; `begin` and `bytes` count bytes."""
 
     name: str
     dtype: str
@@ -43,7 +43,9 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """Named tensors in shared memory until `close`, or in the file that they are `held` in."""
+    """A file with named tensors that other processes open by `path` and `entries`. It is a copy in
+    shared memory, which exists until `close`, or the file `held` that has the tensors already.
+    """
 
     def __init__(
         self, tensors: Iterable[tuple[str, torch.Tensor]], held: MappedTensors | None = None
@@ -79,7 +81,7 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """These tensors of a staged file. They share its memory and must not be written."""
+    """The tensors that `entries` describe. They share the file's memory and must not be written."""
     if not entries:
         return []
     with open(path, "rb") as file:
@@ -95,7 +97,9 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
 
 
 def open_shared(name: str) -> IO[bytes]:
-    """An empty file in memory, which is freed with its last user."""
+    """An empty file in memory; the kernel frees it when its last user ends. Outside Linux it is a
+    temporary file.
+    """
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(name), "w+b")
     return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
@@ -115,7 +119,9 @@ ChunkMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """A message whose tensors are in a file that exists until it is closed."""
+    """A message to the workers, with the file of its tensors; the receiver of this object closes
+    the file after the workers loaded the message.
+    """
 
     file: StagedFile
     patched: tuple[tuple[list[int], str], ...] | None = None
@@ -128,8 +134,9 @@ class StagedMessage:
 
 
 class StagedChunks:
-    """The chunks of one update, at most `STAGED_MAX` of them in shared memory. The first ones are
-    staged at once, each other one when an earlier one was loaded, beside the loading of the next.
+    """The chunks of one update, at most `STAGED_MAX` of them in shared memory. The constructor
+    stages the first `STAGED_MAX` chunks. Chunk n + 2 is staged once chunk n is loaded, in a thread
+    beside the loading of chunk n + 1.
     """
 
     def __init__(self, staged: Iterator[StagedMessage]) -> None:
@@ -139,17 +146,20 @@ class StagedChunks:
         """Whether `messages` was called: a staged chunk is loaded once."""
 
     def messages(self) -> Iterator[ChunkMessage]:
-        """The message of each chunk; its memory is released when the next one is asked for. Raises
-        the error of staging a chunk.
+        """Yields the message of each chunk; a chunk's memory is released when the next message is
+        requested. Raises an error that occurs while a chunk is staged.
         """
         self.is_used = True
-        ahead = deque[Callable[[], StagedMessage | None]](lambda one=one: one for one in self.first)
+        # Each call returns a staged chunk, waiting for the thread, or None after the last chunk.
+        pending = deque[Callable[[], StagedMessage | None]](
+            lambda chunk=chunk: chunk for chunk in self.first
+        )
         self.first = []
-        with ThreadPoolExecutor(1) as staging:
-            while ahead and (staged := ahead.popleft()()) is not None:
-                with closing(staged.file):
-                    yield staged.message
-                ahead.append(staging.submit(next, self._staged, None).result)
+        with ThreadPoolExecutor(1) as thread:
+            while pending and (chunk := pending.popleft()()) is not None:
+                with closing(chunk.file):
+                    yield chunk.message
+                pending.append(thread.submit(next, self._staged, None).result)
 
 
 def stage_tensors(tensors: NamedTensors, held: MappedTensors | None = None) -> StagedMessage:

@@ -1,5 +1,5 @@
-"""`rollstream config [RUN] [KEY]`: explains settings (type, default, scope and meaning, read from
-the settings' own classes), and where each has its value from.
+"""`rollstream config [RUN] [KEY]`: prints the value of each setting and the file, variable or
+option that sets it; of one setting also type, default, scope and meaning, as its class declares.
 """
 
 import argparse
@@ -159,7 +159,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:
     """Returns the setting of this name, with or without its table, or the settings of a table.
-    Raises `ConfigurationError`, naming the nearest, if there is none.
+    Raises `ConfigurationError`, which names the nearest setting, if there is none.
     """
     if key is None:
         return [*entries]
@@ -201,7 +201,7 @@ def setting_lines(
 
 
 def _value_text(key: str, values: dict[str, Any]) -> str:
-    """The value as JSON, without secrets; – for a setting in a list of tables, which has many."""
+    """The value as JSON, without secrets; – for a setting of a list of tables (one per table)."""
     value: Any = values
     for part in key.split("."):
         if not isinstance(value, dict):

@@ -1,10 +1,11 @@
 """Encodes one tensor as its difference from the parent's, and applies such a difference in place.
 Pure functions of bytes, bit-exact for every pattern of every dtype.
 
-The encoder chooses the smallest coding: unchanged, a sparse difference, or all new bytes. Nothing
-is written into a tensor before the complete payload was read and found to fit: after
-`CorruptObject` the tensor is unchanged. Only the tensor's hash, which the caller checks, proves
-that the result is right: a payload that fits may have been applied to another base than its parent.
+The encoder chooses the smallest coding: unchanged, a sparse difference, or all new bytes.
+`apply_tensor` reads and checks the complete payload before it writes: after `CorruptObject` the
+tensor is unchanged. `SegmentDecoder` needs less memory and writes segment by segment: after
+`CorruptObject` the tensor is a mixture. Neither detects a base that is not the parent; only the
+tensor's hash, which the caller checks, proves that the result is right.
 """
 
 import numpy as np
@@ -38,12 +39,14 @@ SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tri
 def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
     """The difference between two tensors of one dtype and length, by safetensors' dtype name."""
     element = element_of(dtype)
-    old, now = bits_of(base, element), bits_of(new, element)
-    assert len(old) == len(now), "tensors of different lengths have no difference: encode_whole"
-    values, changed, payload = encode_sparse(old, now, element)
+    old_bits, new_bits = bits_of(base, element), bits_of(new, element)
+    assert len(old_bits) == len(new_bits), (
+        "tensors of different lengths have no difference: encode_whole"
+    )
+    values, changed, payload = encode_sparse(old_bits, new_bits, element)
     if not changed:
         return CodedTensor("same", "", 0, b"")
-    if len(payload) * SURELY_SPARSE > now.nbytes:
+    if len(payload) * SURELY_SPARSE > new_bits.nbytes:
         whole = encode_whole(new, dtype)
         if len(whole.payload) <= len(payload):
             return whole
@@ -51,7 +54,9 @@ def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
 
 
 def encode_whole(new: Data, dtype: str) -> CodedTensor:
-    """The complete tensor: for one that is new, was reshaped or changed nearly everywhere."""
+    """The complete tensor, coded without a base: for a new or reshaped tensor, or one that changed
+    nearly everywhere.
+    """
     element = element_of(dtype)
     bits = bits_of(new, element)
     writer = StreamWriter()
@@ -61,7 +66,7 @@ def encode_whole(new: Data, dtype: str) -> CodedTensor:
 
 
 def bits_of(data: Data, element: Element) -> Bits:
-    """The elements' raw bits, sharing the memory."""
+    """The elements' raw bits as integers; they share the memory of `data`."""
     raw = memoryview(data).cast("B")
     assert raw.nbytes % element.bytes == 0, "not a whole number of elements"
     return np.frombuffer(raw, element.bits) if raw.nbytes else np.zeros(0, element.bits)
@@ -73,9 +78,11 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 def apply_tensor(
     coding: Coding, values: ValueCoding, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
-    """Turn the parent's bytes into the new ones. Extra memory grows with the number of changes.
+    """Turn the parent's bytes in `into` into the new ones. Extra memory grows with the number of
+    changes. Raises `CorruptObject` before anything is written.
 
-    Returns the replaced elements, or None if more than half were replaced: then all of them count.
+    Returns the replaced elements; None if more than half were replaced, so that the caller treats
+    all elements as replaced.
     """
     element = element_of(dtype)
     target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
@@ -100,8 +107,9 @@ def _check_coding(coding: Coding, values: ValueCoding) -> None:
 
 
 class SegmentDecoder:
-    """Applies a payload that changes something, one segment (`segments`) after the other. Memory
-    grows with one segment. Every call raises `CorruptObject` if the payload does not fit.
+    """Applies a sparse or dense payload to the consecutive parts of a tensor that `segments` names;
+    `finish` follows the last one. Memory grows with the size of one segment. Every call raises
+    `CorruptObject` if the payload does not fit.
     """
 
     def __init__(
@@ -114,7 +122,7 @@ class SegmentDecoder:
 
     def apply(self, segment: Bits) -> Indices | None:
         """Turn the parent's elements of the next segment into the new ones, in place. Returns the
-        positions that were replaced, None for all.
+        replaced positions within the segment; None if all were replaced.
         """
         if self._coding == "dense":
             segment[:] = self._reader.planes(len(segment), self._element.bytes, self._element.bits)

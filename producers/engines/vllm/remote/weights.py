@@ -1,7 +1,8 @@
-"""The version that a vLLM server serves: the rollout sends what changed, which each worker checks
-by hash before it may be loaded, and reads back hashes of the served tensors.
+"""Loads versions into a vLLM server over HTTP: the rollout sends the changed tensors, and each
+worker checks their hashes before they may be loaded. The rollout compares hashes of the served
+tensors with those of its own.
 
-Tensors are sent in `prepare`, beside decoding; loading then reads the workers' own memory. From the
+`prepare` sends the tensors, beside decoding; `load` then reads the workers' own memory. From the
 start of a load until one succeeds, no version is held.
 """
 
@@ -40,8 +41,8 @@ Patched = tuple[tuple[list[int], str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SentUpdate:
-    """A checked update whose chunks `names` are in the server's workers; chunks of patches have the
-    shapes and types of the patched tensors.
+    """A checked update that is in the memory of the server's workers. `names` has the name of each
+    chunk, and for a chunk of patches the shapes and types of the patched tensors.
     """
 
     base: Version | None
@@ -50,8 +51,8 @@ class SentUpdate:
 
 
 class RemoteWeights:
-    """With `in_place` the server's matrices can be patched; with `is_parallel` they are split
-    between GPUs and not read back.
+    """The weights of one server. With `in_place` its matrices can be patched; with `is_parallel`
+    they are split between GPUs and cannot be compared.
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class RemoteWeights:
     ) -> None:
         self._core, self._routes, self._needed = core, core.routes, needed
         self._in_place, self._is_parallel = in_place, is_parallel
-        self._sets, self._is_begun = 0, False
+        self._updates_sent, self._is_loading = 0, False
         self.held: Version | None = None
         """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Send the update. Raises `EngineRefused`, which names the wrong tensor."""
         prepared = check_update(update, self._needed, self.held, self._in_place)
-        self._sets += 1
+        self._updates_sent += 1
         names = [
-            (self.send_chunk(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
+            (self.send_chunk(f"{self._core.owner}.{self._updates_sent}/{number}", parts), patched)
             for number, (parts, patched) in enumerate(self._chunks(update, prepared))
         ]
         sent = SentUpdate(prepared.base, prepared.patches is not None, tuple(names))
@@ -81,10 +82,10 @@ class RemoteWeights:
             sent = self.prepare(update).prepared
             assert isinstance(sent, SentUpdate), "prepare sets it"
         self.held = None
-        if self._is_begun:
+        if self._is_loading:
             self._give_up()
         try:
-            self._is_begun = True
+            self._is_loading = True
             self._routes.post("/start_weight_update")
             for name, patched in sent.names:
                 info = {"upload": name} | ({} if patched is None else {"patched": patched})
@@ -96,7 +97,7 @@ class RemoteWeights:
                 f"weights: version {update.version} was not loaded whole, nothing is served until "
                 f"one is: {error}"
             ) from error
-        self._is_begun = False
+        self._is_loading = False
         self._core.loads += 1
         self.held = update.version
 
@@ -116,7 +117,7 @@ class RemoteWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        """Type and hash of every served copy, a few names per call: a call delays a step."""
+        """Dtype and hash of every served copy; a few names per call, as each call delays a step."""
         found: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
@@ -134,8 +135,8 @@ class RemoteWeights:
             yield patch_parts(patches), describe_patches(patches)
 
     def send_chunk(self, name: str, parts: Parts) -> str:
-        """Send a chunk in the layout of a staged file, piece by piece; the workers then check
-        it.
+        """Send a chunk in the layout of a staged file, piece by piece; then the workers check its
+        hashes. Returns the name.
         """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0
@@ -150,21 +151,19 @@ class RemoteWeights:
         return name
 
     def _give_up(self) -> None:
-        """End a failed load; the next load overwrites its remains in the workers."""
+        """End a failed load in the workers; the next load overwrites the partly loaded weights."""
         self._routes.call("give_up_update")
-        self._is_begun = False
+        self._is_loading = False
 
 
 def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
+    """The entries and hashes of a chunk's tensors, and the bytes of the chunk."""
     entries: list[StagedTensor] = []
     hashes: list[str] = []
     end = 0
     for name, tensor in parts:
-        begin, shape, kind = (
-            -(-end // ALIGNMENT) * ALIGNMENT,
-            tensor.shape,
-            DTYPE_NAMES[tensor.dtype],
-        )
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        shape, kind = tensor.shape, DTYPE_NAMES[tensor.dtype]
         entry = StagedTensor(
             name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes
         )
