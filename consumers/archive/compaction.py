@@ -1,10 +1,14 @@
-"""Keeps the number of archive files small: merges files and deletes those that merged files hold.
+"""Keeps the number of archive files small: merges files, and deletes the files whose records a
+merged file holds.
 
-Safe beside other compactors and archivers and when killed anywhere (`storage/archive/merging.py`).
+It is safe beside other compactors and archivers, and may be killed at any moment
+(`storage/archive/merging.py`). A file is inside a wider one if the wider one's range of offsets
+includes its own.
 
 1. List a topic's files. 2. Delete files that have been inside a wider one for the grace period, by
-this process's own clock, after its footer was read. 3. Plan merges and create the merged files. A
-file is deleted only because of a wider one in the same listing, so a widest one is always left.
+this process's own clock, once the wider one's footer was read. 3. Plan merges and create the merged
+files. A file is deleted only because of a wider one in the same listing, so a widest one is always
+left.
 """
 
 import logging
@@ -25,8 +29,8 @@ from rollstream.storage.stores.base import ObjectStore
 
 log = logging.getLogger(__name__)
 
-PAUSE_S_MAX = 60.0  # between two listings
-FILES_MAX = 16  # of a partition's newest day; when it has more, they are merged
+PAUSE_S_MAX = 60.0  # seconds between two listings
+FILES_MAX = 16  # files of a partition's newest day; when there are more, they are merged
 
 
 class Compactor:
@@ -44,9 +48,9 @@ class Compactor:
         self._files_max = files_max
         self._monotonic = monotonic
         self._next_s = monotonic()
-        self._redundant_s: dict[str, float] = {}  # since when, by key
-        self._proven: set[str] = set()
-        self._left: set[str] = set()
+        self._redundant_s: dict[str, float] = {}  # key → since when it is inside a wider file
+        self._proven: set[str] = set()  # merged files whose footer ends as their name states
+        self._left: set[str] = set()  # merges that failed and are not tried again
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
@@ -80,11 +84,13 @@ class Compactor:
         self.deleted += len(due)
 
     def _is_held(self, file: ArchiveFile, current: Sequence[ArchiveFile]) -> bool:
-        """Whether a merged file holds this one, by its footer."""
+        """Whether a wider file holds the records of this one, as the wider file's footer
+        confirms.
+        """
         (wider,) = [
-            one
-            for one in current
-            if one.partition == file.partition and one.first <= file.first <= (one.last or -1)
+            other
+            for other in current
+            if other.partition == file.partition and other.first <= file.first <= (other.last or -1)
         ]
         if wider.key not in self._proven and self._ends_as_named(wider):
             self._proven.add(wider.key)

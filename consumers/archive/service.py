@@ -1,5 +1,5 @@
-"""The archive role: archives all topics in turn every few seconds, and the rest when it stops. In
-between it merges small files (`compaction.py`).
+"""Archives every topic in turn every few seconds, merges small files in between (`compaction.py`),
+and archives the rest when it stops: the archive role.
 
 It reads rarely and in large batches, so that it costs the run little; records that are not archived
 yet are still in the log. On `stop` it archives up to the present ends, so a run whose archive is
@@ -22,13 +22,15 @@ from rollstream.streams.bus import Bus
 log = logging.getLogger(__name__)
 
 
-ROUND_S = 2.0  # between two rounds, or a quarter of `roll_s`
+ROUND_S = 2.0  # seconds between two rounds; a quarter of `roll_s` if that is less
 
 FileNote = Callable[[Mapping[str, object]], None]
 
 
 class ArchiveService:
-    """Archives all archived topics of a run; `note` is called with one line per created file."""
+    """Archives the topics of a run that `settings` name; `note` is called with the time, name and
+    size of each file that was created.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class ArchiveService:
             topic.finish()
 
     def metric_values(self) -> MetricValues:
-        """Metrics of this process; thread-safe."""
+        """Returns the metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,
             "archive_bytes_total": self._bytes,

@@ -7,11 +7,11 @@ file (or the log's first record when there was none), a file is named by its fir
 ended. The lease only avoids duplicate work.
 
 1. Create the file. 2. List the partition's files of that day. If another archiver created the file
-first, or a merged file holds its first record, continue after that one. An archiver that was
-suspended can create a name again whose file was merged and deleted: the merged file is in the
-listing, for it was created before that deletion. 3. Commit the archived position, below which the
-log may be truncated. After a kill between 1 and 3 the next start finds the file; the commit only
-ever lags behind.
+first, or a merged file holds its first record, continue after the file that is there. An archiver
+that was suspended can create a name again whose file was merged and deleted: the merged file is in
+the listing, for it was created before that deletion. 3. Commit the archived position, below which
+the log may be truncated. After a kill between 1 and 3 the next start finds the file; the commit
+only ever lags behind.
 """
 
 import logging
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class PendingRecords:
-    """Records of one partition that were read and are in no file yet, consecutive and oldest first.
-    `since_s` is the time at which the first was read, `bytes` counts keys and values.
+    """Holds the records of one partition that were read and are in no file yet, consecutive and
+    oldest first. `since_s` is the time at which the first was read, `bytes` counts keys and values.
 
     A file ends before the first record of a later day. A record of an earlier day (a clock that
     went back) does not end it, so that clocks that disagree around midnight give two files and not
@@ -64,7 +64,7 @@ class PendingRecords:
             self._cut = len(self.messages) - 1
 
     def next_file(self) -> Sequence[Message]:
-        """The records of the next file: those before the first of a later day."""
+        """Returns the records of the next file: those before the first of a later day."""
         return self.messages[: self._cut]
 
     def drop_below(self, before: int) -> None:
@@ -82,8 +82,8 @@ def _is_later_day(message: Message, first: Message) -> bool:
 def due_partition(
     pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float
 ) -> int | None:
-    """The partition whose file is to be written now, None if no file is due. A file is due if its
-    day is over or its first record waited for `roll_s`; if all partitions together hold
+    """Returns the partition whose file is to be written now; None if no file is due. A file is due
+    if its day is over or its first record waited for `roll_s`; if all partitions together hold
     `roll_bytes`, the fullest is due.
     """
     for partition, held in pending.items():
@@ -94,12 +94,14 @@ def due_partition(
     return None
 
 
-READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
+READ_BYTES, READ_RECORDS = 16 << 20, 8192  # at most, in one read
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """One file; `is_own` is False if another archiver had created it first."""
+    """Describes a file that an archiver wrote or found; `is_own` is False if another archiver had
+    created it first.
+    """
 
     topic: str
     key: str
@@ -110,9 +112,7 @@ class WrittenFile:
 
 
 class TopicArchive:
-    """One archiver of one topic; `start` must be called first. `on_file` is called with each
-    file.
-    """
+    """Archives one topic; `start` must be called first. `on_file` is called with each file."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TopicArchive:
 
         Raises `PositionLost` if the log is truncated beyond the last file.
         """
-        # Asked before the files are listed: records truncated in between are then in a listed file.
+        # Read before the files are listed: records truncated in between are then in a listed file.
         begins = from_begin(self._bus, self._topic)
         ends = partition_ends(self._store, self._run, self._topic)
         for partition, begin in begins.items():
@@ -154,8 +154,8 @@ class TopicArchive:
         self._bus.commit(ARCHIVE_GROUP, self._topic, self._archived)
 
     def advance(self, *, exact: bool = False) -> bool:
-        """Read once and write the files that are due; False if no new record was read. Without
-        `exact` a record that is still in flight may be missed.
+        """Read once and write the files that are due; returns False if no new record was read.
+        Without `exact` a record that is still in flight may be missed.
         """
         found = self._read(exact)
         now_s = self._monotonic()
@@ -176,11 +176,11 @@ class TopicArchive:
             self._write(next(iter(self._pending)))
 
     def pending(self) -> int:
-        """Number of records that were read and are in no file yet; thread-safe."""
+        """Returns the number of records that were read and are in no file yet; thread-safe."""
         return sum(len(held.messages) for held in list(self._pending.values()))
 
     def behind(self) -> int:
-        """Number of records of the log that are in no file yet; thread-safe."""
+        """Returns the number of records of the log that are in no file yet; thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 
@@ -214,7 +214,7 @@ class TopicArchive:
         """Continue after another archiver's files where the log was truncated beyond this position.
 
         An archiver that was suspended while its successor archived and the trainer truncated has
-        lost no record. `PositionLost` if the truncated records are in no file.
+        lost no record. Raises `PositionLost` if the truncated records are in no file.
         """
         ends = partition_ends(self._store, self._run, self._topic)
         for partition, begin in self._bus.begin(self._topic).items():
@@ -226,7 +226,9 @@ class TopicArchive:
             self._continue_at(partition, _position_after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
-        """The positions to read from; each partition is first in turn, so that none starves."""
+        """Returns the positions to read from; each partition is first in turn, so that none
+        starves.
+        """
         first, *others = self._next.items()
         self._next = dict([*others, first])
         return self._next
@@ -255,8 +257,8 @@ class TopicArchive:
         self._bus.commit(ARCHIVE_GROUP, self._topic, {partition: self._archived[partition]})  # 3
 
     def _present_end(self, key: str, first: int, mine: FileEnd | None) -> FileEnd:
-        """The end of the file that holds offset `first`: this archiver's (`mine`), another one's,
-        or a merged file.
+        """Returns the end of the file that holds offset `first`: this archiver's file (`mine` is
+        its end), another archiver's, or a merged one.
         """
         prefix = key.removesuffix(f"{first:020d}.parquet")  # of the partition's files of that day
         for _ in range(LISTINGS_MAX):

@@ -1,9 +1,9 @@
 """Audits a run: reads each topic once and then the store, and checks invariants 1 to 7, and 11 for
 checkpoints.
 
-The audit only reads, but for its verdict: it dead-letters and commits nothing. The end offsets are
-fixed before the first record is read, those of the ledger first, so that in a live run every record
-that the ledger names is before the fixed ends of the other topics.
+The audit writes only its verdict: it dead-letters no record and commits no position. The end
+offsets are fixed before the first record is read, those of the ledger first, so that in a live run
+every record that the ledger names is before the fixed ends of the other topics.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,17 +69,18 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     DecisionAudit: ("ledger", "annotations", "trajectories"),
     FenceAudit: (),
 }
-"""The topics that a fold is applied to, where these are not all."""
+"""The topics that a fold receives; a fold that is not listed receives all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")
-"""Topics whose records are left to the next audit while their group is open."""
+"""Topics whose records are left to the next audit while the group of a record is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 """Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """The folds over all records: `ledger` and `reads` are applied to the ledger before the others;
-    `rows` also takes archived rows. `by_topic` are those of `all` by `TOPICS_OF`.
+    """Holds the folds, objects that receive every record in order and collect violations. `ledger`
+    and `reads` receive a record of the ledger before the others; `rows` also take archived rows.
+    `by_topic` are those of `all` by `TOPICS_OF`.
     """
 
     ledger: LedgerIndex
@@ -100,7 +101,7 @@ class AuditFolds:
             fold.apply(message)
 
     def with_state(self) -> list[object]:
-        """All objects whose fields a verdict holds, each once, in a fixed order."""
+        """Returns all objects whose fields a verdict holds, each once, in a fixed order."""
         found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
         found += self.all
         results = {id(fold.result): fold.result for fold in self.all}
@@ -109,8 +110,8 @@ class AuditFolds:
 
 @dataclass(slots=True)
 class Audit:
-    """The audit of one run; `store` is None if the run has none, and `tell` is called with the name
-    of each object that is read.
+    """Audits one run; `store` is None if the run has none, and `tell` is called with the name of
+    each topic and object that is read.
     """
 
     bus: Bus | None
@@ -132,10 +133,9 @@ class Audit:
     def check(
         self, before: Verdict | None = None, keep: Callable[[bytes | None], None] | None = None
     ) -> list[InvariantResult]:
-        """One result for the completeness of the data, then one per invariant in their order.
-
-        Continues from the verdict `before`; raises `VerdictRefused` if it does not rest on this
-        log. `keep` is called with the state for the next verdict.
+        """Returns one result for the completeness of the data, then one per invariant in their
+        order. The audit continues from the verdict `before`; it raises `VerdictRefused` if it does
+        not rest on this log. `keep` is called with the state for the next verdict.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -214,25 +214,27 @@ class Audit:
         return self._coverage
 
     def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:
-        """Judge what the verdict does not cover of a topic; records of open groups are left."""
+        """Judge the records of a topic that the verdict does not cover; records of open groups are
+        left to the next audit.
+        """
         is_compacted = folds.fences.topics[topic].cleanup == "compact"
         cursor = TopicCursor(self.topics.get(topic, JudgedTopic()), is_compacted)
         partitions = folds.reads.partitions.get(topic, 0)
         if not partitions and source.has_log(topic):
             partitions = source.view.key_partitions(topic)
-        for one in source.messages(topic, cursor.start):
-            if isinstance(one, Hole):
-                if cursor.is_new(one):
-                    folds.fences.passed_over(topic, one)
-            elif isinstance(one, TrajectoryRows):
-                again, new = cursor.split(one)
+        for piece in source.messages(topic, cursor.start):
+            if isinstance(piece, Hole):
+                if cursor.is_new(piece):
+                    folds.fences.passed_over(topic, piece)
+            elif isinstance(piece, TrajectoryRows):
+                again, new = cursor.split(piece)
                 for row in again:
-                    self._judge(one.message(row), True, cursor, folds)
+                    self._judge(piece.message(row), True, cursor, folds)
                 if new is not None:
                     self.reading.counts["from the archive"] += len(new)
                     self._judge_rows(new, partitions, cursor, folds)
-            elif cursor.is_due(one):
-                self._judge_message(one, source.is_archived, partitions, cursor, folds)
+            elif cursor.is_due(piece):
+                self._judge_message(piece, source.is_archived, partitions, cursor, folds)
         judged = cursor.judged(must_prove=topic == "ledger")
         self.topics[topic] = judged
         if judged.gone:
@@ -268,7 +270,7 @@ class Audit:
             self.reading.counts["misplaced"] += misplaced
 
     def _final_rows(self, rows: TrajectoryRows, cursor: TopicCursor) -> Iterator[TrajectoryRows]:
-        """The rows of groups whose end is final; the others are left."""
+        """Yields the rows of groups whose end is final; the others are left to the next audit."""
         if self._open.isdisjoint(rows.groups):
             yield rows
             return
@@ -280,7 +282,9 @@ class Audit:
     def _judge(
         self, message: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        """Apply the record if its outcome is final, else leave it."""
+        """Apply the record to the folds if its outcome is final, else leave it to the next
+        audit.
+        """
         damage = folds.fences.damage if folds.fences.is_damage(message) else None
         if damage is None:
             is_final = getattr(message.record, "group", None) not in self._open
@@ -307,8 +311,9 @@ class Audit:
 
 
 def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list[InvariantResult]]:
-    """The audit of a run that continues from its last verdict and stores its own; `make` opens an
-    audit of the run. With `whole`, or if the verdict cannot be used, it starts at the first record.
+    """Returns the audit of a run that continues from its last verdict and stores its own; `make`
+    opens an audit of the run. With `whole`, or if the verdict cannot be used, it starts at the
+    first record.
 
     Violations that an earlier audit found stay violations; those that an audit from the first
     record on does not find again become notes. Without a log nothing is stored or continued: such a
@@ -333,7 +338,7 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
         results = audit.check(None, states.append)
     former = [] if before is None else before.former
     found = [] if before is None else before.found
-    missing = [one for one in found if one not in findings_of(results)]
+    missing = [finding for finding in found if finding not in findings_of(results)]
     if used is None:
         former = [*former, *missing]
     else:
@@ -343,7 +348,9 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
     if (state := states[0]) is not None:
         verdict = Verdict(basis, audit.topics, state, findings_of(results), former)
         refusal = write_verdict(store, verdict)
-    reading.notes += [f"an earlier audit found: {one.where}: {one.what}" for _, one in former]
+    reading.notes += [
+        f"an earlier audit found: {finding.where}: {finding.what}" for _, finding in former
+    ]
     if used is not None:
         count = sum(topic.count for topic in used.topics.values())
         reading.notes.append(
@@ -357,9 +364,11 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
 def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:
     """Add violations that an earlier audit found and that cannot be seen any more."""
     by_number = {result.number: result for result in results}
-    for number, one in found:
+    for number, offender in found:
         if number in by_number:
-            by_number[number].add_violation(one.what, one.topic, one.at, key=one.key)
+            by_number[number].add_violation(
+                offender.what, offender.topic, offender.at, key=offender.key
+            )
 
 
 def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
@@ -372,8 +381,9 @@ def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
 
 
 def _results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
-    """One result per invariant; two folds may share one. An unknown record of a single-holder role
-    may change the meaning of all others: then the log is not judged.
+    """Returns one result per invariant; two folds may share one. A record of a single-holder role
+    that only a newer release understands (`unknown`) may change the meaning of all others: then
+    every result is withheld.
     """
     results = {fold.result.number: fold.result for fold in folds}
     for result in results.values() if unknown else ():

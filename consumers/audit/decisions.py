@@ -1,4 +1,5 @@
-"""Invariants 1 and 2: repeats the trainer's decision on each group with the trainer's own rule.
+"""Checks invariants 1 and 2: repeats the trainer's decision on each group with the trainer's own
+rule.
 
 `prepare_group` (consumers/trainer) is called with the completions and annotations in the log:
 1. a closed group: its reason is the one that the rule gives;
@@ -6,7 +7,7 @@
 3. a trained group: all its needed annotations are known, no completion that had been read is
    missing from it, and, with `filter_equal_rewards`, its rewards differ;
 4. an open group whose completions had all been read, or whose deadline had passed, when later takes
-   were written: the rule must neither have ended it nor have taken it before those.
+   were written: the rule must neither end it nor choose it before the groups of those takes.
 
 Of archived rows only the needed ones are converted to records. Memory holds the completions of
 groups that are open, closed or trained in part, each until its group is decided.
@@ -50,13 +51,15 @@ EQUAL_REWARDS_MIN = 2  # members; the filter for equal rewards does not apply to
 
 @dataclass(slots=True)
 class GroupClosing:
-    """A `GroupClosed` that was not checked yet; `configured` is the hash of the configuration."""
+    """Holds a `GroupClosed` until it is checked, with the hash of the configuration (`configured`),
+    the trainer's term and the highest believed version at its place in the ledger.
+    """
 
     record: GroupClosed
     at: Address
     configured: str
     takes: int
-    """Number of takes in the ledger before it."""
+    """Number of takes in the ledger before the closing."""
     term: int
     believed: Version | None
 
@@ -79,7 +82,7 @@ class DecisionAudit:
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
-    """The smallest version of each group that one of the last takes began."""
+    """Group that one of the last takes began → the smallest version of its trained samples."""
     _decided: set[int] = field(default_factory=set[int])
     """Groups of `_held` that were decided; their later completions are duplicates."""
     _known: BelievedVersions = field(
@@ -121,8 +124,9 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Once the ledger is read: select the groups whose completions are needed: open and closed
-        ones, and those of which a take left members out. Records of groups from a verdict stay.
+        """Select the groups whose completions are needed, once the ledger is read: open and closed
+        ones, and those of which a take left members out. Groups that a verdict restored keep their
+        records.
         """
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
@@ -351,22 +355,22 @@ class DecisionAudit:
         self.result.add_violation(what, "ledger", closing.at)
 
     def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
-        """The reason why a group cannot have been closed for its deadline; "" if it can."""
+        """Returns the reason why a group cannot have been closed for its deadline; "" if it can."""
         found = _DEADLINE_DETAIL.match(closing.record.detail)
         if found is None:
             return f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
-        deadline, finished, of = found.groups()
+        deadline, finished, members = found.groups()
         admission = self.groups.admitted[group]
         if closing.record.reason != "expired" or deadline != f"{admission.deadline_s:g}":
             return f"a passed deadline of {admission.deadline_s:g} s closes it as expired"
-        if int(of) != len(held.names) or int(finished) > len(held.arrived):
+        if int(members) != len(held.names) or int(finished) > len(held.arrived):
             few = f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
-            return f"{few}, not {finished} of {of}"
+            return f"{few}, not {finished} of {members}"
         last = self.reads.takes[closing.takes - 1] if closing.takes else None
         if last is None or last.term != closing.term or self.rule is None:
             return ""
-        had = held.before(last.trajectories, last.annotations)
-        return "all its records had been read by then" if had.is_complete(self.rule.names) else ""
+        known = held.before(last.trajectories, last.annotations)
+        return "all its records had been read by then" if known.is_complete(self.rule.names) else ""
 
     def _prepared(
         self,
@@ -380,8 +384,8 @@ class DecisionAudit:
         return prepare_group(group, held.records(), notes, self.rule, version, believed)
 
     def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
-        """The possible sets of believed versions at a closing, which does not state them: from the
-        ledger before it up to the statement of the next take.
+        """Yields the possible sets of believed versions at a closing, which does not state them:
+        from the ledger before it up to the statement of the next take.
         """
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:
@@ -389,7 +393,7 @@ class DecisionAudit:
 
 
 def _without_tokens(record: Trajectory) -> Trajectory:
-    """The record without its tokens; the check of a deadline does not need them."""
+    """Returns the record without its tokens; the check of a deadline does not need them."""
     none = record.tokens[:0]
     return replace(
         record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()

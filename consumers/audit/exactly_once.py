@@ -1,11 +1,11 @@
-"""Invariant 2: a trajectory is trained at most once, and on its first completion; an annotation
+"""Checks invariant 2: a trajectory is trained at most once, on its first completion; an annotation
 that a take used is the first of its (trajectory, name).
 
 A restarted trainer repeats recorded takes without appending them again. So among the valid takes
 (those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
 and annotation that a take names is compared with the record at that address.
 
-The memory of this check grows by the name of each completed trajectory.
+Memory grows with the run: it holds the name of each completed trajectory.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ from rollstream.streams.values import Address
 
 @dataclass(slots=True)
 class ExactlyOnceAudit:
-    """Needs the ledger before `trajectories`; `taken` must be applied to each ledger record
-    first.
+    """Checks that each trajectory is trained once, on its first completion. It must receive the
+    ledger before `trajectories`; the index `ledger` must receive each record of the ledger first.
     """
 
     ledger: LedgerIndex
@@ -54,8 +54,8 @@ class ExactlyOnceAudit:
             self._complete(message.record, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """A new row that matches its take, or that no take names, is only added to the completed
-        names; every other row is checked as a record.
+        """Add each new row that matches its take, or that no take names, to the completed names
+        only; check every other row as a record.
         """
         uses, names = rows.uses(self.ledger), set(rows.names)
         is_dead = np.array([finish == "dead" for finish in rows.plain("finish")], np.bool_)
@@ -114,7 +114,9 @@ class ExactlyOnceAudit:
                 self.result.add_violation(what, "ledger", at)
 
     def _read_to(self, partition: int, end: int) -> None:
-        """Records of open groups are applied after the others."""
+        """Advance the end of the read part; records of open groups come after later ones, so it
+        never moves back.
+        """
         self._ends[partition] = max(end, self._ends.get(partition, 0))
 
     def _complete(self, record: Trajectory, message: AuditMessage) -> None:

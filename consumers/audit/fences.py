@@ -1,5 +1,5 @@
-"""Invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a term
-is missing. Also classifies bytes that are no record, in topics with many writers.
+"""Checks invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a
+term is missing. Also classifies bytes that are no record, in topics with many writers.
 
 Each message is classified by the same function as in every reader, but a gap does not stop the
 audit: it is a violation, and classification resumes after it. Records that the fence drops are void
@@ -53,7 +53,9 @@ class UnreadableRecords:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def is_early(self, message: AuditMessage) -> bool:
-        """Whether no trainer has read the bytes yet that trainers read: a later audit may know."""
+        """Whether trainers read this topic, but none has read these bytes yet: a later audit may
+        know.
+        """
         return message.topic in READ_BY_TRAINERS and not self.was_read(
             message.topic, message.address
         )
@@ -77,7 +79,9 @@ class UnreadableRecords:
             self.result.add_unchecked(f"whether there was a record at {where}: {message.reason}")
 
     def _dead(self, topic: str) -> dict[Address, str]:
-        """Hashes of the dead-lettered copies by the address of the original; read on first use."""
+        """Returns the hashes of the dead-lettered copies by the address of the original; read on
+        first use.
+        """
         if topic not in self._copies:
             self._copies[topic] = {}
             self._is_whole[topic] = False
@@ -116,7 +120,9 @@ PartitionFences = dict[tuple[str, int], Fence]
 
 @dataclass(slots=True)
 class FenceAudit:
-    """The fence of every partition so far; `topics` is the catalogue by name."""
+    """Checks invariant 7 with the fence of every partition so far; `topics` is the catalogue by
+    name.
+    """
 
     topics: Mapping[str, Topic]
     reading: InvariantResult
@@ -133,12 +139,12 @@ class FenceAudit:
     _fences: PartitionFences = field(default_factory=PartitionFences)
 
     def passed_over(self, topic: str, hole: Hole) -> None:
-        """Records are missing; the next one is classified by the fence after them."""
+        """Note that records are missing: the next one is classified by the fence after the hole."""
         self._fences[topic, hole.partition] = hole.fence
 
     def judged(self, message: Message) -> AuditMessage | None:
-        """The classified message; None for a tombstone. Bytes in topics of many writers that are no
-        record are left to `damage`.
+        """Returns the classified message; None for a tombstone. Bytes in topics of many writers
+        that are no record are left to `damage`.
         """
         if message.value is None:
             self.reading.counts["tombstones"] += 1
@@ -213,6 +219,8 @@ class FenceAudit:
                 self.result.add_violation(what, message.topic, message.address)
 
     def _keep_unknown(self, message: AuditMessage, newer: str) -> None:
-        """Remember the first such record; the newest `Opened` names the release to upgrade to."""
+        """Keep the place of the first record that only a newer release understands; the newest
+        `Opened` names the release to upgrade to.
+        """
         where = f"{message.topic} {message.address.partition}:{message.address.offset}"
         self.unknown = self.unknown or f"{where}: {newer}; {upgrade_advice(self._release)}"

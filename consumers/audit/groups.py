@@ -1,7 +1,7 @@
-"""Invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the counts add
-up.
+"""Checks invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the
+counts add up.
 
-The memory of this check grows by each group's ending and the names of its trajectories.
+Memory grows with the run: it holds the names of each group's trajectories, and its ending.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ ENDINGS = ("trained", "filtered", "expired", "dead")
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """The admission of a group; `offset` is the offset of its record."""
+    """Holds the admission of a group; `offset` is the offset of its record."""
 
     names: tuple[str, ...]
     wave: int
@@ -34,7 +34,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
-    """How and in which step the ledger ends a group, and the address of that record."""
+    """States how and in which step the ledger ends a group, and the address of that record."""
 
     ending: str
     step: int
@@ -43,7 +43,9 @@ class GroupEnding(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class GroupAudit:
-    """Needs `admissions` before the ledger."""
+    """Checks that every admitted group ends once; it must receive `admissions` before the
+    ledger.
+    """
 
     ledger: LedgerIndex
     result: InvariantResult = field(
@@ -142,7 +144,9 @@ class GroupAudit:
                     self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
-        """Undo these takes. Whether they may be superseded is decided by the trainer's own rule."""
+        """Undo the takes that this record supersedes. Whether they may be superseded is decided by
+        the trainer's own rule.
+        """
         step, update, voids = record.step, record.update, record.micro_batches
         self.attempts.start()
         hopeless = self.attempts.takes_to_give_up()

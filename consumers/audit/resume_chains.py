@@ -1,4 +1,5 @@
-"""The chains of partials that completions were resumed from, as the log keeps them.
+"""Checks that a resumed completion contains the chain of partials that it was resumed from, as far
+as the log keeps them.
 
 A link is compared with its part of the completion: tokens, sources, log-probabilities and versions.
 A chain with a missing link, or whose links do not fit together, was not followed by the rollout
@@ -17,7 +18,7 @@ from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
 
 class PartialLink(msgspec.Struct, frozen=True, gc=False):
-    """One partial; `hash` covers its tokens, sources and log-probabilities."""
+    """Describes one partial of a chain; `hash` covers its tokens, sources and log-probabilities."""
 
     previous: Address | None
     start: int
@@ -70,8 +71,8 @@ class ResumeChains:
         )
 
     def wrong(self, record: Trajectory) -> str:
-        """Where a completion differs from the chain that it was resumed from; "" if it does not
-        differ or the chain is not kept.
+        """Returns where a completion differs from the chain that it was resumed from; "" if it does
+        not differ or the chain is not kept.
         """
         newest = self._resumed.get((record.trajectory, record.attempt))
         links = [] if newest is None else self._chain(record.trajectory, newest)
@@ -93,7 +94,9 @@ class ResumeChains:
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
-        """The links of the chain, first one first; [] if a link is missing or does not fit."""
+        """Returns the links of the chain, the oldest first; [] if a link is missing or does not
+        fit.
+        """
         links: list[PartialLink] = []
         at: Address | None = newest
         while at is not None:
@@ -109,8 +112,8 @@ class ResumeChains:
 
 
 def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
-    """The versions of the generated tokens in `[start, end)` in order, each with its number of
-    tokens.
+    """Returns the versions of the generated tokens in `[start, end)` in order, each with its number
+    of tokens.
     """
     found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
     return tuple((count, version) for count, version in found if count > 0)

@@ -42,15 +42,15 @@ Integers = NDArray[np.int64]
 
 
 class RowFold(Protocol):
-    """A fold that takes archived trajectories in batches."""
+    """Takes archived trajectories in batches."""
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """The next rows of a partition, in order; equivalent to `apply` of each of them."""
+        """Apply the next rows of a partition, in order, as `apply` would apply each of them."""
         ...
 
 
 class TrajectoryRows:
-    """Non-void `Trajectory` records of one partition, at consecutive offsets."""
+    """Holds non-void `Trajectory` records of one partition, at consecutive offsets, as columns."""
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
         self._batch, self.partition = batch, partition
@@ -74,13 +74,13 @@ class TrajectoryRows:
         return self.plain("hash")
 
     def plain(self, name: str) -> list[Any]:
-        """A column's values, converted once."""
+        """Returns a column's values, converted once."""
         if name not in self._plain:
             self._plain[name] = _values(self._batch.column(name))
         return self._plain[name]
 
     def lengths(self, name: str) -> Integers:
-        """Items in each row of a list column."""
+        """Returns the number of items in each row of a list column."""
         return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
 
     @cached_property
@@ -101,17 +101,19 @@ class TrajectoryRows:
         return SpanColumns(self._batch.column("spans"))
 
     def span_values(self) -> list[list[dict[str, Any]]]:
-        """The spans of each row, in the form of a record's header."""
+        """Returns the spans of each row, in the form of a record's header."""
         return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
-        """What the ledger's takes name of these rows; looked up once for all folds."""
+        """Returns the entries of the ledger's takes for these rows; looked up once for all
+        folds.
+        """
         if self._uses is None:
             self._uses = RowUses(self, index)
         return self._uses
 
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
-        """The rows that are in their group's partition, as consecutive pieces; all rows if
+        """Yields the rows that are in their group's partition, as consecutive pieces; all rows if
         `partitions` is 0.
         """
         if not partitions:
@@ -124,18 +126,18 @@ class TrajectoryRows:
         yield from self.where([here[group] for group in self.groups])
 
     def where(self, wanted: Sequence[bool]) -> Iterator[TrajectoryRows]:
-        """The rows of which `wanted` is True, as consecutive pieces."""
+        """Yields the rows of which `wanted` is True, as consecutive pieces."""
         edges = [0, *(np.flatnonzero(np.diff(wanted)) + 1).tolist(), len(wanted)]
         for start, end in pairwise(edges):
             if wanted[start]:
                 yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
 
     def since(self, row: int) -> TrajectoryRows:
-        """The rows from this one on."""
+        """Returns the rows from this one on."""
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def message(self, row: int) -> AuditMessage:
-        """One row as a message."""
+        """Returns one row as a message."""
         from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
@@ -145,9 +147,10 @@ class TrajectoryRows:
 
 
 class RowUses:
-    """What the ledger's takes name of some rows. `found` has the entry of each row or None; in the
-    arrays `step` is 0 and `is_named` False for a row without one. `is_here` states whether the take
-    names this very completion, `is_same` that its group and hash are the row's too.
+    """Holds the entries of the ledger's takes for some rows. `found` has the entry of each row or
+    None; in the arrays `step` is 0 and `is_named` False for a row without one. `is_here` states
+    whether the take names this very completion, `is_same` that its group and hash are the row's
+    too.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
@@ -168,7 +171,7 @@ class RowUses:
 
 
 class CheckedHeader(msgspec.Struct, gc=False):
-    """The fields of a trajectory's header that folds read as columns."""
+    """Holds the fields of a trajectory's header that folds read as columns."""
 
     trajectory: str
     group: int
@@ -194,15 +197,17 @@ _span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """A column's values. A column without nulls is converted by NumPy, ten times as fast."""
+    """Returns a column's values. A column without nulls is converted by NumPy, ten times as
+    fast.
+    """
     return (
         column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     )
 
 
 def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
-    """Which rows have in their columns what their headers state; the hash covers the header. A row
-    with False is restored from its columns, and then its hash decides.
+    """Returns True for each row whose columns equal its header, which the hash covers. A row with
+    False is restored from its columns, and then its hash decides.
     """
     try:
         texts = b"[%b]" % b",".join(_values(headers))
@@ -225,7 +230,9 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
 
 
 class SpanColumns:
-    """All spans of some rows, concatenated; `row` is the index of the row of each span."""
+    """Holds all spans of some rows as concatenated columns; `row` is the index of the row of each
+    span.
+    """
 
     def __init__(self, column: pa.Array) -> None:
         spans, edges = column.flatten(), column.offsets.to_numpy()
@@ -238,13 +245,13 @@ class SpanColumns:
         self.term: Integers = version.field("term").to_numpy()
 
     def sums(self, values: Integers | NDArray[np.bool_]) -> Integers:
-        """For each row the sum of a value per span."""
+        """Returns for each row the sum of a value per span."""
         return np.bincount(self.row, values, len(self.count)).astype(np.int64)
 
 
 def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
-    """The rows in order: trajectories whose bytes match their hashes as `TrajectoryRows`, all
-    others as messages. Raises `CorruptObject` at a row that differs.
+    """Yields the rows in order: trajectories whose bytes match their hashes as `TrajectoryRows`,
+    all others as messages. Raises `CorruptObject` at a row that differs.
     """
     import pyarrow as pa
 
@@ -278,7 +285,9 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 
 @dataclass(slots=True)
 class AuditSource:
-    """A run's log, its store, or both; `result` is the result on the completeness of the data."""
+    """Reads a run's log, the archive in its store, or both; `result` is the result on the
+    completeness of the data.
+    """
 
     bus: Bus | None
     store: ObjectStore | None
@@ -305,9 +314,9 @@ class AuditSource:
     def messages(
         self, topic: str, start: Callable[[int], int] = lambda partition: 0
     ) -> Iterator[Message | TrajectoryRows | Hole]:
-        """The messages of the topic from `start` of each partition up to its fixed end, with a
-        `Hole` for each range that is neither archived nor in the log; archived trajectories come as
-        rows.
+        """Yields the messages of the topic from `start` of each partition up to its fixed end, with
+        a `Hole` for each range that is neither archived nor in the log; archived trajectories come
+        as rows.
         """
         view = self.view if topic in self._ends else LogView(None, self.store, self.run)
         starts = {partition: start(partition) for partition in range(view.partitions(topic))}
@@ -344,7 +353,9 @@ class AuditSource:
             yield hole
 
     def _judge(self, hole: Hole) -> None:
-        """Record a violation for what should be there; truncated ranges are only counted."""
+        """Record a violation for records that should be there; truncated ranges are only
+        counted.
+        """
         if hole.reason == "lost":
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"

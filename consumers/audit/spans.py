@@ -1,4 +1,4 @@
-"""Invariants 3, 4 and 5: every generated token belongs to one span; under `keep_version` a
+"""Checks invariants 3, 4 and 5: every generated token belongs to one span; under `keep_version` a
 trajectory has one span; no token is trained above `max_lag`.
 
 The log does not show which engine stamped a span, only that the spans tile the generated tokens.
@@ -30,7 +30,7 @@ from rollstream.streams.values import Address
 
 @dataclass(frozen=True, slots=True)
 class AuditPolicy:
-    """The settings of the run that the checks need; `known` is False if no configuration is
+    """Holds the settings of the run that the checks need; `known` is False if no configuration is
     available.
     """
 
@@ -52,8 +52,8 @@ class LagAudit:
     A token's lag is the version that its step trains from (step - 1) minus the version of its span.
     The ledger does not name masked tokens, so the sums of each step are compared: its trained and
     masked tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a
-    version that was never believed are masked too (invariant 6). The memory of this check grows by
-    three numbers per step.
+    version that was never believed are masked too (invariant 6). Memory grows with the run by three
+    numbers per step.
     """
 
     ledger: LedgerIndex
@@ -121,7 +121,7 @@ class LagAudit:
                 self.result.add_unchecked(f"{topic} is missing")
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """For each span, whether its version is believed (as `LedgerIndex.is_believed`)."""
+        """Returns for each span whether its version is believed (as `LedgerIndex.is_believed`)."""
         numbers, index = np.unique(rows.spans.number, return_inverse=True)
         made = [self.ledger.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in made], np.bool_)
@@ -311,7 +311,7 @@ def _span_problem(record: Trajectory, generated: int) -> str:
 
 
 def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
-    """The rows for which `_span_problem` returns ""."""
+    """Returns the rows for which `_span_problem` returns ""."""
     spans, generated = rows.spans, rows.generated
     is_first = np.diff(spans.row, prepend=-1) > 0
     before: Integers = np.where(is_first, 0, np.roll(spans.end, 1))

@@ -1,7 +1,7 @@
-"""Invariants 6 and 11, for the store: every version with a manifest is whole and unchanged, the
-pointer never moved back, and every checkpoint with a manifest is whole.
+"""Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
+the pointer never moved back, and every checkpoint with a manifest is whole.
 
-One file is in memory at a time. A version or checkpoint that retention removes meanwhile is
+At most one file is in memory at a time. A version or checkpoint that retention removes meanwhile is
 skipped.
 """
 
@@ -125,8 +125,8 @@ class StoreAudit:
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
-        """False if the run has published a newer version since, so that retention may have removed
-        this one.
+        """Whether the pointer still names this version; False if the run has published a newer one
+        since, so that retention may have removed this one.
         """
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
@@ -188,7 +188,7 @@ class StoreAudit:
             self.result.add_violation(what, key=manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
-        """The problem with a file, "" for none; None if its version is being removed."""
+        """Returns the problem with a file, "" for none; None if its version is being removed."""
         key = f"{version_folder(version)}/{file.name}"
         try:
             data = self.store.get(key)
@@ -236,31 +236,33 @@ class CheckpointAudit:
         if not stored and not any(True for _ in self.store.list("weights/")):
             self.result.add_unchecked("the store holds no checkpoints/")
             return
-        last_term = max((one.id.term for one in stored if one.whole), default=0)
+        last_term = max((found.id.term for found in stored if found.whole), default=0)
         for checkpoint in stored:
-            one = checkpoint.id
+            checkpoint_id = checkpoint.id
             if not checkpoint.whole:
                 self.result.counts["begun"] += 1
                 continue
-            self.tell(f"checkpoint {one}")
+            self.tell(f"checkpoint {checkpoint_id}")
             try:
-                wrong = self._wrong(one)
+                wrong = self._wrong(checkpoint_id)
             except ObjectMissing as error:
                 # A fenced trainer may write its manifest after retention deleted the files: no
                 # restart takes it, since a later term has a checkpoint.
-                if one.term < last_term:
+                if checkpoint_id.term < last_term:
                     self.result.counts["begun"] += 1
                     continue
                 wrong = str(error)
-            if wrong and self._is_kept(one):
-                self.result.add_violation(wrong, key=f"{one.folder}/")
+            if wrong and self._is_kept(checkpoint_id):
+                self.result.add_violation(wrong, key=f"{checkpoint_id.folder}/")
             elif not wrong:
-                whole.append(one.step)
+                whole.append(checkpoint_id.step)
                 self.result.counts["whole"] += 1
         self._check_newest(max(whole, default=0))
 
     def _wrong(self, one: CheckpointId) -> str:
-        """The problem with a checkpoint, "" for none. Raises `ObjectMissing` if a part is gone."""
+        """Returns the problem with a checkpoint, "" for none. Raises `ObjectMissing` if a part is
+        gone.
+        """
         try:
             manifest = checkpoint_manifest(self.store, one)
             state = TrainerState.decode(checkpoint_state(self.store, one))
@@ -280,7 +282,9 @@ class CheckpointAudit:
         return ""
 
     def _is_kept(self, one: CheckpointId) -> bool:
-        """False if retention removed it meanwhile."""
+        """Whether the checkpoint is still whole in the store; False if retention removed it
+        meanwhile.
+        """
         return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:

@@ -1,10 +1,10 @@
-"""How far the trainer had read `trajectories` and `annotations` when it wrote each take, and
-invariant 1 for open groups: the trainer skips none of them silently.
+"""Derives how far the trainer had read `trajectories` and `annotations` when it wrote each take,
+and checks invariant 1 for open groups: the trainer skips none of them silently.
 
 A partition is read in order, so a take that names a completion at offset n had read its partition
 beyond n; a take with its trainer's positions states the exact offset. A new term reads again from
-its checkpoint, so the positions of an earlier term do not count. The memory of this check grows by
-two small tuples per take, shared if unchanged, and a number per group.
+its checkpoint, so the positions of an earlier term do not count. Memory grows with the run: two
+small tuples per take, shared if unchanged, and a number per group.
 
 At each take the trainer has considered every group whose completions and annotations were all read,
 or whose deadline has passed. By its rule it closes such a group before the take, or it may train
@@ -29,13 +29,13 @@ from rollstream.streams.records import Annotation, Opened, StepDone, Take, Traje
 from rollstream.streams.values import Address, Version
 
 ReadBounds = tuple[int, ...]
-"""By partition: all records below this offset were read."""
+"""One offset per partition: all records below it were read."""
 
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
-    """One take of the ledger. `trajectories` and `annotations` are the offsets up to which they
-    were read, precise if `exact`; `believed` is the highest version then; `admission` is the
-    highest offset in `admissions` of a group begun so far.
+    """States how far the trainer had read at one take: `trajectories` and `annotations` are the
+    bounds, precise if `exact`; `believed` is the highest version then; `admission` is the highest
+    offset in `admissions` of a group begun so far.
     """
 
     step: int
@@ -50,7 +50,7 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """The ledger's non-void takes in their order."""
+    """Collects the ledger's non-void takes in their order, each with its read bounds."""
 
     admitted: Mapping[int, Admission]
     takes: list[TakeRead] = field(default_factory=list[TakeRead])
@@ -83,12 +83,12 @@ class TrainerReads:
                 pass
 
     def of_group(self, group: int) -> TakeRead | None:
-        """The take that began the group; None if no take did."""
+        """Returns the take that began the group; None if no take did."""
         index = self.begun.get(group)
         return None if index is None else self.takes[index]
 
     def last_term(self) -> list[TakeRead]:
-        """The takes of the newest term that wrote any, in their order."""
+        """Returns the takes of the newest term that wrote any, in their order."""
         if not self.takes:
             return []
         term = self.takes[-1].term
@@ -105,7 +105,7 @@ class TrainerReads:
         self.believed = version if self.believed is None else max(self.believed, version)
 
     def _take(self, take: Take, at: Address) -> None:
-        """Record a take that begins groups; others add no information."""
+        """Record a take that begins groups; other takes add no information."""
         if not take.groups:
             return
         if take.believed is not None:
@@ -132,7 +132,9 @@ class TrainerReads:
     def _bounds(
         self, topic: str, before: ReadBounds | None, named: list[Address], take: Take
     ) -> ReadBounds:
-        """The term's bounds so far, advanced to the positions that this take states or implies."""
+        """Returns the term's bounds so far, advanced to the positions that this take states or
+        implies.
+        """
         found = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
@@ -161,7 +163,7 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """A group's first completions and annotations, as far as the audit has read them."""
+    """Holds a group's first completions and annotations, as far as the audit has read them."""
 
     names: tuple[str, ...]
     arrived: dict[str, tuple[Trajectory, Address]] = field(
@@ -172,7 +174,7 @@ class GroupRecords:
     )
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
-        """The records within the bounds that a trainer had read."""
+        """Returns the records within the bounds that a trainer had read."""
         arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
         noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
         return GroupRecords(self.names, arrived, noted)
@@ -181,13 +183,13 @@ class GroupRecords:
         return [record for record, _ in self.arrived.values()]
 
     def notes(self) -> dict[tuple[str, str], Annotation]:
-        """By (trajectory, name), of the completions that were read."""
+        """Returns the annotations of the completions that were read, by (trajectory, name)."""
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
-        """The sets of annotations that the trainer may have known: all, or all without reward
-        annotations of trajectories with a reward of their own; the log does not show when those
-        were read.
+        """Yields the sets of annotations that the trainer may have known: all, or all without
+        reward annotations of trajectories with a reward of their own; the log does not show when
+        those were read.
         """
         every = {key: note for key, (note, _) in self.noted.items()}
         yield every
@@ -220,9 +222,9 @@ class OpenGroupCheck:
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
-        for group, one in held.items():
+        for group, records in held.items():
             admission = self.groups.admitted.get(group)
-            wrong = "" if admission is None else self._wrong(group, admission, one, takes)
+            wrong = "" if admission is None else self._wrong(group, admission, records, takes)
             if wrong and admission is not None:
                 at = Address(0, admission.offset)
                 self.groups.result.add_violation(
@@ -233,14 +235,14 @@ class OpenGroupCheck:
         self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]
     ) -> str:
         last = takes[-1]
-        looked = self._looked_at(admission, held, takes, last)
-        if looked is None:
+        decision = self._looked_at(admission, held, takes, last)
+        if decision is None:
             return ""
-        if looked.ending:
-            return f"step {last.step} was trained after the rule made the group {looked.ending}"
+        if decision.ending:
+            return f"step {last.step} was trained after the rule made the group {decision.ending}"
         if self.policy.choose != "oldest":
             return ""
-        key = _choice_key(group, looked)
+        key = _choice_key(group, decision)
         for taken in recent_takes(takes):
             for later in (g for g, i in self.reads.begun.items() if self.reads.takes[i] is taken):
                 version = self.oldest.get(later)
@@ -253,22 +255,24 @@ class OpenGroupCheck:
     def _looked_at(
         self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> PreparedGroup | None:
-        """The rule's decision on the group at this take; None if the group waited, or may have
-        waited.
+        """Returns the rule's decision on the group at this take; None if the group waited, or may
+        have waited.
         """
         rule = self.policy.rule
         assert rule is not None
-        had = held.before(take.trajectories, take.annotations)
-        if not had.is_complete(rule.names):
+        known = held.before(take.trajectories, take.annotations)
+        if not known.is_complete(rule.names):
             is_known = take.exact or not held.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
         group = admission.prompt.offset  # any number: only the decision is used
         believed = self.ledger.believed.up_to(take.believed)
-        return prepare_group(group, had.records(), had.notes(), rule, take.step - 1, believed)
+        return prepare_group(group, known.records(), known.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
-        since = next((one for one in takes if one.admission >= admission.offset), None)
+        since = next(
+            (candidate for candidate in takes if candidate.admission >= admission.offset), None
+        )
         if since is None:
             return False
         steps = range(since.step + 1, take.step)
@@ -277,7 +281,7 @@ class OpenGroupCheck:
 
 
 def recent_takes(takes: list[TakeRead]) -> Iterator[TakeRead]:
-    """The takes of the last steps, the newest first."""
+    """Yields the takes of the last steps, the newest first."""
     for take in reversed(takes):
         if take.step <= takes[-1].step - RECENT_STEPS:
             return
@@ -289,6 +293,6 @@ def _was_read(bounds: ReadBounds, at: Address) -> bool:
 
 
 def _choice_key(group: int, prepared: PreparedGroup) -> tuple[int, int]:
-    """The key by which `oldest` orders it."""
-    versions = [span.version.number for one in prepared.samples for span in one.spans]
+    """Returns the key by which the rule `oldest` orders the group."""
+    versions = [span.version.number for sample in prepared.samples for span in sample.spans]
     return min(versions), group

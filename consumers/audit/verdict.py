@@ -1,8 +1,8 @@
-"""The verdict of an audit, one object of the run's store: how far each topic was judged, the state
-of the rules there, and what was found. The next audit continues from it.
+"""Stores the verdict of an audit as one object of the run's store: how far each topic was judged,
+the state of the folds there, and the violations found. The next audit continues from it.
 
-A record is judged once its outcome is final. Records of open groups, and bytes of which nothing can
-be decided yet, are judged for the report only: their offsets are kept, and the next audit reads
+A record is judged once its outcome is final. Records of open groups, and bytes about which nothing
+can be decided yet, are judged for the report only: their offsets are kept, and the next audit reads
 them again. So the state is the one that the rules would have if those records were still to come.
 
 A verdict is used only by the same release, rules and settings, and only on the log that it rests
@@ -47,15 +47,16 @@ class VerdictRefused(Exception):
 
 
 class JudgedTopic(msgspec.Struct):
-    """How far one topic was judged, by partition: `ends` are the first offsets that were not,
-    `last` is the offset and hash of the last record below, `left` are offsets to be judged again.
+    """States how far one topic was judged. By partition, `ends` is the first offset that was not
+    judged, `last` the offset and hash of the last judged record, and `left` the offsets to be
+    judged again.
     """
 
     ends: dict[int, int] = {}
     last: dict[int, tuple[int, str]] = {}
     left: dict[int, list[int]] = {}
     count: int = 0
-    """Number of messages."""
+    """Number of judged messages."""
     gone: int = 0
     """Number of offsets that could not be read."""
 
@@ -64,7 +65,9 @@ class JudgedTopic(msgspec.Struct):
 
 
 class VerdictBasis(msgspec.Struct, frozen=True):
-    """What two audits must have in common: `rules` is a hash of the rules and of the settings."""
+    """Names the facts that two audits must have in common: `rules` is a hash of the rules and of
+    the settings.
+    """
 
     run: str
     release: str
@@ -72,8 +75,8 @@ class VerdictBasis(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """See the module. `former` are findings of earlier audits that a later one, which started at
-    the first record, did not find again.
+    """Holds all that the next audit needs (see the module). `former` are findings of earlier audits
+    that a later one, which started at the first record, did not find again.
     """
 
     basis: VerdictBasis
@@ -85,13 +88,13 @@ class Verdict(msgspec.Struct):
 
 
 def basis_of(run: str, policy: object) -> VerdictBasis:
-    """The basis of an audit by this program."""
+    """Returns the basis of an audit by this program."""
     return VerdictBasis(run, RELEASE, content_hash(f"{_rules_hash()} {policy!r}".encode()))
 
 
 @cache
 def _rules_hash() -> str:
-    """Hash of the sources of the audit and of the trainer's rules that it applies."""
+    """Returns the hash of the sources of the audit and of the trainer's rules that it applies."""
     folders = Path(__file__).parent, Path(__file__).parents[1] / "trainer" / "data"
     found = xxhash.xxh3_128()
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
@@ -100,8 +103,8 @@ def _rules_hash() -> str:
 
 
 def read_verdict(store: ObjectStore) -> Verdict | None:
-    """The last verdict; None if there is none. Raises `CorruptObject` if it cannot be read, also if
-    its format is newer.
+    """Returns the last verdict; None if there is none. Raises `CorruptObject` if it cannot be read,
+    also if its format is newer.
     """
     try:
         data = store.get(VERDICT_KEY)
@@ -142,7 +145,7 @@ class TopicCursor:
         self.count, self.gone = before.count, before.gone
 
     def start(self, partition: int) -> int:
-        """The first offset to read: the last one that was judged, to compare its hash."""
+        """Returns the first offset to read: the last one that was judged, to compare its hash."""
         last, _ = self._before.last.get(partition, (self._before.end(partition), ""))
         return min([last, *self._before.left.get(partition, ())])
 
@@ -163,7 +166,7 @@ class TopicCursor:
         return message.offset >= self._before.end(message.partition)
 
     def split(self, rows: TrajectoryRows) -> tuple[list[int], TrajectoryRows | None]:
-        """The indices of rows to be judged again, and the new rows."""
+        """Returns the indices of rows to be judged again, and the new rows."""
         end, again = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
         old = max(0, min(len(rows), end - rows.first))
         for index in range(old):
@@ -193,8 +196,8 @@ class TopicCursor:
         self.left.setdefault(at.partition, []).append(at.offset)
 
     def judged(self, *, must_prove: bool) -> JudgedTopic:
-        """How far the topic is judged now. Raises `VerdictRefused` if the last record that was
-        judged is missing, unless it may have been truncated or compacted (not `must_prove`).
+        """Returns how far the topic is judged now. Raises `VerdictRefused` if the last record that
+        was judged is missing, unless it may have been truncated or compacted (not `must_prove`).
         """
         if self._before.last.keys() - self._proven - (set() if must_prove else self._excused):
             raise VerdictRefused
@@ -217,7 +220,7 @@ def _hash_of(value: bytes | None) -> str:
 
 
 class _HeldGroup(msgspec.Struct):
-    """`GroupRecords` with its records as bytes."""
+    """Holds a `GroupRecords` with its records as bytes."""
 
     names: tuple[str, ...]
     arrived: dict[str, tuple[bytes, Address]]
@@ -228,9 +231,9 @@ _HELD = dict[int, GroupRecords]
 
 
 def encode_state(folds: Sequence[object]) -> bytes | None:
-    """The fields of these dataclasses that have defaults: those without are what a fold refers to,
-    and a fold among `folds` is encoded on its own. None if a field holds a number beyond 64 bits,
-    as hostile records may have: it cannot be encoded.
+    """Encode those fields of these dataclasses that have defaults; a field without one refers to
+    another object, and a fold among `folds` is encoded on its own. Returns None if a field holds a
+    number beyond 64 bits, as hostile records may have: it cannot be encoded.
     """
     known = {id(fold) for fold in folds}
     try:
@@ -248,7 +251,7 @@ def encode_state(folds: Sequence[object]) -> bytes | None:
 
 
 def restore_state(folds: Sequence[object], state: bytes) -> None:
-    """Inverse of `encode_state`: fills the same folds in place."""
+    """Fill the same folds in place from `state`; inverse of `encode_state`."""
     parts = msgspec.msgpack.decode(state, type=list[dict[str, bytes]])
     for fold, part in zip(folds, parts, strict=True):
         for name, hint, present in _state_fields(fold):
@@ -257,7 +260,7 @@ def restore_state(folds: Sequence[object], state: bytes) -> None:
 
 
 def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
-    """Name, type and value of each field with a default that is not derived from others."""
+    """Yields name, type and value of each field with a default that is not derived from others."""
     hints = get_type_hints(type(fold))
     for field in fields(cast(Any, fold)):
         is_state = field.default is not MISSING or field.default_factory is not MISSING
@@ -268,14 +271,14 @@ def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
 def _decoded(data: bytes, hint: Any) -> object:
     if hint == _HELD:
         held = msgspec.msgpack.decode(data, type=dict[int, _HeldGroup])
-        return {group: _unpacked(one) for group, one in held.items()}
+        return {group: _unpacked(records) for group, records in held.items()}
     if get_origin(hint) is Counter:
         hint = dict[get_args(hint)[0], int]
     return msgspec.msgpack.decode(data, type=hint)
 
 
 def _fill(fold: object, name: str, present: object, value: object) -> None:
-    """Folds share some containers, so these keep their identity."""
+    """Set a field of the fold. Folds share some containers, so these keep their identity."""
     if isinstance(present, MutableMapping | MutableSet):
         container = cast(Any, present)
         container.clear()
@@ -287,16 +290,18 @@ def _fill(fold: object, name: str, present: object, value: object) -> None:
 
 
 def _packed(value: object) -> dict[int, _HeldGroup]:
-    """Without the groups of which nothing was read: the next audit selects them again."""
+    """Convert records to bytes, without the groups of which no record was read: the next audit
+    selects them again.
+    """
     held = cast(dict[int, GroupRecords], value)
     return {
         group: _HeldGroup(
-            one.names,
-            {name: (encode(record), at) for name, (record, at) in one.arrived.items()},
-            {key: (encode(note), at) for key, (note, at) in one.noted.items()},
+            records.names,
+            {name: (encode(record), at) for name, (record, at) in records.arrived.items()},
+            {key: (encode(note), at) for key, (note, at) in records.noted.items()},
         )
-        for group, one in held.items()
-        if one.arrived or one.noted
+        for group, records in held.items()
+        if records.arrived or records.noted
     }
 
 
@@ -307,5 +312,5 @@ def _unpacked(held: _HeldGroup) -> GroupRecords:
 
 
 def findings_of(results: Sequence[InvariantResult]) -> list[tuple[int, Offender]]:
-    """The named violations of each invariant."""
+    """Returns the named violations of each invariant."""
     return [(result.number, offender) for result in results for offender in result.offenders]

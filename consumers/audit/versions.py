@@ -1,4 +1,4 @@
-"""Invariant 6, for the log: steps make versions in order, and no version of a fenced term is
+"""Checks invariant 6 in the log: steps make versions in order, and no version of a fenced term is
 believed above the fence.
 
 A trainer that dies between believing a version and writing its `StepDone` leaves one version to its
@@ -28,8 +28,8 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """The rollouts that have registered in the store, and the highest term of each; each name is
-    read once.
+    """Looks up the rollouts that have registered in the store, and the highest term of each; each
+    name is read once.
     """
 
     store: ObjectStore | None
@@ -118,7 +118,7 @@ class VersionAudit:
         self.last, self._is_first = done, False
 
     def _problem(self, done: StepDone, message: AuditMessage) -> str:
-        """Why a new step's version is out of order; "" if it is in order."""
+        """Returns why a new step's version is out of order; "" if it is in order."""
         if done.version.number != done.step:
             return "the numbers differ"
         term = self.term if message.envelope is None else message.envelope.term

@@ -1,11 +1,11 @@
-"""Admission: the number of groups that may start now, and the layout of the newest waves.
+"""Computes the number of groups that may start now, and lays the newest waves out over rollouts.
 
 Pace comes first (invariant 5), by the bound of AReaL (arXiv 2505.24298, section on staleness
 control), written on version numbers so that a version seen late or twice changes nothing. All terms
-count groups. Pure (invariant 9).
+count groups. The functions are pure (invariant 9).
 
-A wave is laid out over rollouts when its first sample is assigned, so that it has one ranking, and
-again when a rollout comes or goes.
+A wave is laid out when its first sample is assigned, so that it has one ranking, and again when a
+rollout comes or goes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from rollstream.streams.records import Prompt
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPace:
-    """The settings that bound admission; `waves_max` is the number of steps of the run."""
+    """Holds the settings that bound admission; `waves_max` is the number of steps of the run."""
 
     groups_per_step: int
     max_lag: int | None
@@ -30,12 +30,13 @@ class AdmissionPace:
 def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int
 ) -> int:
-    """Groups that may be admitted now.
+    """Returns the number of groups that may be admitted now.
 
     `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
     expired, dead), so closed groups never stall admission; `admitted − closed` is the number of
-    accepted plus running groups. A group admitted at wave w is trained by step w + 1, from version
-    w: it may start at version w − η, no earlier.
+    accepted plus running groups. Without `max_lag` at most `ready_groups_max` of these may be
+    untrained. A group admitted at wave w is trained by step w + 1, from version w: it may start at
+    version w − `max_lag`, no earlier.
     """
     outstanding = admitted - closed
     if pace.max_lag is None:
@@ -46,29 +47,30 @@ def admissible_groups(
 
 
 def wave_of(pace: AdmissionPace, admitted: int, closed: int) -> int:
-    """The wave of the next admitted group; a refill of a closed group joins the wave that it
-    completes.
+    """Returns the wave of the next admitted group; a refill of a closed group joins the wave that
+    it completes.
     """
     return (admitted - closed) // pace.groups_per_step
 
 
 def version_needed(pace: AdmissionPace, wave: int) -> int:
-    """Smallest version number under which a group of this wave may start and still obey
+    """Returns the smallest version number under which a group of this wave may start and still obey
     `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
 
 
-LAYOUTS_MAX = 16  # beyond it the oldest is evicted: at most max_lag + 1 waves are open
+LAYOUTS_MAX = 16  # beyond it the oldest is evicted; at most max_lag + 1 waves are open
 
 _Key = tuple[int, tuple[str, ...]]
 
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Layouts by wave; none unless `enabled`. A ranking helps only where a rollout finishes its
-    work before it continues with a new version (`keep_version`); under the other policies a mix of
-    long and short answers fills a batch best.
+    """Caches layouts by wave; there are none unless `enabled`. A layout ranks prompts by expected
+    length (`placement.py`), which helps only where a rollout finishes its work before it continues
+    with a new version (`keep_version`); under the other policies a mix of long and short answers
+    fills a batch best.
     """
 
     enabled: bool
@@ -82,7 +84,7 @@ class WaveLayouts:
         lengths: LengthHistory,
         ahead: Sequence[Prompt],
     ) -> Mapping[int, WaveLayout]:
-        """Layouts of those waves that can be ranked."""
+        """Returns the layouts of those waves that can be ranked."""
         if not self.enabled:
             return {}
         workers = rollout_speeds(state)
@@ -90,7 +92,9 @@ class WaveLayouts:
         for wave in set(waves):
             if (wave, names) not in self._layouts:
                 prompts = _prompts_of(state, wave, ahead, self.groups_per_wave)
-                slots = min((seen.status.slots for seen in state.rollouts.values()), default=1)
+                slots = min(
+                    (rollout.status.slots for rollout in state.rollouts.values()), default=1
+                )
                 layout = _lay_out_if_known(prompts, lengths, workers, wave, max(1, slots))
                 self._layouts[wave, names] = layout
         while len(self._layouts) > LAYOUTS_MAX:
@@ -100,19 +104,23 @@ class WaveLayouts:
 
 
 def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
-    """The speed of each living rollout, by name; one that has not generated yet gets the median."""
-    speeds = sorted(seen.speed for seen in state.rollouts.values() if seen.speed)
+    """Returns the speed of each living rollout, by name; one that has not generated yet gets the
+    median.
+    """
+    speeds = sorted(rollout.speed for rollout in state.rollouts.values() if rollout.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
     return [
-        RolloutSpeed(name, seen.speed or usual, seen.status.preemptible)
-        for name, seen in sorted(state.rollouts.items())
+        RolloutSpeed(name, rollout.speed or usual, rollout.status.preemptible)
+        for name, rollout in sorted(state.rollouts.items())
     ]
 
 
 def _prompts_of(
     state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
 ) -> list[Prompt]:
-    """The wave's known prompts: those of its open groups, and the next ones to be admitted."""
+    """Returns the wave's known prompts: those of its open groups, and the next ones to be
+    admitted.
+    """
     groups = [g for g in state.groups.values() if g.admitted.wave == wave]
     prompts = [g.prompt for g in groups if g.prompt is not None]
     return [*prompts, *ahead[: max(0, most - len(prompts))]]
@@ -125,7 +133,7 @@ def _lay_out_if_known(
     wave: int,
     slots: int,
 ) -> WaveLayout | None:
-    """The layout; None while less than half of the wave has a length history."""
+    """Returns the layout; None while less than half of the wave has a length history."""
     known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
     if not prompts or 2 * len(known) < len(prompts):
         return None

@@ -1,5 +1,6 @@
 """Finds the open trajectories that no rollout generates, decides how each of them continues and in
-which order they are assigned, and makes the records that a plan appends. Pure (invariant 9).
+which order they are assigned, and makes the records that a plan appends. The functions are pure
+(invariant 9).
 
 Recovery is level-triggered: an open trajectory without an assignment that a living rollout of the
 assigned term holds is assigned again, whatever the cause: it was never assigned (dispatch died
@@ -26,7 +27,7 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a trajectory continues under its next attempt. `discards_tokens` is True where it
+    """States how a trajectory continues under its next attempt. `discards_tokens` is True where it
     restarts although tokens were generated.
     """
 
@@ -39,7 +40,7 @@ class Continuation:
 
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
-    """Open trajectories that no living rollout holds, by group, oldest wave first."""
+    """Returns the open trajectories that no living rollout holds, by group, oldest wave first."""
     held = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     found = [
         (group.admitted.wave, number, unheld)
@@ -55,8 +56,8 @@ def continuation(
     keep_version: bool,
     held: Collection[Version],
 ) -> Continuation:
-    """Resume from the newest partial; under `keep_version` only if a rollout holds its version
-    (invariant 4).
+    """Returns how the trajectory continues: it resumes from the newest partial, under
+    `keep_version` only if a rollout holds the partial's version (invariant 4).
 
     If none does, the trajectory restarts on the newest version, unless it is cheaper that an idle
     rollout loads the old version from history (decided by the caller).
@@ -75,7 +76,7 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """The record that admits a prompt's group as the next of its wave."""
+    """Returns the record that admits a prompt's group as the next of its wave."""
     return Admitted(
         group=prompt.group,
         wave=wave_of(pace, state.admitted, state.closed),
@@ -86,8 +87,8 @@ def admission_record(
 
 
 def held_versions(state: DispatchState) -> set[Version]:
-    """Versions that a rollout serves or is loading."""
-    serving = [seen.status.held for seen in state.rollouts.values() if is_serving(seen)]
+    """Returns the versions that any rollout serves or is loading."""
+    serving = [rollout.status.held for rollout in state.rollouts.values() if is_serving(rollout)]
     return set[Version]().union(*serving, state.loading().values())
 
 
@@ -97,8 +98,8 @@ def continuations(
     keep_version: bool,
     held: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """How each of these trajectories continues; `held` are the `held_versions`, computed here if
-    not given.
+    """Returns how each of these trajectories continues; `held` are the `held_versions`, computed
+    here if not given.
     """
     held = held_versions(state) if held is None else held
     return {
@@ -108,10 +109,14 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Rollouts that may resume work that needs exactly this version; all of them when None."""
-    serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
+    """Returns the rollouts that may resume work that needs exactly this version; all that serve or
+    load any version if `version` is None.
+    """
+    serving = {
+        n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
+    }
     held = serving | state.loading()
-    return {name for name, one in held.items() if version is None or one == version}
+    return {name for name, serves in held.items() if version is None or serves == version}
 
 
 def is_serving(seen: TrackedRollout) -> bool:
@@ -128,7 +133,9 @@ def assignment_record(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """The assignment of one trajectory; it names the rollout's term of the newest status."""
+    """Returns the assignment of one trajectory; it names the rollout's term of the newest
+    status.
+    """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
     needed = how.version or Version(version_needed(pace, wave), 0)
@@ -159,7 +166,9 @@ def assignment_record(
 def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
-    """Asks a rollout to drop a trajectory, or, with `onward`, to give it up for that rollout."""
+    """Returns the record that asks a rollout to drop a trajectory, or, with `onward`, to give it up
+    for that rollout.
+    """
     return Assignment(
         kind="release",
         trajectory=trajectory,
@@ -179,21 +188,23 @@ def release_record(
 
 @dataclass(slots=True)
 class FreeRoom:
-    """Room that a plan uses up: for new trajectories, and for resumes (a draining rollout takes
-    only resumes).
+    """Counts the room that a plan uses up: for new trajectories, and for resumes (a draining
+    rollout takes only resumes).
     """
 
     new: dict[str, int]
     resumes: dict[str, int]
 
     def take(self, rollout: str) -> None:
+        """Use up the room for one trajectory."""
         for room in (self.new, self.resumes):
             if rollout in room:
                 room[rollout] -= 1
 
 
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Room of every rollout that takes work: slots and queue, less its assignments in force.
+    """Returns the room of every rollout that takes work: its slots and queue, less its assignments
+    in force.
 
     Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
     new; assignments that it has not started count against its quota. A rollout that loads a version
@@ -201,9 +212,9 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
     """
     free = FreeRoom({}, {})
     given, loading = state.assigned_counts(), state.loading()
-    for name, seen in sorted(state.rollouts.items()):
-        status = seen.status
-        if not seen.fresh or not status.verified:
+    for name, rollout in sorted(state.rollouts.items()):
+        status = rollout.status
+        if not rollout.fresh or not status.verified:
             continue
         room = max(0, status.slots + int(queue_per_slot * status.slots) - given[name])
         if name in loading or status.health in ("generating", "draining"):
@@ -217,8 +228,8 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Unassigned trajectories of one group that continue in the same way; `mean` is the expected
-    length of one in tokens, 0 when unknown.
+    """Holds unassigned trajectories of one group that continue in the same way; `mean` is the
+    expected length of one in tokens, 0 when unknown.
     """
 
     group: UnfinishedGroup
@@ -249,9 +260,9 @@ def find_unassigned(
     keep_version: bool,
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
-    """All unassigned trajectories, oldest wave first; those of a group whose prompt was not read
-    yet are left out. `is_loadable`: whether a rollout can load this version beside those that it
-    holds; None: rollouts hold one version.
+    """Yields all unassigned trajectories, oldest wave first; those of a group whose prompt was not
+    read yet are left out. `is_loadable` returns whether a rollout can load a version beside those
+    that it holds; it is None if rollouts hold one version.
     """
     found = unassigned_trajectories(state)
     held = held_versions(state) if found and keep_version else set[Version]()
@@ -271,8 +282,8 @@ def find_unassigned(
 
 
 def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
-    """Versions of the chains of unassigned trajectories, except those whose last assignment loaded
-    its version from history already.
+    """Returns the versions of the chains of unassigned trajectories, except those whose last
+    assignment loaded its version from history already.
     """
     chains = (
         state.chains.get(trajectory)
@@ -284,13 +295,13 @@ def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
-    """Oldest wave first, within it the longest first, so that the long tail starts early. When not
-    all fit, one probe of each group of unknown length comes before that, as in Seer; an unknown
-    length counts as the limit.
+    """Sort by wave, oldest first, and within a wave the longest first, so that the long tail starts
+    early. When not all fit, one probe of each group of unknown length comes before that, as in Seer
+    (`lengths.py`); an unknown length counts as the limit.
     """
     parts = list(starts)
-    if room < sum(len(one.trajectories) for one in starts):
-        parts = [part for one in starts for part in _split_off_probe(one)]
+    if room < sum(len(samples.trajectories) for samples in starts):
+        parts = [part for samples in starts for part in _split_off_probe(samples)]
 
     def start_key(one: UnassignedSamples) -> tuple[int, bool, float, int]:
         length = one.mean or one.prompt.sampling.tokens_max

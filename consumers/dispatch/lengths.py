@@ -1,10 +1,10 @@
 """Predicts the length of an answer from earlier passes over the prompt, else from the finished
 samples of its group, else from its task. Predictions affect speed only, never results.
 
-History by prompt is RhymeRL's (arXiv 2508.18588: only 2 to 4 % of answers change their rank much
-between passes); the use of the group's own finished samples is Seer's (probe first, the longest so
-far is the estimate). Means follow the newest `SAMPLES_SMOOTHED` samples, because the lengths of a
-policy's answers change during training.
+The history by prompt is RhymeRL's (arXiv 2508.18588: only 2 to 4 % of answers change their rank
+much between passes); the use of the group's own finished samples is Seer's (probe first, the
+longest so far is the estimate). Means follow the newest `SAMPLES_SMOOTHED` samples, because the
+lengths of a policy's answers change during training.
 """
 
 import math
@@ -22,7 +22,9 @@ SAMPLES_SMOOTHED = 32  # samples over which mean and spread are smoothed
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """Generated tokens: mean and standard deviation of `count` samples."""
+    """States the expected length of an answer in generated tokens: mean and standard deviation of
+    `count` samples.
+    """
 
     mean: float
     spread: float
@@ -31,19 +33,21 @@ class ExpectedLength:
 
 @dataclass(frozen=True, slots=True)
 class PersistedLengths:
-    """A history as plain values: (key, mean, spread, count), least recently used first."""
+    """Holds a length history as plain values: (key, mean, spread, count), least recently used
+    first.
+    """
 
     prompts: tuple[tuple[str, float, float, int], ...] = ()
     tasks: tuple[tuple[str, float, float, int], ...] = ()
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """Identifies a prompt in every pass over the data."""
+    """Returns the key that identifies a prompt in every pass over the data."""
     return record_hash(prompt.task.encode() + b"\0" + prompt.tokens.tobytes())
 
 
 def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """The length with one more sample; each sample has a weight of at least 1 /
+    """Returns the length with one more sample; each sample has a weight of at least 1 /
     `SAMPLES_SMOOTHED`.
     """
     if known is None:
@@ -56,7 +60,7 @@ def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
 
 
 class LengthHistory:
-    """The lengths of a run's answers by prompt and by task; bounded."""
+    """Keeps the lengths of a run's answers by prompt and by task; the number of both is bounded."""
 
     def __init__(self, known: PersistedLengths | None = None) -> None:
         known = known or PersistedLengths()
@@ -64,7 +68,7 @@ class LengthHistory:
             (key, ExpectedLength(m, s, n)) for key, m, s, n in known.prompts
         )
         self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in known.tasks)
-        self.changed = False
+        self.changed = False  # since the last call of `known`
 
     def note(self, prompt: Prompt, tokens: int) -> None:
         """Add one finished sample of this prompt."""
@@ -73,12 +77,12 @@ class LengthHistory:
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """The length of this prompt's earlier answers, of the present pass too."""
+        """Returns the length of this prompt's earlier answers, of the present pass too."""
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:
-        """The estimate for one more sample of the prompt, None without any history; `finished` are
-        the lengths of its group's finished samples.
+        """Returns the estimate for one more sample of the prompt, None without any history;
+        `finished` are the lengths of its group's finished samples.
         """
         own = self.of_prompt(prompt)
         if own is not None and own.count > len(finished):
@@ -88,12 +92,12 @@ class LengthHistory:
         return self._tasks.get(prompt.task)
 
     def mean(self, prompt: Prompt, finished: Sequence[int] = ()) -> float:
-        """The mean of `expected`, 0 without any history."""
+        """Returns the mean of `expected`, 0 without any history."""
         expected = self.expected(prompt, finished)
         return 0.0 if expected is None else expected.mean
 
     def known(self) -> PersistedLengths:
-        """The history as plain values; clears `changed`."""
+        """Returns the history as plain values; clears `changed`."""
         self.changed = False
         return PersistedLengths(_as_tuples(self._prompts), _as_tuples(self._tasks))
 

@@ -1,5 +1,5 @@
-"""Decides when to repack, builds the planners' inputs from the state, and turns their plan into
-releases.
+"""Decides when to repack (to move the last running requests together, `repack.py`), builds the
+planners' inputs from the state, and turns their plan into releases.
 
 A move is three records: dispatch's release names the destination (`onward`), the source's last
 partial gives the trajectory up, and the next attempt resumes from that partial. All three are in
@@ -28,12 +28,12 @@ from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
-MOVE_TIMEOUT_S = 10.0  # for the last partial of a move: an answer that is being scored has none
+MOVE_TIMEOUT_S = 10.0  # to wait for a move's last partial: an answer that is being scored has none
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSummary:
-    """The number of requests that `source` was asked to release for `destination`."""
+    """Counts the requests that `source` was asked to release for `destination`."""
 
     source: str
     destination: str
@@ -42,17 +42,17 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Releases to append; the trajectories `restarts` restart on the newest version."""
+    """Holds the releases to append; the trajectories `restarts` restart on the newest version."""
 
     releases: tuple[Assignment, ...] = ()
     restarts: tuple[str, ...] = ()
     moves: tuple[RepackMove, ...] = ()
 
     def summaries(self) -> tuple[MoveSummary, ...]:
-        """The releases counted by source and destination, whole tails and gathered outliers
+        """Returns the releases counted by source and destination, whole tails and gathered outliers
         together.
         """
-        counts = Counter((one.rollout, one.onward) for one in self.releases)
+        counts = Counter((release.rollout, release.onward) for release in self.releases)
         return tuple(MoveSummary(*both, count) for both, count in sorted(counts.items()))
 
 
@@ -71,7 +71,7 @@ class RepackPlanner:
     _steps: StepDuration = field(default_factory=StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
-        """The moves that are due now; None while none are due."""
+        """Returns the moves that are due now; None while none are due."""
         self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
@@ -91,8 +91,8 @@ class RepackPlanner:
         return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[RolloutLoad]:
-        """The load of every rollout; one in the middle of a move is not ready until the move is
-        done or `MOVE_TIMEOUT_S` is over.
+        """Returns the load of every rollout; one in the middle of a move is not ready until the
+        move is done or `MOVE_TIMEOUT_S` is over.
         """
         for trajectory, assignment in state.assignments.items():
             if assignment.onward:
@@ -110,8 +110,8 @@ class RepackPlanner:
                 if _is_resume_pending(state, trajectory, assignment):
                     moving.add(assignment.rollout)
         return [
-            rollout_load(seen, silent.get(name, 0), name not in moving, state.version)
-            for name, seen in sorted(state.rollouts.items())
+            rollout_load(rollout, silent.get(name, 0), name not in moving, state.version)
+            for name, rollout in sorted(state.rollouts.items())
         ]
 
     def _gather(
@@ -131,7 +131,9 @@ class RepackPlanner:
             and (found := self._running(state, lengths, trajectory, assignment, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
-        budget = lag_budget(self.max_lag, self._steps.lasts_s, [seen.speed for seen in newest])
+        budget = lag_budget(
+            self.max_lag, self._steps.lasts_s, [rollout.speed for rollout in newest]
+        )
         return plan_outliers(running, list(loads), budget)
 
     def _running(
@@ -163,8 +165,8 @@ class RepackPlanner:
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """Whether its rollout generates it under this assignment, as a partial shows, and was not asked
-    to release it.
+    """Whether the assigned rollout generates the trajectory under this assignment, as a partial
+    shows, and was not asked to release it.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
@@ -174,8 +176,8 @@ def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssi
 def _is_resume_pending(
     state: DispatchState, trajectory: str, assignment: CurrentAssignment
 ) -> bool:
-    """Whether it was assigned from a partial of the version that its rollout holds, and no new
-    partial was published yet.
+    """Whether the trajectory was assigned from a partial of the version that its rollout holds, and
+    no new partial was published yet.
     """
     chain = state.chains.get(trajectory)
     held = state.rollouts[assignment.rollout].status.version
@@ -183,11 +185,12 @@ def _is_resume_pending(
 
 
 def rollout_load(seen: TrackedRollout, silent: int, is_still: bool, newest: Version) -> RolloutLoad:
-    """One rollout's load for the planners. `kv_previous` is its highest KV use under this version:
-    a tail of few long answers grows between two plans and is a tail all the same. `silent` is the
-    number of its assignments without a partial; if more of them than wait in the queue, some are
-    running and dispatch cannot move them, so the rollout is not ready. A rollout gains from being
-    emptied only if it then pulls a newer version.
+    """Returns one rollout's load for the planners. `kv_previous` is its highest KV use under this
+    version: a tail of few long answers grows between two plans and is a tail all the same. `silent`
+    is the number of its assignments without a partial; if more of them than wait in the queue, some
+    are running and dispatch cannot move them, so the rollout is not ready. `is_still` is False
+    while a move or a resume at this rollout is under way. A rollout gains from being emptied only
+    if it then pulls a newer version.
     """
     status = seen.status
     slots = status.slots

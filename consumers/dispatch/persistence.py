@@ -1,5 +1,5 @@
-"""Persists the state of dispatch (`dispatch/state.json`), the fold at one moment and the positions
-from which to continue it, and truncates the records that no rebuild needs any more (invariant 11).
+"""Persists the state of dispatch (`dispatch/state.json`): the fold at one moment and the positions
+from which it continues. Truncates the records that no rebuild needs any more (invariant 11).
 
 1. The state is persisted. 2. The positions from which the fold continues are committed: the trainer
    truncates the topics that both read only up to them. 3. Topics that only dispatch needs are
@@ -50,7 +50,7 @@ TopicPositions = Mapping[str, Mapping[int, Position]]
 
 @dataclass(frozen=True, slots=True)
 class PersistedGroup:
-    """An open group; its prompt is read again from the log."""
+    """Holds an open group; its prompt is read again from the log."""
 
     admitted: Admitted
     open: tuple[str, ...]
@@ -58,7 +58,9 @@ class PersistedGroup:
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """`DispatchState` without rollouts and version, which are read again from compacted topics."""
+    """Holds a `DispatchState` without rollouts and version, which are read again from compacted
+    topics.
+    """
 
     term: int
     positions: dict[str, dict[str, Position]]
@@ -78,12 +80,12 @@ class PersistedState:
     format: int = FORMAT
 
     def where(self) -> dict[str, dict[int, Position]]:
-        """Positions by number of the partition (JSON keys are strings)."""
+        """Returns the positions by number of the partition (JSON keys are strings)."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
 def state_to_persist(state: DispatchState, term: int, positions: TopicPositions) -> PersistedState:
-    """The state in the form that is persisted; `positions` must be of the same moment."""
+    """Returns the state in the form that is persisted; `positions` must be of the same moment."""
     return PersistedState(
         term=term,
         positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
@@ -98,12 +100,12 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
         ),
         orders=tuple(state.assignments.items()),
         chains=tuple(state.chains.items()),
-        heard_s=tuple((name, seen.status.time_s) for name, seen in state.rollouts.items()),
+        heard_s=tuple((name, rollout.status.time_s) for name, rollout in state.rollouts.items()),
     )
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """The persisted state, for read-only use; None before the first write."""
+    """Returns the persisted state, for read-only use; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
@@ -111,7 +113,7 @@ def read_persisted_state(store: ObjectStore) -> PersistedState | None:
 
 
 def restore_state(kept: PersistedState | None) -> DispatchState:
-    """The state from which to continue the fold; empty at the start of a run."""
+    """Returns the state from which to continue the fold; empty at the start of a run."""
     if kept is None:
         return DispatchState()
     return DispatchState(
@@ -128,7 +130,9 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
 
 
 class StateFile:
-    """The state object of one term. Its writes raise `Fenced` once a higher term has taken it."""
+    """Reads and writes the state object for one term. Its writes raise `Fenced` once a higher term
+    has taken it.
+    """
 
     def __init__(self, store: ObjectStore, term: int) -> None:
         self._store, self._term, self._etag = store, term, ""
@@ -174,13 +178,15 @@ class StateFile:
 log = logging.getLogger(__name__)
 
 LENGTHS_KEY = "dispatch/lengths.json"
-LENGTHS_SAVE_S = 60.0  # between two writes: some MB where a run has many prompts
-RENEW_S = 3600.0  # between two commits of positions that do not move; brokers forget after days
+LENGTHS_SAVE_S = 60.0  # between two writes, each of some MB where a run has many prompts
+RENEW_S = 3600.0  # between two commits of positions that do not move; brokers drop them after days
 
 
 @dataclass(slots=True)
 class DispatchPersistence:
-    """Persists the state of one term; with `truncate` False nothing is truncated."""
+    """Persists the state of one term every `keep_s` seconds; with `truncate` False no record is
+    truncated.
+    """
 
     bus: Bus
     store: ObjectStore
@@ -228,8 +234,8 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """The length history of an earlier holder; empty if there is none or it is damaged, as it
-        only serves predictions.
+        """Returns the length history of an earlier holder; empty if there is none or it is damaged,
+        as it only serves predictions.
         """
         try:
             return LengthHistory(

@@ -1,4 +1,4 @@
-"""Placement: which rollout gets which samples. Pure (invariant 9).
+"""Decides which rollout gets which samples. The functions are pure (invariant 9).
 
 A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where the
 wave is ranked, the rollouts of the group's ranking group come first; else the rollout that would
@@ -24,22 +24,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDING = 1 + 1e-9
+ROUNDING = 1 + 1e-9  # an end time that is later by rounding still meets its deadline
 
 
 def end_times(
     longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
 ) -> NDArray[np.float64]:
-    """Array [g, n − 1]: the time at which `samples` answers of group g, the longest of `longest[g]`
-    tokens, end on n rollouts; `step(batch)` is the time of one decode step.
+    """Returns an array [g, n − 1]: the time at which `samples` answers of group g, the longest of
+    `longest[g]` tokens, end on n rollouts; `step(batch)` is the time of one decode step.
     """
     steps = [step(samples / n) for n in range(1, workers + 1)]
     return np.outer(np.asarray(longest, np.float64), steps)
 
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
-    """Rollouts for each group, shortest first; every group gets at least one, and all rollouts are
-    used.
+    """Returns the number of rollouts for each group, shortest first; every group gets at least one,
+    and all rollouts are used.
 
     `times[g, n − 1]` is the end time of group g on n rollouts and must not grow with n. There must
     be no more groups than rollouts.
@@ -65,14 +65,16 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
 def _rollouts_needed(
     times: NDArray[np.float64], deadlines: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Fewest rollouts per group that end it by its deadline; one more than exist where none do."""
+    """Returns the fewest rollouts per group that end it by its deadline; one more than there are if
+    all of them together do not.
+    """
     late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
-    """A rollout and its measured speed, in any unit."""
+    """Names a rollout and its measured speed, in any unit."""
 
     rollout: str
     speed: float = 1.0
@@ -81,15 +83,15 @@ class RolloutSpeed:
 
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
-    """Rollouts of each ranking group, shortest first; `means` are the wave's expected lengths,
-    sorted.
+    """Names the rollouts of each ranking group, shortest first; `means` are the wave's expected
+    lengths, sorted.
     """
 
     means: tuple[float, ...]
     groups: tuple[tuple[str, ...], ...]
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Rollouts of the ranking group of this length, then those of its neighbours."""
+        """Yields the rollouts of the ranking group of this length, then those of its neighbours."""
         count = len(self.groups)
         rank = bisect_left(self.means, mean) / len(self.means)
         own = min(count - 1, int(rank * count))
@@ -108,8 +110,8 @@ def lay_out_wave(
     samples: int,
     slots: int,
 ) -> WaveLayout | None:
-    """Ranking groups, one for every two rollouts, over the prompts of a wave. None where a ranking
-    is useless: too few rollouts, or all lengths equal.
+    """Returns the layout of a wave's prompts with one ranking group for every two rollouts; None
+    where a ranking is useless: too few rollouts, or all lengths equal.
     """
     ranked = tuple(sorted(means))
     count = min((len(workers) + 1) // 2, len(ranked))
@@ -149,8 +151,8 @@ def _split_by_shares(
 
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
-    """Samples of one group that may run together. `mean` is the expected length of each in tokens,
-    0 when unknown; `is_short`: it is in the shorter half of the known lengths.
+    """Holds samples of one group that may run together. `mean` is the expected length of each in
+    tokens, 0 when unknown; `is_short` is True if it is in the shorter half of the known lengths.
     """
 
     trajectories: tuple[str, ...]
@@ -161,8 +163,8 @@ class PlacementWork:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
-    """The room of one live rollout: slots plus queue, less its unfinished assignments; `tokens` are
-    those still expected of them.
+    """States the room of one live rollout: slots plus queue, less its unfinished assignments;
+    `tokens` are those still expected of them.
     """
 
     rollout: str
@@ -177,13 +179,13 @@ class _RolloutFill:
     room: RolloutRoom
     free: int
     busy: float
-    """Expected tokens divided by speed: when it would finish its work."""
+    """Expected tokens divided by speed: the time at which the rollout would finish its work."""
 
 
 def place_samples(
     works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]
 ) -> Mapping[str, str]:
-    """Trajectory → rollout for as many trajectories as fit, in the order of `works`.
+    """Returns trajectory → rollout for as many trajectories as fit, in the order of `works`.
 
     Never gives a rollout more than its `free`; ties go to the smaller name, so equal inputs give
     equal plans.
@@ -215,8 +217,8 @@ def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) 
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
-    """The rollout that finishes first. Long work avoids preemptible rollouts while another has
-    room.
+    """Returns the rollout that finishes first. Long work avoids preemptible rollouts while another
+    has room.
     """
 
     def cost(one: _RolloutFill) -> tuple[bool, bool, float, int, str]:

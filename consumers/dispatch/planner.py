@@ -1,6 +1,6 @@
-"""Which assignments to give now: for every open trajectory that no rollout generates, as far as
+"""Plans the assignments to give now: one for every open trajectory that no rollout generates, while
 there is room. The planner does not change its arguments (invariant 9); the service appends the
-returned records.
+returned records. A plan holds, in this order:
 
 1. Trajectories released for a move go to the planned destination. 2. Other resumes, some of them
    after their version was loaded from history. 3. New samples, in their order.
@@ -41,7 +41,7 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """An assignment that is not appended yet."""
+    """Holds an assignment that is not appended yet."""
 
     record: Assignment
     discards_tokens: bool
@@ -69,7 +69,9 @@ class AssignmentPlanner:
         ahead: Sequence[Prompt],
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
-        """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
+        """Returns all assignments that can be given now; `ahead` are the prompts to be admitted
+        next.
+        """
         unassigned = list(find_unassigned(state, lengths, self.keep_version, self.is_loadable))
         if not unassigned:
             return []
@@ -77,15 +79,15 @@ class AssignmentPlanner:
         reloads = self._plan_reloads(state, lengths, unassigned, free, bool(ahead), now_s)
         planned = list(self._moved(state, unassigned))  # 1
         planned += self._loading(state, unassigned, reloads, free)  # 2
-        settled = {one.record.trajectory for one in planned} | reloads.waiting
-        rest = [part for one in unassigned if (part := one.without(settled)).trajectories]
-        resumes = [one for one in rest if one.kind == "resume"]
-        for version in sorted({one.version for one in resumes}, key=str):
+        settled = {assigned.record.trajectory for assigned in planned} | reloads.waiting
+        rest = [part for samples in unassigned if (part := samples.without(settled)).trajectories]
+        resumes = [samples for samples in rest if samples.kind == "resume"]
+        for version in sorted({samples.version for samples in resumes}, key=str):
             eligible = eligible_rollouts(state, version if self.is_loadable is None else None)
             rooms = {name: room for name, room in free.resumes.items() if name in eligible}
-            alike = [one for one in resumes if one.version == version]
+            alike = [samples for samples in resumes if samples.version == version]
             planned += self._placed(state, alike, rooms, free, {})  # 2
-        starts = [one for one in rest if one.kind == "start"]
+        starts = [samples for samples in rest if samples.kind == "start"]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
         starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
         return planned + self._placed(state, starts, dict(free.new), free, layouts)  # 3
@@ -93,8 +95,8 @@ class AssignmentPlanner:
     def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
-        """Assignments that restart these trajectories on the newest version, as far as rollouts
-        that hold it have room.
+        """Returns assignments that restart these trajectories on the newest version, as far as
+        rollouts that hold it have room.
         """
         free = free_room(state, self.queue_per_slot)
         eligible = eligible_rollouts(state, state.version)
@@ -121,12 +123,12 @@ class AssignmentPlanner:
         has_more: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """Which versions to load from history. Slots are wanted while more groups may be admitted
-        or samples wait for room.
+        """Returns which versions to load from history. Slots are wanted while more groups may be
+        admitted or samples wait for room.
         """
         if self.history is None:
             return ReloadPlan()
-        starts = sum(len(one.trajectories) for one in unassigned if one.kind == "start")
+        starts = sum(len(samples.trajectories) for samples in unassigned if samples.kind == "start")
         allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
@@ -140,11 +142,11 @@ class AssignmentPlanner:
         reloads: ReloadPlan,
         free: FreeRoom,
     ) -> Iterator[PlannedAssignment]:
-        """Resumes at rollouts that load their version first; those rollouts get no other work
-        meanwhile.
+        """Yields resumes at rollouts that load their version first; those rollouts get no other
+        work meanwhile.
         """
-        for one in unassigned:
-            for trajectory in one.trajectories:
+        for samples in unassigned:
+            for trajectory in samples.trajectories:
                 rollout = reloads.loads.get(trajectory)
                 if rollout is None:
                     continue
@@ -153,21 +155,21 @@ class AssignmentPlanner:
                 known, chain = state.assignments.get(trajectory), state.chains[trajectory]
                 assert chain.version is not None, "its version is loaded"
                 how = {trajectory: continuation(known, chain, True, (chain.version,))}
-                yield self._assigned(state, replace(one, how=how), trajectory, rollout)
+                yield self._assigned(state, replace(samples, how=how), trajectory, rollout)
 
     def _moved(
         self, state: DispatchState, unassigned: Iterable[UnassignedSamples]
     ) -> Iterator[PlannedAssignment]:
-        """Resumes at the planned destinations; their room was reserved when the moves were
+        """Yields resumes at the planned destinations; their room was reserved when the moves were
         requested.
         """
-        for one in unassigned:
-            is_resume = one.kind == "resume"
-            eligible = eligible_rollouts(state, one.version) if is_resume else set[str]()
-            for trajectory in one.trajectories:
+        for samples in unassigned:
+            is_resume = samples.kind == "resume"
+            eligible = eligible_rollouts(state, samples.version) if is_resume else set[str]()
+            for trajectory in samples.trajectories:
                 known = state.assignments.get(trajectory)
                 if known is not None and known.given_up and known.onward in eligible:
-                    yield self._assigned(state, one, trajectory, known.onward)
+                    yield self._assigned(state, samples, trajectory, known.onward)
 
     def _placed(
         self,
@@ -185,13 +187,17 @@ class AssignmentPlanner:
             for w in rollout_speeds(state)
             if w.rollout in rooms
         ]
-        means = sorted(one.mean for one in unassigned if one.mean)
+        means = sorted(samples.mean for samples in unassigned if samples.mean)
         median = means[len(means) // 2] if means else 0.0
         works: list[PlacementWork] = []
-        for one in unassigned:
-            layout = layouts.get(one.group.admitted.wave) if one.mean else None
-            works.append(PlacementWork(one.trajectories, one.mean, 0 < one.mean < median, layout))
-        parts = {trajectory: one for one in unassigned for trajectory in one.trajectories}
+        for samples in unassigned:
+            layout = layouts.get(samples.group.admitted.wave) if samples.mean else None
+            works.append(
+                PlacementWork(samples.trajectories, samples.mean, 0 < samples.mean < median, layout)
+            )
+        parts = {
+            trajectory: samples for samples in unassigned for trajectory in samples.trajectories
+        }
         planned: list[PlannedAssignment] = []
         for trajectory, rollout in place_samples(works, open_rooms).items():
             free.take(rollout)
@@ -213,8 +219,8 @@ def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """Expected tokens that each rollout still has to generate; trajectories without a prediction
-    count 0.
+    """Returns the expected tokens that each rollout still has to generate; trajectories without a
+    prediction count 0.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
     for trajectory, known in state.assignments.items():

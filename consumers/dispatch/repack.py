@@ -1,6 +1,6 @@
-"""Repack: which rollouts move their last requests to which others, so that they become empty, pull
-the newest weights and take new prompts. Pure (invariant 9), except for `StepDuration`, a fold over
-observations.
+"""Plans repacks: decides which rollouts move their last requests to which others, so that they
+become empty, pull the newest weights and take new prompts. The functions are pure (invariant 9);
+`StepDuration` is a fold over observations.
 
 `plan_repack` is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit
 decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
@@ -31,9 +31,10 @@ DESTINATIONS_TRIED_MAX = 64  # for one source, fullest first, when the other bou
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """The load of one rollout. `kv_previous` is its earlier KV use: a higher value means that its
-    requests end and no others arrive. `gains`: once empty it would take work that it cannot take
-    now. `ready` is False while it pulls, is not verified, or is in the middle of another move.
+    """Describes the load of one rollout. `kv_previous` is its earlier KV use: a higher value means
+    that its requests end and no others arrive. `gains` is True if the rollout, once empty, would
+    take work that it cannot take now. `ready` is False while it pulls, is not verified, or is in
+    the middle of another move.
     """
 
     rollout: str
@@ -71,8 +72,9 @@ def is_candidate(load: RolloutLoad) -> bool:
 
 
 def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tuple[RepackMove, ...]:
-    """The moves; empty when no rollout would gain. With `keep_version` only between rollouts of one
-    version (invariant 4). Ties go by name, so equal inputs give equal plans.
+    """Returns the moves; empty when no rollout would gain. With `keep_version` requests move only
+    between rollouts of one version (invariant 4). Ties go by name, so equal inputs give equal
+    plans.
     """
     alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
@@ -82,7 +84,9 @@ def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tupl
 
 
 def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
-    """Best-fit decreasing in the scarcer of KV and requests; the other bound is checked."""
+    """Yields the moves by best-fit decreasing in the scarcer of KV and requests; the other bound is
+    checked.
+    """
     if len(candidates) < 2 or not any(load.gains for load in candidates):
         return
     kv = sum(c.kv_used for c in candidates) / sum(c.kv_capacity for c in candidates)
@@ -104,8 +108,8 @@ def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
 
 
 def _packing_key(load: RolloutLoad, by_kv: bool) -> tuple[bool, int, int, str]:
-    """Sort key, largest first. Rollouts that would not gain come first: they can only be
-    destinations.
+    """Returns the sort key that puts the largest load first. Rollouts that would not gain come
+    first: they can only be destinations.
     """
     first, second = _scarcer_first(load.kv_used, load.running, by_kv)
     return load.gains, -first, -second, load.rollout
@@ -118,7 +122,7 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 def _fullest_destination(
     bins: Sequence[tuple[int, str, int]], first: int, second: int
 ) -> int | None:
-    """Index of the fullest bin that takes both sizes; None if none does."""
+    """Returns the index of the fullest bin that takes both sizes; None if none does."""
     begin = bisect_left(bins, (first, "", 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
         if bins[at][2] >= second:
@@ -126,14 +130,14 @@ def _fullest_destination(
     return None
 
 
-STEPS_SMOOTHED = 4  # steps over which the measured time is smoothed
+STEPS_SMOOTHED = 4  # steps over which the measured time of a step is smoothed
 WAITING_STEPS = 1  # steps that a finished answer waits to be trained
 
 
 @dataclass(slots=True)
 class StepDuration:
-    """Seconds per step, smoothed; None until two new versions were observed. The time before the
-    first observation is not counted.
+    """Measures the seconds per step, smoothed: `lasts_s` is None until two new versions were
+    observed. The time before the first observation is not counted.
     """
 
     lasts_s: float | None = None
@@ -173,8 +177,8 @@ class LagBudget:
 def lag_budget(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> LagBudget | None:
-    """The budget; None while a quantity is not measured, or without a lag bound. `tokens_per_s` is
-    the speed of one request by rollout, 0 where it is unknown.
+    """Returns the budget; None while a quantity is not measured, or without a lag bound.
+    `tokens_per_s` is the speed of one request by rollout, 0 where it is unknown.
     """
     known = [speed for speed in tokens_per_s if speed > 0]
     if max_lag is None or not step_s or not known:
@@ -182,7 +186,7 @@ def lag_budget(
     return LagBudget(max_lag, step_s, 1 / median(known))
 
 
-UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
+UNFINISHED_MAX = 0.1  # largest unfinished share of an outlier's wave: RhymeRL's figure
 DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold
 MEAN_FACTOR_MIN = 1.5  # times the mean at least, where the spread is small
 TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it has generated
@@ -190,8 +194,8 @@ TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it 
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
-    number of further versions before its tokens are too old to train, None without a bound;
+    """Describes a request in progress. `unfinished` is the unfinished share of its wave; `lag_left`
+    the number of further versions before its tokens are too old to train, None without a bound;
     `longest` the limit of its answer in tokens; `all_members_open`: no trajectory of its group has
     ended.
     """
@@ -210,7 +214,7 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutlierPlan:
-    """Trajectory → destination of each move, and the trajectories to restart."""
+    """Holds the destination of each moved trajectory, and the trajectories to restart."""
 
     moves: dict[str, str]
     restarts: tuple[str, ...]
@@ -227,15 +231,15 @@ def is_outlier(running: RunningRequest) -> bool:
 
 
 def is_too_old(running: RunningRequest) -> bool:
-    """Whether invariant 5 drops it in any case."""
+    """Whether invariant 5 drops the answer in any case."""
     return running.lag_left is not None and running.lag_left < 0
 
 
 def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
-    """Whether it is dropped as it is but would be trained if restarted on the newest version. Its
-    length is taken to be the longer of the usual maximum and twice its present length. If others of
-    its group ended before it, they are as old and would be dropped while they wait, so a restart is
-    useless. Without length history nothing is restarted.
+    """Whether the answer is dropped as it is but would be trained if restarted on the newest
+    version. Its length is taken to be the longer of the usual maximum and twice its present length.
+    If others of its group ended before it, they are as old and would be dropped while they wait, so
+    a restart is useless. Without length history nothing is restarted.
     """
     expected = running.expected
     if (
@@ -252,31 +256,31 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
 def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
 ) -> OutlierPlan:
-    """Gather outliers where most of their version already are, never above KV capacity or B_max; a
-    rollout that gives requests takes none. `loads` are the rollouts that may take part; without a
-    `budget` nothing is restarted.
+    """Gather outliers where most of their version already are, never above KV capacity or decode
+    batch bound; a rollout that gives requests takes none. `loads` are the rollouts that may take
+    part; without a `budget` nothing is restarted.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]
     restarts = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
-    by: dict[str, list[RunningRequest]] = {}
-    for one in found:
-        if not is_too_old(one) and one.version == bins[one.rollout].version:
-            by.setdefault(one.rollout, []).append(one)
+    by_rollout: dict[str, list[RunningRequest]] = {}
+    for request in found:
+        if not is_too_old(request) and request.version == bins[request.rollout].version:
+            by_rollout.setdefault(request.rollout, []).append(request)
     slack = {
         name: [load.kv_capacity - load.kv_used, load.batch_max - load.running]
         for name, load in bins.items()
     }
     moves: dict[str, str] = {}
     destinations: list[str] = []
-    for name in sorted(by, key=lambda n: (-len(by[n]), n)):
+    for name in sorted(by_rollout, key=lambda n: (-len(by_rollout[n]), n)):
         mine = {
-            one.trajectory: _reserve_destination(one, destinations, bins, slack)
-            for one in sorted(by[name], key=lambda r: (-r.kv, r.trajectory))
+            request.trajectory: _reserve_destination(request, destinations, bins, slack)
+            for request in sorted(by_rollout[name], key=lambda r: (-r.kv, r.trajectory))
         }
         if not bins[name].gains or not all(mine.values()):
             destinations.append(name)  # the moves would not empty it: it becomes a destination
-            _return_reservations(by[name], mine, slack)
+            _return_reservations(by_rollout[name], mine, slack)
             continue
         moves.update({t: to for t, to in mine.items() if to is not None})
     return OutlierPlan(moves, restarts)
@@ -292,7 +296,7 @@ def _reserve_destination(
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
-    """The first destination of its version with room; the room is reserved."""
+    """Returns the first destination of its version with room; the room is reserved."""
     for name in destinations:
         if bins[name].version != one.version:
             continue
@@ -306,7 +310,7 @@ def _reserve_destination(
 def _return_reservations(
     outliers: Sequence[RunningRequest], taken: dict[str, str | None], slack: dict[str, list[int]]
 ) -> None:
-    for one in outliers:
-        if (name := taken[one.trajectory]) is not None:
-            slack[name][0] += one.kv
+    for request in outliers:
+        if (name := taken[request.trajectory]) is not None:
+            slack[name][0] += request.kv
             slack[name][1] += 1

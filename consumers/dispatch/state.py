@@ -1,4 +1,4 @@
-"""The state of dispatch, folded from topics; a new holder of the lease that folds the same records
+"""Folds topics into the state of dispatch; a new holder of the lease that folds the same records
 reaches the same state.
 
 Every `apply_*` is idempotent and, within an open group, independent of the order *between* topics:
@@ -19,7 +19,7 @@ SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is s
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """The newest assignment of a trajectory: the rollout and attempt that generate it."""
+    """Holds the newest assignment of a trajectory: the rollout and attempt that generate it."""
 
     attempt: int
     rollout: str
@@ -41,8 +41,9 @@ class CurrentAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PartialChain:
-    """The newest partial of a trajectory's newest attempt, the version of its last token and the
-    number of generated tokens; `first` is the oldest partial of the trajectory in any attempt.
+    """Locates the newest partial of a trajectory's newest attempt (`at`), with the version of its
+    last token and the number of generated tokens; `first` is the oldest partial of the trajectory
+    in any attempt.
     """
 
     attempt: int
@@ -54,7 +55,7 @@ class PartialChain:
 
 @dataclass(slots=True)
 class UnfinishedGroup:
-    """An admitted group that is not trained, not closed and not complete."""
+    """Holds an admitted group that is not trained, not closed and not complete."""
 
     admitted: Admitted
     open: set[str]
@@ -65,7 +66,7 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class VoidAssignment:
-    """An assignment that is void because its group ended."""
+    """Holds an assignment that is void because its group ended."""
 
     group: UnfinishedGroup
     trajectory: str
@@ -74,7 +75,8 @@ class VoidAssignment:
 
 @dataclass(slots=True)
 class TrackedRollout:
-    """A rollout's newest status and the listening time at which dispatch read it.
+    """Holds a rollout's newest status and the listening time (`inbox.py`) at which dispatch read
+    it.
 
     A rollout whose status was only read back from before dispatch started is not `fresh`: it keeps
     its assignments until it is silent for too long, and gets no new ones.
@@ -84,14 +86,14 @@ class TrackedRollout:
     at_s: float
     fresh: bool
     kv_peak: int = 0
-    """Highest KV use that it reported under its present version."""
+    """Highest KV use that the rollout reported under its present version."""
     speed: float = 0.0
-    """Tokens per second of one request, smoothed; 0 until it generated."""
+    """Tokens per second of one request, smoothed; 0 until the rollout has generated."""
 
 
 @dataclass(slots=True)
 class DispatchState:
-    """Counts and open work; memory is bounded by what admission allows to run."""
+    """Holds counts and open work; memory is bounded by the work that admission allows to run."""
 
     admitted: int = 0
     closed: int = 0
@@ -113,8 +115,8 @@ class DispatchState:
         self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """The highest attempt is the assignment in force; a release ends it only for its own
-        attempt.
+        """Record an assignment: the highest attempt is in force, and a release ends it only for its
+        own attempt.
         """
         known = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
@@ -137,7 +139,9 @@ class DispatchState:
         )
 
     def _release(self, trajectory: str, onward: str) -> None:
-        """A moving trajectory keeps its assignment until its rollout has released it."""
+        """Drop the assignment of a released trajectory; a moving one keeps it until its rollout has
+        released it.
+        """
         known = self.assignments.pop(trajectory, None)
         if known is not None and onward:
             self.assignments[trajectory] = replace(known, onward=onward)
@@ -169,9 +173,9 @@ class DispatchState:
             )
 
     def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
-        """The first completion ends a trajectory; a later one, or one of a group that is not open,
-        counts as late. `generated` is the number of tokens, None for a dead trajectory. Returns
-        whether the completion counts.
+        """End the trajectory at its first completion; a later one, or one of a group that is not
+        open, counts as late. `generated` is the number of tokens, None for a dead trajectory.
+        Returns whether the completion counts.
         """
         opened = self.groups.get(group)
         if opened is None or trajectory not in opened.open:
@@ -223,29 +227,29 @@ class DispatchState:
         rollout holds nothing of its earlier term. A stuck rollout counts as silent until its loop
         turns again.
         """
-        seen = self.rollouts.get(record.rollout)
-        if seen is not None and record.term < seen.status.term:
+        known = self.rollouts.get(record.rollout)
+        if known is not None and record.term < known.status.term:
             return
         if record.stalled_s > self.stuck_timeout_s:
-            if seen is not None:
-                self.rollouts[record.rollout] = replace(seen, at_s=-inf)
+            if known is not None:
+                self.rollouts[record.rollout] = replace(known, at_s=-inf)
             return
-        peak, speed = record.kv_used, seen.speed if seen is not None else 0.0
+        peak, speed = record.kv_used, known.speed if known is not None else 0.0
         now = (record.term, record.version)
-        if seen is not None and (seen.status.term, seen.status.version) == now:
-            peak = max(peak, seen.kv_peak)
+        if known is not None and (known.status.term, known.status.version) == now:
+            peak = max(peak, known.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             new = record.tokens_per_s / record.running
             speed = new if not speed else speed + (new - speed) / SPEED_REPORTS_SMOOTHED
         self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed)
 
     def silent(self, before_s: float) -> list[str]:
-        """Rollouts whose last status was read before this time, and stuck ones."""
-        return [name for name, seen in self.rollouts.items() if seen.at_s < before_s]
+        """Returns the rollouts whose last status was read before this time, and stuck ones."""
+        return [name for name, rollout in self.rollouts.items() if rollout.at_s < before_s]
 
     def departed(self) -> list[str]:
-        """Rollouts that announced that they leave and have no work left."""
-        return [name for name, seen in self.rollouts.items() if has_left(seen.status)]
+        """Returns the rollouts that announced that they leave and have no work left."""
+        return [name for name, rollout in self.rollouts.items() if has_left(rollout.status)]
 
     def drop_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
         """Drop rollouts that were silent for too long, and those of `left` that have not come back.
@@ -258,7 +262,9 @@ class DispatchState:
         return [name for name in silent if name not in left]
 
     def assigned_counts(self) -> dict[str, int]:
-        """Assignments in force per live rollout, including those on their way to it."""
+        """Returns the number of assignments in force per live rollout, including those on their way
+        to it.
+        """
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():
             if assignment.onward in counts:
@@ -268,8 +274,8 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Rollouts that were asked to load a version from history and do not serve it yet; one that
-        serves versions side by side loads it beside its work and is not among them.
+        """Returns the rollouts that were asked to load a version from history and do not serve it
+        yet; one that serves versions side by side loads it beside its work and is not among them.
         """
         return {
             assignment.rollout: assignment.version
@@ -282,13 +288,13 @@ class DispatchState:
         }
 
     def group_of(self, trajectory: str) -> UnfinishedGroup:
-        """The open group of a trajectory; the trajectory's name is `group.index`."""
+        """Returns the open group of a trajectory; the trajectory's name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, assignment: CurrentAssignment) -> bool:
-        """Whether a living rollout of the assigned term has it."""
-        seen = self.rollouts.get(assignment.rollout)
-        return seen is not None and seen.status.term == assignment.rollout_term
+        """Whether a living rollout of the assigned term has the assignment."""
+        rollout = self.rollouts.get(assignment.rollout)
+        return rollout is not None and rollout.status.term == assignment.rollout_term
 
 
 def has_left(status: RolloutStatus) -> bool:

@@ -42,8 +42,8 @@ START_VERSION = Version(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SourceTrajectory:
-    """A trajectory of a source. `group` is the source's own name of its group, `at` its address if
-    the source is a log.
+    """Holds a trajectory of a source. `group` is the source's own name of its group, `at` its
+    address if the source is a log.
     """
 
     group: str
@@ -54,6 +54,8 @@ class SourceTrajectory:
 
 
 class TrajectorySource(Protocol):
+    """Gives the trajectories that are merged into a log."""
+
     def trajectories(self) -> Iterator[SourceTrajectory]:
         """Yield the source's trajectories, in the same order at each call."""
         ...
@@ -61,20 +63,20 @@ class TrajectorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSource:
-    """A run's log or archive as a source; trajectories are ordered by completion time."""
+    """Reads a run's log or archive as a source; trajectories are ordered by completion time."""
 
     log: Bus
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """All completions; records that cannot be decoded are counted as `unreadable`."""
+        """Yields all completions; records that cannot be decoded are counted as `unreadable`."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
                 yield SourceTrajectory(str(record.group), record, message.timestamp_ms, at)
 
     def annotations(self) -> Iterator[Annotation]:
-        """All annotations."""
+        """Yields all annotations."""
         for _, record in self._records("annotations"):
             if isinstance(record, Annotation):
                 yield record
@@ -98,7 +100,7 @@ class RecordedSource:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSource:
-    """A source, the label that prefixes its trajectories' names, and a filter."""
+    """Combines a source, the label that prefixes its trajectories' names, and a filter."""
 
     label: str
     source: TrajectorySource
@@ -126,11 +128,11 @@ def gather_sources(
         mark_begun(log, topic)
     counts: Counter[str] = Counter()
     writers = {topic: ResumedTopicWriter(log, topic, where) for topic in TOPICS}
-    for one in sources:
-        groups = _put_trajectories(writers["trajectories"], one, rules, counts)
-        if isinstance(one.source, RecordedSource):
-            _put_annotations(writers["annotations"], one.source, one.label, groups)
-            counts.update(one.source.counts)
+    for labelled in sources:
+        groups = _put_trajectories(writers["trajectories"], labelled, rules, counts)
+        if isinstance(labelled.source, RecordedSource):
+            _put_annotations(writers["annotations"], labelled.source, labelled.label, groups)
+            counts.update(labelled.source.counts)
     for writer in writers.values():
         writer.close()
     return counts
@@ -214,8 +216,8 @@ TextEncoder = Callable[[str], Sequence[int]]
 
 
 class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One line: `prompt` and `completion`, each as text or tokens, or, for several turns, `tokens`
-    with the source of each (0 prompt, 1 generated, 2 environment).
+    """Describes one line: `prompt` and `completion`, each as text or tokens, or, for several turns,
+    `tokens` with the source of each (0 prompt, 1 generated, 2 environment).
     """
 
     reward: float
@@ -233,21 +235,21 @@ class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A file of JSON lines; `encode` is the model's tokenizer, None if it has none."""
+    """Reads a file of JSON lines; `encode` is the model's tokenizer, None if it has none."""
 
     path: Path
     encode: TextEncoder | None
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """The trajectories in the order of their lines."""
+        """Yields the trajectories in the order of their lines."""
         decoder = msgspec.json.Decoder(OfflineLine)
-        seen: set[str] = set()
+        names: set[str] = set()
         for number, text in self._lines():
             try:
                 trajectory = self._parsed(decoder.decode(text), number)
-                if trajectory.record.trajectory in seen:
+                if trajectory.record.trajectory in names:
                     raise ValueError(f"a second trajectory {trajectory.record.trajectory!r}")
-                seen.add(trajectory.record.trajectory)
+                names.add(trajectory.record.trajectory)
                 yield trajectory
             except (msgspec.MsgspecError, DecodeError, ValueError) as error:
                 raise ConfigurationError(
@@ -298,7 +300,7 @@ class JsonLines:
         return SourceTrajectory(group, record, 0, None, known)
 
     def _tokens(self, line: OfflineLine) -> tuple[list[int], list[int]]:
-        """The line's tokens and the source of each."""
+        """Returns the line's tokens and the source of each."""
         if line.tokens is not None and line.prompt is None and line.completion is None:
             if line.sources is None:
                 raise ValueError("`tokens` need `sources`, one for each of them")

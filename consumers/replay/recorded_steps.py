@@ -1,5 +1,5 @@
-"""The steps to train again: those that a run's ledger records, with their micro-batches under the
-rule and the filter of a replay, and those that `OfflinePlan` makes over a gathered log.
+"""Provides the steps to train again: those that a run's ledger records, with their micro-batches
+under the rule and the filter of a replay, and those that `OfflinePlan` makes over a gathered log.
 
 With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
 Samples that another rule adds to the recorded takes (a larger `max_lag`) are packed into further
@@ -38,7 +38,7 @@ from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Mem
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step to train: its takes, and the groups that it closes untrained."""
+    """Describes one step to train: its takes, and the groups that it closes untrained."""
 
     step: int
     takes: Sequence[Take]
@@ -47,7 +47,7 @@ class PlannedStep:
     terms: tuple[tuple[int, int], ...] = ()
     """Which term published which version (`BelievedVersions.terms`)."""
     done: StepDone | None = None
-    """The step's last record."""
+    """The last `StepDone` that the ledger holds of this step; None if there is none."""
 
     @property
     def trained(self) -> int:
@@ -57,7 +57,9 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class RecordedSteps:
-    """The ledger's records by step; a step that was trained again as a fork has several `done`."""
+    """Holds the ledger's records by step; a step that was trained again as a fork has several
+    `done`.
+    """
 
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
     done: dict[int, list[StepDone]] = field(default_factory=dict[int, list[StepDone]])
@@ -66,12 +68,12 @@ class RecordedSteps:
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:
-        """The last finished step, 0 if there is none."""
+        """Returns the last finished step, 0 if there is none."""
         return max(self.done, default=0)
 
     def has_state(self, done: StepDone) -> bool:
         """Whether the step was recorded with this state, at its first training or as a fork."""
-        return any(one.has_same_state(done) for one in self.done.get(done.step, ()))
+        return any(recorded.has_same_state(done) for recorded in self.done.get(done.step, ()))
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
         """These steps as they were recorded; `last` is the last step of the replay."""
@@ -128,8 +130,8 @@ def read_recorded(log: Bus) -> RecordedSteps:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCourse:
-    """The settings and the rule under which steps are trained. `keep(trajectory, version)` is the
-    filter of the trajectories for a step trained from `version`.
+    """Holds the settings and the rule under which steps are trained. `keep(trajectory, version)` is
+    the filter of the trajectories for a step trained from `version`.
     """
 
     settings: TrainerSettings
@@ -145,7 +147,7 @@ def replay_batches(
     step_metrics: StepMetrics,
 ) -> Iterator[list[Sample]]:
     """Yield the micro-batches of one update of the planned step. Raises `ValueError` for bytes that
-    differ from the ledger's record, `PositionLost` for a missing record.
+    differ from the ledger's record; raises `PositionLost` for a missing record.
     """
     samples: dict[str, Sample] = {}
     for take in takes:
@@ -188,7 +190,7 @@ def _samples_of(
 
 @dataclass(slots=True)
 class OfflineIndex:
-    """The addresses of each group's trajectories and annotations; groups are numbered from 0
+    """Holds the addresses of each group's trajectories and annotations; groups are numbered from 0
     without a gap.
     """
 
@@ -217,7 +219,7 @@ def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
 
 
 def groups_used(recorded: RecordedSteps, step: int) -> int:
-    """The number of groups that the steps up to this one have used."""
+    """Returns the number of groups that the steps up to this one have used."""
     taken = (
         group.group
         for number, takes in recorded.takes.items()
@@ -226,7 +228,10 @@ def groups_used(recorded: RecordedSteps, step: int) -> int:
         for group in take.groups
     )
     closed = (
-        one.group for number, ones in recorded.closed.items() if number <= step for one in ones
+        closing.group
+        for number, closings in recorded.closed.items()
+        if number <= step
+        for closing in closings
     )
     return max((*taken, *closed), default=-1) + 1
 
@@ -251,7 +256,7 @@ class OfflinePlan:
         self.left_over = len(self.index.members) - self.group
 
     def _step(self, step: int) -> PlannedStep | None:
-        """The next step; None, using no group, if too few groups are left."""
+        """Returns the next step; None, using no group, if too few groups are left."""
         ready: list[PreparedGroup] = []
         closed: list[GroupClosed] = []
         group, wanted = self.group, self.course.settings.groups_per_step
@@ -268,7 +273,7 @@ class OfflinePlan:
         return PlannedStep(step, self._takes(step, ready), closed, False)
 
     def _prepared(self, group: int, version: int) -> PreparedGroup:
-        records = [one.record for one in fetch_group(self.log, self.index.members[group])]
+        records = [received.record for received in fetch_group(self.log, self.index.members[group])]
         noted = fetch_annotations(self.log, self._notes(group))
         return prepare_group(group, records, noted, self.course.rule, version)
 
@@ -286,9 +291,9 @@ class OfflinePlan:
         return takes
 
     def _of_update(self, step: int, update: int, ready: Sequence[PreparedGroup]) -> Iterator[Take]:
-        named = {one.group: one for one in ready}
+        named = {prepared.group: prepared for prepared in ready}
         at = {m.trajectory: m for group in named for m in self.index.members[group]}
-        samples = [sample for one in ready for sample in one.samples]
+        samples = [sample for prepared in ready for sample in prepared.samples]
         for number, batch in enumerate(
             pack_micro_batches(samples, self.course.settings.micro_batch_tokens)
         ):

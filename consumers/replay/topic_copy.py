@@ -25,7 +25,7 @@ from rollstream.streams.topics import DEAD, catalogue
 
 BEGUN_GROUP = "replay"
 """Consumer group whose commit marks a topic as begun by a replay."""
-RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
+RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # at most, in one append
 
 
 def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
@@ -46,8 +46,8 @@ def mark_begun(bus: Bus, topic: str) -> None:
 
 
 class TopicHash:
-    """A running hash over the keys and values of a topic, in order within each partition; it does
-    not depend on offsets or read batches.
+    """Computes a running hash over the keys and values of a topic, in order within each partition;
+    it does not depend on offsets or read batches.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,12 @@ class TopicHash:
         self.records += 1
 
     def digest(self) -> str:
-        """xxh3-128 in hex over the numbers and digests of the non-empty partitions, in order."""
+        """Returns xxh3-128 in hex over the numbers and digests of the non-empty partitions, in
+        order.
+        """
         whole = xxhash.xxh3_128()
-        for partition, one in sorted(self._by.items()):
-            whole.update(f"{partition} ".encode() + one.digest())
+        for partition, hasher in sorted(self._by.items()):
+            whole.update(f"{partition} ".encode() + hasher.digest())
         return whole.hexdigest()
 
 
@@ -95,8 +97,8 @@ class ResumedTopicWriter:
         self._at = dict.fromkeys(self._ends, 0)
 
     def write(self, entry: AppendEntry) -> None:
-        """Write the next record of the partition that `entry` names; `ConfigurationError` if the
-        topic holds another record there.
+        """Write the next record of the partition that `entry` names; raises `ConfigurationError` if
+        the topic holds another record there.
         """
         assert entry.partition is not None
         partition = entry.partition
@@ -112,7 +114,7 @@ class ResumedTopicWriter:
         self._at[partition] += 1
 
     def close(self) -> None:
-        """Append the rest; `ConfigurationError` if the topic holds further records."""
+        """Append the rest; raises `ConfigurationError` if the topic holds further records."""
         self._flush()
         for partition, end in self._ends.items():
             if self._at[partition] < end:
@@ -154,9 +156,9 @@ HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopic:
-    """A copied topic. `records` and `content_hash` are equal to the source's. `left_out` counts
-    records that the filter excluded, `already` those that the target held before, `forgotten` those
-    that the source truncated before its first record.
+    """Describes a copied topic. `records` and `content_hash` are equal to the source's. `left_out`
+    counts records that the filter excluded, `already` those that the target held before,
+    `forgotten` those that the source truncated before its first record.
     """
 
     topic: str
@@ -169,7 +171,7 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """The topics to copy. `keep` is the filter (None: all records); errors name the target
+    """Names the topics to copy. `keep` is the filter (None: all records); errors name the target
     `where`.
     """
 
@@ -179,8 +181,8 @@ class CopyRequest:
 
 
 def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
-    """Create the topics in the target; `ConfigurationError` for a topic that cannot be copied or
-    must not be written to.
+    """Create the topics in the target; raises `ConfigurationError` for a topic that cannot be
+    copied or must not be written to.
     """
     for topic in wanted.topics:
         settings = source.settings(topic)
@@ -204,7 +206,7 @@ def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
-    """The number of records to read, for a progress bar."""
+    """Returns the number of records to read, for a progress bar."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics
@@ -246,7 +248,7 @@ def copy_topic(
 
 
 def hash_topic(bus: Bus, topic: str) -> TopicHash:
-    """The hash of all records that a topic holds."""
+    """Returns the hash of all records that a topic holds."""
     ends = bus.end(topic)
     contents = TopicHash()
     for partition, first in bus.begin(topic).items():
@@ -259,7 +261,7 @@ def hash_topic(bus: Bus, topic: str) -> TopicHash:
 def partition_batches(
     bus: Bus, topic: str, partition: int, start: int, end: int
 ) -> Iterator[Sequence[Message]]:
-    """The records of a partition from `start` up to, but without, `end`, in batches."""
+    """Yields the records of a partition from `start` up to, but without, `end`, in batches."""
     at = start
     while at < end:
         read = bus.read(topic, {partition: at}, bytes_max=BYTES_MAX)

@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a term of the trainer records about itself in the ledger."""
+    """Holds the facts that a term of the trainer records about itself in the ledger."""
 
     run: str
     term: int
@@ -81,12 +81,12 @@ class Provenance:
     refused.
     """
     run_id: str = ""
-    """Drawn when the run was created; a ledger with another id belongs to another run."""
+    """Id drawn when the run was created; a ledger with another id belongs to another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """The model that training starts from when there is no checkpoint, and the files
+    """Holds the model that training starts from when there is no checkpoint, and the files
     (configuration, tokenizer) that every version carries.
     """
 
@@ -95,24 +95,24 @@ class InitialModel:
     ranks: "Ranks | None" = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
-    """Equal at ranks that start from the same model."""
+    """Hash of the model: equal at ranks that start from the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """The settings that a trainer follows."""
+    """Holds the settings that a trainer follows."""
 
     trainer: TrainerSettings
     rule: TrainingRule
     weights: WeightsSettings
     checkpoints: CheckpointSettings
     truncate: bool = False
-    """Truncate records that nothing needs any more."""
+    """Whether records that no role needs any more are truncated."""
     archived: tuple[str, ...] = ()
     """Topics whose records are truncated only once they are archived."""
 
     def hash_with(self, model_files: Mapping[str, bytes]) -> str:
-        """Equal at ranks that have the same settings and files."""
+        """Returns a hash that is equal at ranks that have the same settings and files."""
         files = sorted((name, content_hash(data)) for name, data in model_files.items())
         return content_hash(repr((self, files)).encode())
 
@@ -131,7 +131,7 @@ def build_trainer(
     """
     choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
     versions = _fence_store(bus, store, plan, initial, provenance, monotonic)  # 1
-    checkpoints = [one.id for one in reversed(stored_checkpoints(store))]
+    checkpoints = [stored.id for stored in reversed(stored_checkpoints(store))]
     if initial.ranks is not None:
         settings = plan.hash_with(initial.model_files)
         initial.ranks.announce_start(provenance.term, initial.model_hash, settings, checkpoints)
@@ -212,7 +212,7 @@ def load_first(
     ranks: "Ranks | None" = None,
 ) -> TrainerState | None:
     """Load the first of the checkpoints that is complete and undamaged into the learner, tensor by
-    tensor: the same one at all `ranks`. None when there is none.
+    tensor: the same one at all `ranks`. Returns None when there is none.
     """
 
     def restore(wanted: CheckpointId) -> Checkpoint:
@@ -230,8 +230,8 @@ def load_first(
 
 
 def _begin_positions(log_bus: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
-    """Positions of the first records in the log, or in the archive where the log is truncated
-    (every checkpoint is then lost).
+    """Returns the positions of the first records in the log, or in the archive where the log is
+    truncated (every checkpoint is then lost).
     """
     is_cut = any(offset for topic in GroupIntake.TOPICS for offset in log_bus.begin(topic).values())
     readable = log_bus.with_archive() if is_cut else log_bus
@@ -294,8 +294,9 @@ def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
 def publishing_terms(
     before: tuple[tuple[int, int], ...], recorded: LedgerTail, versions: VersionWriter
 ) -> tuple[tuple[int, int], ...]:
-    """Which term published which version: the checkpoint's table (`before`), the steps done since,
-    the believed version (its `StepDone` may be missing), and this term for every higher number.
+    """Returns which term published which version: the checkpoint's table (`before`), the steps done
+    since, the believed version (its `StepDone` may be missing), and this term for every higher
+    number.
     """
     highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
@@ -310,13 +311,13 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     """
     hopeless = recorded.attempts.takes_to_give_up()
     given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)
-    for one in given_up:
+    for record in given_up:
         log.error(
             "step %d: take %s is superseded and group %s ends as poisoned: %s",
-            one.step,
-            one.micro_batches,
-            one.poisoned,
-            one.detail,
+            record.step,
+            record.micro_batches,
+            record.poisoned,
+            record.detail,
         )
     closings = recorded.superseded.closings(closed.group for closed in recorded.closed)
     ledger.append([*given_up, *closings])

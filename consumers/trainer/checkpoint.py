@@ -1,9 +1,10 @@
-"""The JSON part of a trainer checkpoint, and how intake is restored from it.
+"""Converts positions and open groups to the JSON part of a trainer checkpoint, and restores intake
+from it.
 
 Positions and open groups are of one moment, the end of a step. The ledger is read again from the
 recorded position on, which finds every take and `GroupClosed` of a later step, also those of an
-earlier term that are still to be repeated. In that case it finds takes up to the checkpoint's step
-as well; their step number shows that they are done.
+earlier term that are still to be repeated. If takes are still to be repeated, the reader finds
+takes up to the checkpoint's step as well; their step number shows that they are done.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from rollstream.streams.values import Address
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGroup:
-    """An open group: addresses of its admission, its completions and its annotations."""
+    """Holds the addresses of an open group's admission, completions and annotations."""
 
     admitted: Address
     arrived: tuple[Address, ...]
@@ -28,8 +29,8 @@ class CheckpointGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON) to
-    the next offset and its fence.
+    """Holds the JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON)
+    to the next offset and its fence.
     """
 
     step: int
@@ -57,12 +58,14 @@ class TrainerState:
     """
 
     def encode(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns the state as plain JSON values."""
         return msgspec.to_builtins(self)
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "TrainerState":
-        """Inverse of `encode`; wrong types raise `msgspec.ValidationError`."""
+        """Returns the state whose values `encode` returned; wrong types raise
+        `msgspec.ValidationError`.
+        """
         return msgspec.convert(values, cls)
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
@@ -78,7 +81,7 @@ def trainer_state(
     ahead: bool = False,
     terms: tuple[tuple[int, int], ...] = (),
 ) -> TrainerState:
-    """The state at the end of `step`, with intake as it is now."""
+    """Returns the state at the end of `step`, with intake as it is now."""
     return TrainerState(
         step=step,
         updates=updates,
@@ -105,11 +108,11 @@ def trainer_state(
 
 
 def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
-    """Open the checkpoint's groups again; later records arrive when intake reads on."""
+    """Open the checkpoint's groups again; later records arrive when intake reads further."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
     for group in state.ended:
         intake.end(group)
     intake.counts.update(state.counts)
-    intake.take_refused_annotations()  # those are counted in the steps up to the checkpoint's
+    intake.take_refused_annotations()  # counted already in the steps up to the checkpoint's
     intake.next_group = max(intake.next_group, state.next_group)

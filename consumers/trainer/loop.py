@@ -1,4 +1,4 @@
-"""The trainer's loop: trains one step after the other and hands each to the publisher as a version.
+"""Trains one step after the other and hands each to the publisher as a version: the trainer's loop.
 
 Phases of a step (docs/reference/invariants.md, A trainer's step): feed each update with takes,
 update the weights, hash the state unless it is large, take a snapshot, hand it over. The publisher
@@ -28,14 +28,14 @@ from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import StepDone
 from rollstream.streams.values import Version
 
-WAIT_S = 0.02
+WAIT_S = 0.02  # wait for new records when no group can be taken
 
 FeederT = TypeVar("FeederT", bound=TakeRepeater)
 
 
 @dataclass(slots=True, kw_only=True)
 class StepLoop(ABC, Generic[FeederT]):
-    """One term of a trainer, or of a rank that follows it, after `step` finished steps.
+    """Runs one term of a trainer, or of a rank that follows it, after `step` finished steps.
 
     `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
     """
@@ -50,8 +50,8 @@ class StepLoop(ABC, Generic[FeederT]):
     monotonic: Callable[[], float] = time.monotonic
 
     def run(self, stop: threading.Event) -> bool:
-        """Train until the last step or until `stop` is set; True when the run is complete. Every
-        finished step is published when this returns.
+        """Train until the last step or until `stop` is set; returns True when the run is complete.
+        Every finished step is published when this returns.
         """
         steps = self.take_feeder.settings.steps
         try:
@@ -66,8 +66,8 @@ class StepLoop(ABC, Generic[FeederT]):
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
-        """Train one step; False when `stop` came before its end (the next start then repeats its
-        takes).
+        """Train one step; returns False when `stop` came before its end (the next start then
+        repeats its takes).
         """
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
@@ -141,18 +141,18 @@ class StepLoop(ABC, Generic[FeederT]):
 
     @abstractmethod
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """The JSON part of a checkpoint at the end of `step`, which is now."""
+        """Returns the JSON part of a checkpoint at the end of `step`, which is now."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trainer(StepLoop[TakeFeeder]):
-    """The loop of the process that holds the trainer's term."""
+    """Runs the loop in the process that holds the trainer's term."""
 
     configuration_hash: str
 
     def metric_values(self) -> MetricValues:
-        """Metrics of this term. A step and what it trained count once its `StepDone` is in the
-        ledger; repeated steps do not count.
+        """Returns the metrics of this term. A step and what it trained count once its `StepDone` is
+        in the ledger; repeated steps do not count.
         """
         intake, now = self.take_feeder.intake, self.monotonic()
         groups = list(intake.open.values())

@@ -1,4 +1,6 @@
-"""Metrics of one step: rewards, lengths and lag of trained samples, and counts of the others."""
+"""Collects the metrics of one step: rewards, lengths and lag of trained samples, and counts of the
+others.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,19 +14,19 @@ from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
-"""Most tasks with metrics of their own: rollouts choose the labels freely."""
+"""Largest number of tasks with metrics of their own: rollouts choose the labels freely."""
 OTHER_TASKS = "(others)"
-NUMBER_MAX = 1 << 53  # of a version in a metric: larger integers are not exact in a float
+NUMBER_MAX = 1 << 53  # largest version number in a metric: larger integers are not exact in a float
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collected over one step; `metrics` and `counts` go into its `StepDone`.
+    """Collects the metrics of one step; `metrics` and `counts` go into its `StepDone`.
 
     `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
     Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
-    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient
-    because all their rewards are equal.
+    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because
+    all their rewards are equal.
     """
 
     rewards: list[float] = field(default_factory=list[float])
@@ -94,7 +96,7 @@ class StepMetrics:
                 self.add_closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
-        """The step's metrics by name; empty if it trained no sample."""
+        """Returns the step's metrics by name; empty if it trained no sample."""
         if not self.rewards:
             return {}
         by_task = {

@@ -11,8 +11,8 @@ Order for each step (docs/reference/invariants.md, A trainer's step):
 records and versions that nothing needs any more. A crash between any two leaves a prefix of this
 order, and a restarted trainer repeats the step with the same bytes.
 
-6 has a second thread, so that no version waits for deletions: one deletion after another, each for
-all steps that were published since the last one began.
+Step 6 runs in a second thread, so that no version waits for deletions: one deletion after another,
+each for all steps that were published since the last one began.
 """
 
 import logging
@@ -46,14 +46,16 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-QUEUE_MAX = 2
-ROOM_POLL_S = 0.005
+QUEUE_MAX = 2  # steps that wait to be published
+ROOM_POLL_S = 0.005  # between two looks for room in the queue
 THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores
 
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """A finished step: its `StepDone`, the tensors to publish, and the checkpoint if one is due."""
+    """Holds a finished step: its `StepDone`, the tensors to publish, and the checkpoint if one is
+    due.
+    """
 
     done: StepDone
     tensors: Tensors
@@ -65,16 +67,18 @@ class StepSnapshot:
     outcomes: Mapping[str, int]
     """Number of groups by how they ended."""
     is_lent: bool = False
-    """The checkpoint's tensors are the learner's state itself."""
+    """Whether the checkpoint's tensors are the learner's state itself."""
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """The `state_hash` of a checkpoint whose step did not hash the state."""
+    """Returns the `state_hash` of a checkpoint whose step did not hash the state."""
     return combined_hash(*tensor_hashes(tensors))
 
 
 def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
-    """Whether the ledger holds the step with the same state; a warning tells of another one."""
+    """Whether the ledger holds the step with the same state; logs a warning if it holds another
+    state.
+    """
     if known is None or known.has_same_state(done):
         return known is not None
     log.warning(
@@ -88,8 +92,8 @@ def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRetention:
-    """How many checkpoints are kept, and what truncates the topics behind them (None: no
-    truncation).
+    """States how many checkpoints are kept, and truncates the topics behind them by `truncation`
+    (None: no truncation).
     """
 
     checkpoints: int
@@ -97,8 +101,8 @@ class CheckpointRetention:
 
 
 class DeletionThread:
-    """Calls `delete` in a thread of its own, once for all requests since the last call began. Its
-    argument states whether one of them follows a checkpoint.
+    """Calls `delete` in a thread of its own, once for all requests since the last call began. The
+    argument of `delete` states whether one of these requests follows a checkpoint.
     """
 
     def __init__(self, delete: Callable[[bool], None]) -> None:
@@ -106,12 +110,12 @@ class DeletionThread:
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._is_due = self._has_checkpoint = self._is_closed = False
         self.failed: BaseException | None = None
-        """What ended the thread early."""
+        """The exception that ended the thread early."""
         self._thread = threading.Thread(target=self._run, name="deletions", daemon=True)
         self._thread.start()
 
     def request(self, has_checkpoint: bool) -> None:
-        """Never waits."""
+        """Request a deletion; never waits."""
         with self._lock:
             self._is_due = True
             self._has_checkpoint |= has_checkpoint
@@ -183,7 +187,7 @@ class StepPublisher:
         return 0 if highest is None else highest.number
 
     def waiting(self) -> int:
-        """Steps that were handed over and are still queued."""
+        """Returns the number of steps that were handed over and are still queued."""
         return self._queue.qsize()
 
     def await_room(self) -> None:
@@ -218,8 +222,8 @@ class StepPublisher:
             raise failed
 
     def close(self) -> None:
-        """Publish everything that was handed over and delete what is not needed any more, then end
-        both threads.
+        """Publish every step that was handed over and delete objects that are not needed any more,
+        then end both threads.
         """
         self._offer(None)
         self._thread.join()
@@ -247,7 +251,7 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Steps 1 to 5."""
+        """Publish one step: steps 1 to 5 of the order above."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -275,7 +279,7 @@ class StepPublisher:
         self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
 
     def delete_unneeded(self, has_checkpoint: bool) -> None:
-        """Step 6; checkpoints and records only after a new checkpoint."""
+        """Do step 6; checkpoints and records are deleted only after a new checkpoint."""
         if self._retention is None:
             return
         if has_checkpoint:
@@ -285,9 +289,9 @@ class StepPublisher:
     def _hashed(
         self, snapshot: StepSnapshot, version: Version
     ) -> tuple[StepDone, Mapping[str, str] | None]:
-        """The step's record with its hashes, and those of the checkpoint's tensors if they were
-        computed. Of a large state, which the step does not hash, the copy for the checkpoint is
-        hashed here, beside the next steps, and once: its manifest needs the same hashes.
+        """Returns the step's record with its hashes, and those of the checkpoint's tensors if they
+        were computed. Of a large state, which the step does not hash, the copy for the checkpoint
+        is hashed here, beside the next steps, and once: its manifest needs the same hashes.
         """
         done = snapshot.done
         if done.state_hash:
@@ -308,9 +312,9 @@ class StepPublisher:
         assert retention is not None, "a rank that does not lead deletes nothing"
         stored = stored_checkpoints(self._store)
         unwanted = plan_checkpoints(stored, retention.checkpoints)
-        for one in unwanted:
+        for checkpoint in unwanted:
             check_term(self._store, self._versions.term)
-            delete_checkpoints(self._store, [one])
+            delete_checkpoints(self._store, [checkpoint])
         check_term(self._store, self._versions.term)
         if retention.truncation is not None:
             retention.truncation.run(s.id for s in stored if s.whole and s.id not in unwanted)

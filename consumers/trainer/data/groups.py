@@ -28,7 +28,7 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCompletion:
-    """A completion, with its address and hash (`member`)."""
+    """Holds a completion, with its address and hash (`member`)."""
 
     member: Member
     record: Trajectory
@@ -36,7 +36,7 @@ class ReceivedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnnotation:
-    """An annotation, with its address and hash (`used`)."""
+    """Holds an annotation, with its address and hash (`used`)."""
 
     used: AnnotationUsed
     record: Annotation
@@ -44,7 +44,7 @@ class ReceivedAnnotation:
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """An admitted group that the trainer has neither taken nor closed."""
+    """Holds an admitted group that the trainer has neither taken nor closed."""
 
     admitted: Admitted
     at: Address
@@ -98,7 +98,7 @@ class GroupIntake:
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, TrainerGroup] = {}
         self.counts: Counter[str] = Counter()
-        self._told = 0
+        self._told = 0  # refused annotations that `take_refused_annotations` has returned
         self.next_group = 0
         """The group after the last one whose admission was read; 0 if none is known."""
         self.annotated_s = 0.0
@@ -134,11 +134,11 @@ class GroupIntake:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """The next position of each reader."""
+        """Returns the next position of each reader."""
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
-        """How far completions and annotations were read: every record below is in `open` or
+        """Returns how far completions and annotations were read: every record below is in `open` or
         counted.
         """
         return tuple(
@@ -218,8 +218,8 @@ class GroupIntake:
 
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]:
-    """The recorded completions of a group that a take names; `ValueError` if an address holds other
-    bytes than the ledger recorded.
+    """Returns the recorded completions of a group that a take names; raises `ValueError` if an
+    address holds other bytes than the ledger recorded.
     """
     arrived: list[ReceivedCompletion] = []
     named = list(members)
@@ -237,8 +237,8 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]
 def fetch_annotations(
     bus: Bus, used: Iterable[AnnotationUsed]
 ) -> dict[tuple[str, str], Annotation]:
-    """The recorded annotations that a take names, by (trajectory, name); `ValueError` if an address
-    holds other bytes than the ledger recorded.
+    """Returns the recorded annotations that a take names, by (trajectory, name); raises
+    `ValueError` if an address holds other bytes than the ledger recorded.
     """
     annotations: dict[tuple[str, str], Annotation] = {}
     named = list(used)

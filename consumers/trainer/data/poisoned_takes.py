@@ -1,5 +1,6 @@
-"""Poisoned takes, which the learner cannot compute (invariant 12, last sentence): counts the
-attempts and decides when a take is given up. Pure folds and plans over the ledger.
+"""Counts the attempts to compute each take, and decides when a poisoned one, which the learner
+cannot compute, is given up (invariant 12, last sentence). All parts are pure folds and plans over
+the ledger.
 
 A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
 die in it for ever. A take is given up after `FAILED_MAX` recorded exceptions, or after `SILENT_MAX`
@@ -27,10 +28,10 @@ from rollstream.streams.records import (
     TakeRetried,
 )
 
-FAILED_MAX, SILENT_MAX = 3, 10
+FAILED_MAX, SILENT_MAX = 3, 10  # exceptions, and silent deaths, after which a take is given up
 ERROR_MAX = 500  # characters of an exception in the ledger
 POISONED = "poisoned"
-"""First word of the detail in such a group's `GroupClosed`."""
+"""First word of the detail in a poisoned group's `GroupClosed`."""
 
 UpdateKey = tuple[int, int]
 """Step and update."""
@@ -40,8 +41,8 @@ TakeKey = tuple[int, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class TakeAttempts:
-    """A fold over the ledger: recorded failures and silent deaths of each take, counted from the
-    position from which the ledger was read.
+    """Counts the recorded failures and the silent deaths of each take: a fold over the ledger from
+    the position from which the ledger was read.
     """
 
     failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
@@ -76,7 +77,7 @@ class TakeAttempts:
         self._computing = None
 
     def takes_to_give_up(self) -> dict[TakeKey, str]:
-        """The takes to give up, and why."""
+        """Returns the takes to give up, and why."""
         found = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
             for tried, count in self.failed.items()
@@ -90,8 +91,8 @@ class TakeAttempts:
 
 @dataclass(slots=True)
 class SupersededTakes:
-    """A fold of the `Superseded` records: takes that are not trained, and the groups that end with
-    them.
+    """Collects the takes that are not trained, and the groups that end with them: a fold over the
+    `Superseded` records.
     """
 
     takes: dict[UpdateKey, set[int]] = field(default_factory=dict[UpdateKey, set[int]])
@@ -108,8 +109,8 @@ class SupersededTakes:
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
     def effective(self, take: Take) -> Take:
-        """The take as trainer and replay repeat it: a superseded one trains no sample, but still
-        begins the groups that are not poisoned, whose members later takes train.
+        """Returns the take as trainer and replay repeat it: a superseded one trains no sample, but
+        still begins the groups that are not poisoned, whose members later takes train.
         """
         if not self.is_superseded(take):
             return take
@@ -117,7 +118,9 @@ class SupersededTakes:
         return replace(take, members=(), groups=left)
 
     def closings(self, closed: Iterable[int]) -> list[GroupClosed]:
-        """The ledger records that close the poisoned groups that are not in `closed` yet."""
+        """Returns the ledger records that close the poisoned groups that are not in
+        `closed` yet.
+        """
         known = set(closed)
         return [
             GroupClosed(group, "dead", f"{POISONED}: {why}", step)
@@ -132,8 +135,8 @@ def plan_superseded(
     superseded: SupersededTakes,
     hopeless: Mapping[TakeKey, str],
 ) -> list[Superseded]:
-    """The records to append for hopeless takes. A finished step is left alone: it was computed once
-    and its version is believed, so the cause of the failures is this machine.
+    """Returns the records to append for hopeless takes. A finished step is left alone: it was
+    computed once and its version is believed, so the cause of the failures is this machine.
     """
     found: list[Superseded] = []
     finished = set(done)
@@ -150,10 +153,12 @@ def plan_superseded(
         groups_by_take = {
             take.micro_batch: {group_of[m.trajectory] for m in take.members} for take in living
         }
-        poisoned = {g for one in failing for g in groups_by_take.get(one, ())}
+        poisoned = {g for micro_batch in failing for g in groups_by_take.get(micro_batch, ())}
         if step in finished or not poisoned:
             continue
-        voids = tuple(one for one, groups in groups_by_take.items() if groups & poisoned)
+        voids = tuple(
+            micro_batch for micro_batch, groups in groups_by_take.items() if groups & poisoned
+        )
         record = Superseded(step, update, voids, tuple(sorted(poisoned)), why)
         superseded.apply(record)
         found.append(record)
@@ -161,7 +166,7 @@ def plan_superseded(
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an exception in the ledger, at most `ERROR_MAX` characters."""
+    """Returns the text of an exception in the ledger, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]
 
 

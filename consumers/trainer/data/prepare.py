@@ -1,5 +1,5 @@
-"""Turns a group's completions into training samples with advantages, masked by lag. Pure: live
-training, replay and audit call the same functions.
+"""Turns a group's completions into training samples with advantages, masked by lag. The functions
+are pure: live training, replay and audit call the same ones.
 
 Left out are dead members, members that cannot be trained (invariant 12) and members that lack an
 annotation that the configuration names. Advantages are relative to all remaining members.
@@ -8,8 +8,9 @@ The lag of a token is the number of versions by which the trainer is ahead of th
 emitted it. Invariant 5: no token above `max_lag` is trained on. Policies that change versions
 within a trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single
 version. Tokens of a version that was replaced by another term's are treated in the same way
-(docs/reference/invariants.md, Versions that were replaced): their weights are unknown. All are
-counted. The audit uses the same two functions, `lag_of` and `BelievedVersions.is_believed`.
+(docs/reference/invariants.md, Versions that were replaced): their weights are unknown. All masked
+tokens and dropped trajectories are counted. The audit uses the same two functions, `lag_of` and
+`BelievedVersions.is_believed`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding 
 
 
 def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
-    """One group-relative advantage per reward of a group of n; a group of one has advantage 0.
+    """Returns one group-relative advantage per reward of a group of n; 0 for a group of one.
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
       2402.03300).
@@ -70,14 +71,14 @@ def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
 
 
 def lag_of(span: Span, version: int) -> int:
-    """`version` (the one trained from) minus the span's version; 0 where the span's is later, as in
-    a run that continued as a fork from an older checkpoint.
+    """Returns `version` (the one trained from) minus the span's version; 0 where the span's is
+    later, as in a run that continued as a fork from an older checkpoint.
     """
     return max(0, version - span.version.number)
 
 
 def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
-    """`lag_of` per generated token."""
+    """Returns `lag_of` for each generated token."""
     lags = np.empty(len(sample.logprobs), np.int64)
     for span in sample.spans:
         lags[span.start : span.end] = lag_of(span, version)
@@ -87,8 +88,8 @@ def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
 def mask_by_lag(
     sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
 ) -> Sample:
-    """The sample with tokens masked that are above `max_lag` (None: no bound) or of a version that
-    is not `believed`; tokens masked before stay masked.
+    """Returns the sample with tokens masked that are above `max_lag` (None: no bound) or of a
+    version that is not `believed`; tokens masked before stay masked.
     """
     mask = sample.mask.copy()
     for span in sample.spans:
@@ -106,7 +107,7 @@ def is_dropped(
 
 
 def lag_counts(sample: Sample, version: int) -> dict[int, int]:
-    """Number of trained tokens of one sample by lag."""
+    """Returns the number of trained tokens of one sample by lag."""
     counts: dict[int, int] = {}
     for span in sample.spans:
         lag = lag_of(span, version)
@@ -121,7 +122,7 @@ REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts wr
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """The settings that decide which samples of a group are trained."""
+    """Holds the settings that decide which samples of a group are trained."""
 
     advantage: Literal["grpo", "centred", "leave_one_out"]
     survivors_min: int
@@ -138,7 +139,7 @@ class TrainingRule:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """The samples of a group for training from one version. `ending` is "" when the group is
+    """Holds the samples of a group for training from one version. `ending` is "" when the group is
     trained, else the reason why it is closed.
     """
 
@@ -155,7 +156,9 @@ def training_rule(
     keep_version: bool,
     bounds: TrainingBounds = UNBOUNDED,
 ) -> TrainingRule:
-    """The rule that a run's settings give; without `bounds` any token and any length pass."""
+    """Returns the rule that a run's settings give; without `bounds` any token and any
+    length pass.
+    """
     return TrainingRule(
         settings.advantage,
         settings.survivors_min,
@@ -176,8 +179,8 @@ def prepare_group(
     version: int,
     believed: BelievedVersions | None = None,
 ) -> PreparedGroup:
-    """The samples that the group contributes when training from `version`, given its annotations
-    and the believed versions (None: all).
+    """Returns the samples that the group contributes when training from `version`, given its
+    annotations and the believed versions (None: all).
     """
     found = annotated_rewards(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
@@ -192,8 +195,8 @@ def prepare_group(
         return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for one, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
-        sample = _within_lag(replace(one, advantage=float(advantage)), rule, version, believed)
+    for unmasked, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
+        sample = _within_lag(replace(unmasked, advantage=float(advantage)), rule, version, believed)
         if sample is None:
             counts["dropped"] += 1
         else:
@@ -212,8 +215,8 @@ def _trainable_samples(
     bounds: TrainingBounds,
     believed: BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
-    """Samples of the live members that can be trained and have a reward, the reasons of the others,
-    and the refusals by trajectory.
+    """Returns the samples of the live members that can be trained and have a reward, the reasons of
+    the others, and the refusals by trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []
@@ -240,7 +243,7 @@ def _trainable_samples(
 def _within_lag(
     sample: Sample, rule: TrainingRule, version: int, believed: BelievedVersions | None
 ) -> Sample | None:
-    """The sample with the tokens masked that may not be trained; None when none is left."""
+    """Returns the sample with the tokens masked that may not be trained; None when none is left."""
     if rule.keep_version:
         return None if is_dropped(sample, version, rule.max_lag, believed) else sample
     masked = mask_by_lag(sample, version, rule.max_lag, believed)

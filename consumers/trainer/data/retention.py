@@ -46,8 +46,8 @@ class HeldVersions:
         self._newest: dict[str, tuple[RolloutStatus, float]] = {}
 
     def __call__(self) -> set[Version]:
-        """Versions of the rollouts whose last status was read within the last minute and whose
-        health is not `leaving`; `status` is read to its end first.
+        """Returns the versions of the rollouts whose last status was read within the last minute
+        and whose health is not `leaving`; `status` is read to its end first.
         """
         now_s = self._monotonic()
         for batch in self._reader.batches_to(self._bus.end("status")):
@@ -65,9 +65,9 @@ class HeldVersions:
 
 @dataclass(slots=True)
 class _VersionHold:
-    """A version that a rollout held: when the rollout was first seen without it, and the ends of
-    `partials` `OVERLAP_S` later. A state of dispatch saved at or after these ends covers all
-    partials of that version by that rollout.
+    """Describes a version that a rollout held: `ended_s` is the time at which the rollout was first
+    seen without it, `partials` the ends of that topic `OVERLAP_S` later. A state of dispatch saved
+    at or after these ends covers all partials of that version by that rollout.
     """
 
     ended_s: float | None = None
@@ -82,8 +82,9 @@ class _VersionHold:
 
 
 class PinnedVersions(HeldVersions):
-    """Versions to keep under `keep_version`, where a partial can only be resumed under its own
-    version. Memory: a few numbers per rollout and version held since dispatch saved its state.
+    """Returns the versions to keep under `keep_version`, where a partial can only be resumed under
+    its own version. Memory holds a few numbers per rollout and version held since dispatch saved
+    its state.
 
     Dispatch tracks the open partials and saves that state every few seconds
     (`dispatch/persistence.py`). A partial that began after the last save began under a version that
@@ -99,8 +100,8 @@ class PinnedVersions(HeldVersions):
         self._holds: dict[tuple[str, Version], _VersionHold] = {}
 
     def __call__(self) -> set[Version]:
-        """The versions of `HeldVersions`, those that open partials name, and those under which a
-        partial may have begun that dispatch's saved state does not cover.
+        """Returns the versions of `HeldVersions`, those that open partials name, and those under
+        which a partial may have begun that dispatch's saved state does not cover.
         """
         held = super().__call__()
         self._end_holds(self._monotonic())
@@ -160,7 +161,9 @@ class LogTruncation:
         """Truncate the records that none of these kept checkpoints needs."""
         for topic in TOPICS:
             renew_truncated(self.bus, topic)
-        states = [TrainerState.decode(checkpoint_state(self.store, one)) for one in kept]
+        states = [
+            TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in kept
+        ]
         if not states or any(state.ahead for state in states):
             return
         for topic in TOPICS:
@@ -175,7 +178,7 @@ class LogTruncation:
         self.blobs.run()
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
-        """The positions from which a trainer that starts from this checkpoint reads."""
+        """Returns the positions from which a trainer that starts from this checkpoint reads."""
         if topic == "ledger":
             return {0: state.ledger}
         positions = state.intake_positions().get(topic)
@@ -185,7 +188,7 @@ class LogTruncation:
 
 
 def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
-    """The records of the groups that were open in the checkpoint."""
+    """Returns the records of the groups that were open in the checkpoint."""
     match topic:
         case "admissions":
             return (group.admitted for group in state.groups)
@@ -196,8 +199,8 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 
 class ArchiveBackedBus(BusWrapper):
-    """The run's log as a trainer reads it: a wrapper of a bus whose `read` returns truncated
-    records from the archive, at the same offsets and byte for byte.
+    """Wraps the run's log as a trainer reads it: `read` returns truncated records from the archive,
+    at the same offsets and byte for byte.
 
     Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints
     are lost or damaged, or the log was truncated from outside. It is opened at the first such read.
@@ -209,8 +212,8 @@ class ArchiveBackedBus(BusWrapper):
         self._both: Bus | None = None
 
     def with_archive(self) -> Bus:
-        """Log and archive as one read-only bus; a read raises `PositionLost` where neither has the
-        record.
+        """Returns log and archive as one read-only bus; a read raises `PositionLost` where neither
+        has the record.
         """
         if self._both is None:
             # Imported here because it loads pyarrow, which takes seconds and is rarely needed.

@@ -1,4 +1,5 @@
-"""A trajectory in the form that the loss uses (`Sample`), and its reward from annotations.
+"""Converts a trajectory to the form that the loss uses (`Sample`), and computes its reward from
+annotations.
 
 Only generated tokens have log-probabilities, spans and loss; prompt and environment tokens are
 context. `sample_of` returns consistent samples only, so code that receives a `Sample` does not
@@ -31,14 +32,16 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """For each live trajectory either its reward or the reason why there is none."""
+    """Holds for each live trajectory either its reward or the reason why it has none
+    (`lacking`).
+    """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     lacking: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """The annotations that a sample must have before it is trained."""
+    """Returns the annotations that a sample must have before it is trained."""
     return tuple(sorted({*settings.annotations, *settings.reward_terms}))
 
 
@@ -60,7 +63,7 @@ def annotated_rewards(
     names: Iterable[str],
     terms: Mapping[str, float],
 ) -> AnnotatedRewards:
-    """The weighted sum of `terms` for each live trajectory that has all `names`."""
+    """Returns the weighted sum of `terms` for each live trajectory that has all `names`."""
     found, needed = AnnotatedRewards(), tuple(names)
     for record in records:
         if record.finish == "dead":
@@ -77,7 +80,7 @@ def annotated_rewards(
 
 
 def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | str:
-    """The annotation's value, or the reason why there is none."""
+    """Returns the annotation's value, or the reason why there is none."""
     note = noted.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])
@@ -91,9 +94,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """`tokens` and `sources` have one entry per token of the trajectory; `logprobs` (under μ, the
-    behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token. `spans`
-    tile the generated tokens.
+    """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
+    trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
+    trained) one per generated token. `spans` tile the generated tokens.
     """
 
     trajectory: str
@@ -113,7 +116,7 @@ class Sample:
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """The sample of a finished trajectory, with all its generated tokens trained.
+    """Returns the sample of a finished trajectory, with all its generated tokens trained.
 
     `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
     model can train (`streams/admissible.py`).
@@ -125,7 +128,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """As `sample_of`, for a record that `refusal` has already accepted."""
+    """Converts a record that `refusal` has already accepted, as `sample_of` does."""
     worth = record.reward if reward is None else reward
     return Sample(
         record.trajectory,

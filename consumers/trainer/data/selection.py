@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """A complete group and the smallest version number among its spans."""
+    """Names a complete group and the smallest version number among its spans."""
 
     group: int
     oldest_version: int
@@ -33,15 +33,15 @@ are trained.
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Smallest version first, then prompt number: no group waits longer than necessary, so lag
-    stays small.
+    """Chooses by smallest version, then by prompt number: no group waits longer than necessary, so
+    lag stays small.
     """
     ordered = sorted(candidates, key=lambda c: (c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
 
 def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Largest version first, then prompt number; old groups wait until they expire."""
+    """Chooses by largest version, then by prompt number; old groups wait until they expire."""
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
@@ -50,7 +50,7 @@ BUILT_IN: dict[str, GroupChoice] = {"oldest": oldest, "freshest": freshest}
 
 
 def load_choice(name: str) -> GroupChoice:
-    """The rule that the setting names; its choice is checked at each call.
+    """Returns the rule that the setting names; its choice is checked at each call.
 
     Raises `ConfigurationError` if the name cannot be imported or called.
     """
@@ -78,8 +78,8 @@ def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
 
 
 def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
-    """Number of groups of one update: a step's groups are divided as evenly as possible, larger
-    shares first.
+    """Returns the number of groups of one update: a step's groups are divided as evenly as
+    possible, larger shares first.
     """
     share, rest = divmod(groups_per_step, updates_per_step)
     return share + (update < rest)
@@ -87,8 +87,8 @@ def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -
 
 @dataclass(slots=True)
 class UpdateProgress:
-    """Progress of one update of one step: the groups that it has taken and the samples that are
-    still pending. Live training and the repetition after a crash share it.
+    """Tracks one update of one step: the groups that it has taken and the samples that are still
+    pending. Live training and the repetition after a crash share it.
 
     An update is complete when it has all its groups and every trainable sample of them was in a
     take. Both can be derived from the ledger, so the successor of a trainer that died in the middle
@@ -139,7 +139,7 @@ def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
 
 
-NO_ANNOTATION_S = 30.0  # without an annotation while groups wait; also between two warnings
+NO_ANNOTATION_S = 30.0  # wait without an annotation before a warning, and between two warnings
 
 
 @dataclass(slots=True)

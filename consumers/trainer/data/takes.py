@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A complete (or overdue) group and the samples of it that would be trained now."""
+    """Holds a complete (or overdue) group and the samples of it that would be trained now."""
 
     arrived: tuple[ReceivedCompletion, ...]
     annotations: tuple[AnnotationUsed, ...]
@@ -63,7 +63,7 @@ class ReadyGroup:
 
 @dataclass(slots=True, kw_only=True)
 class TakeRepeater(ABC):
-    """Trains takes that the ledger holds on the records that they name, for one term."""
+    """Trains, for one term, the takes that the ledger holds, on the records that they name."""
 
     bus: Bus
     settings: TrainerSettings
@@ -82,7 +82,7 @@ class TakeRepeater(ABC):
 
     @abstractmethod
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Train what was read for this update; returns 0 if that was nothing."""
+        """Train the records that were read for this update; returns 0 if there were none."""
 
     def repeat_recorded(
         self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
@@ -198,8 +198,8 @@ class TakeFeeder(TakeRepeater):
     def record_failure(self, failed: ComputeFailed) -> None:
         """Append to the ledger the takes on which the learner failed, before this trainer ends."""
         tried = [self._submitted[number] for number in failed.micro_batches]
-        for step, update in sorted({one[:2] for one in tried}):
-            numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
+        for step, update in sorted({key[:2] for key in tried}):
+            numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
             error = error_text(failed.__cause__ or failed)
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
             self.ledger.append([TakeFailed(step, update, numbers, error)])
@@ -229,8 +229,8 @@ class TakeFeeder(TakeRepeater):
         step_metrics: StepMetrics,
         now_s: float,
     ) -> dict[int, ReadyGroup]:
-        """The groups that may be taken, by number; groups that end untrained are closed in the
-        ledger.
+        """Returns the groups that may be taken, by number; groups that end untrained are closed in
+        the ledger.
         """
         ready: dict[int, ReadyGroup] = {}
         closed: list[GroupClosed] = []
@@ -254,8 +254,8 @@ class TakeFeeder(TakeRepeater):
     def _prepare_once(
         self, number: int, group: TrainerGroup, under: tuple[int, Version | None]
     ) -> ReadyGroup:
-        """The prepared group, cached while neither the version nor the highest believed version
-        changes: lag and masks depend on both.
+        """Returns the prepared group, cached while neither the version nor the highest believed
+        version changes: lag and masks depend on both.
         """
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
@@ -306,7 +306,7 @@ class TakeFeeder(TakeRepeater):
 
 
 def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int) -> GroupClosed:
-    """The ledger record of a group that ends untrained."""
+    """Returns the ledger record of a group that ends untrained."""
     assert prepared.ending, f"group {number} is to be trained"
     if group.is_complete():
         return GroupClosed(number, prepared.ending, prepared.detail, step)

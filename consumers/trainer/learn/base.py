@@ -1,4 +1,5 @@
-"""The interface between the trainer's loop and a learner, and the factory of learners.
+"""Defines the interface between the trainer's loop and a learner, and opens the learner that fits a
+model.
 
 Learners: one process that trains a model (`learner.py`), several processes that share one model
 (`sharded/`), and a learner that only models time (`paced.py`).
@@ -64,12 +65,14 @@ class Learner(Protocol):
         ...
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
-        """A copy of the weights to publish, in memory of `pool` if given, else in its own."""
+        """Returns a copy of the weights to publish, in memory of `pool` if given, else in new
+        memory.
+        """
         ...
 
     def state(self, pool: BufferPool | None = None) -> Tensors:
-        """Everything that the next update depends on, for a checkpoint: a copy, or the state itself
-        where `lends_state`.
+        """Returns everything that the next update depends on, for a checkpoint: a copy, or the
+        state itself where `lends_state`.
         """
         ...
 
@@ -79,11 +82,11 @@ class Learner(Protocol):
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
+        """Restore `state()`, bit for bit; raises `ConfigurationError` if it is of another model."""
         ...
 
     def state_hash(self) -> str:
-        """xxh3-128 over the state."""
+        """Returns xxh3-128 over the state."""
         ...
 
     def close(self) -> None:
@@ -94,7 +97,9 @@ class Learner(Protocol):
 def open_learner(
     model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
 ) -> Learner:
-    """The learner for this kind of model; a `PreTrainedModel` belongs to the learner afterwards."""
+    """Returns the learner for this kind of model; a `PreTrainedModel` belongs to the learner
+    afterwards.
+    """
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
     if isinstance(model, PreTrainedModel):

@@ -47,7 +47,9 @@ from rollstream.errors import ConfigurationError
 FIRST, SECOND = 5, 7
 """Lengths in tokens of the two test sequences."""
 TOLERANCE = 1e-3
-"""Rounding in float32 is far below it; one attended token of another sequence is far above it."""
+"""Relative difference of two results that count as equal: rounding in float32 is far below it, one
+attended token of another sequence far above it.
+"""
 TOLERANCE_BFLOAT16 = 3e-2
 
 
@@ -94,8 +96,8 @@ transformers builds where positions restart; or all in one row, kept apart by th
 
 
 def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
-    """The form with the least padding that `model` computes right, after `check_trainable`. With
-    `joins` it is `joined`, or `ConfigurationError`.
+    """Returns the form with the least padding that `model` computes right, after `check_trainable`.
+    With `joins` it is `joined`, or `ConfigurationError`.
     """
     try:
         check_trainable(model, tolerance)
@@ -113,7 +115,7 @@ def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) 
 
 
 def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> RowForm:
-    """`row_form` in one call of `model`: a collective of all ranks."""
+    """Find the `row_form` in one call of `model`: a collective of all ranks."""
     model.forward = MethodType(_forward, model)
     with _trial(model):
         tolerance = TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16
@@ -127,8 +129,8 @@ JOINED = "rollstream_joined"
 
 
 def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
-    """Make `model` attend by `attend_joined`; `ConfigurationError` unless its sequences in one row
-    then have the states that each has alone.
+    """Make `model` attend by `attend_joined`; raises `ConfigurationError` unless its sequences in
+    one row then have the states that each has alone.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -148,7 +150,9 @@ def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None
 
 
 def _bounds(lengths: Sequence[int]) -> Tensor:
-    """[n + 1] first positions of sequences one after the other, and the end, in host memory."""
+    """Returns the [n + 1] first positions of sequences one after the other, and the end, in host
+    memory.
+    """
     return torch.tensor([0, *accumulate(lengths)])
 
 
@@ -161,9 +165,9 @@ def attend_joined(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention [B, N, heads, D] of `query` [B, heads, N, D] within each of the sequences
-    that `cu_seq_lens_q` bounds (None: one) and its `sliding_window`, an attention function of
-    transformers. No mask over N × N is made: the work is that of the sequences alone.
+    """Returns causal attention [B, N, heads, D] of `query` [B, heads, N, D] within each of the
+    sequences that `cu_seq_lens_q` bounds (None: one) and its `sliding_window`, an attention
+    function of transformers. No mask over N × N is made: the work is that of the sequences alone.
 
     `torch.nn.attention.varlen` does the same in one kernel for 16-bit tensors on CUDA; it is not
     used, since it has not been run here.
@@ -174,7 +178,7 @@ def attend_joined(
     sliding_window: int | None = others.get("sliding_window")
     lengths = [query.shape[2]] if bounds is None else bounds.diff().tolist()
     parts: list[Tensor] = []
-    for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
+    for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (query, key, value)), strict=True):
         mask = None
         if sliding_window is not None and sliding_window < q.shape[2]:
             at = torch.arange(q.shape[2], device=q.device)
@@ -207,13 +211,13 @@ def _hidden(
 @contextmanager
 def _trial(model: PreTrainedModel) -> Generator[None]:
     """Run the block without gradients and dropout."""
-    was = model.training
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was)
+        model.train(was_training)
 
 
 def _differ(found: Tensor, expected: Tensor, tolerance: float) -> bool:
@@ -234,9 +238,9 @@ def policy_scorer(
     joins: bool = False,
     compiles: bool = False,
 ) -> PolicyScorer:
-    """The fastest path for this model. `general` excludes the fast one, which computes in float32
-    and joins sequences by itself; so does `compiles` (`compile_layers`). With `recomputes` a layer
-    keeps only its input (`recompute_layers`), with `joins` all sequences share one row
+    """Returns the fastest path for this model. `general` excludes the fast one, which computes in
+    float32 and joins sequences by itself; so does `compiles` (`compile_layers`). With `recomputes`
+    a layer keeps only its input (`recompute_layers`), with `joins` all sequences share one row
     (`join_sequences`). `model` is float32 now; its parameters may change type later. Raises
     `ConfigurationError` if the model cannot be trained so.
     """
@@ -253,7 +257,7 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded"
 ) -> TokenScores:
-    """Scores by transformers' forward, in a form that `row_form` found."""
+    """Returns scores by transformers' forward, in a form that `row_form` found."""
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
     return model(rows=rows, form=form)
@@ -268,8 +272,8 @@ def _forward(
     joins: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The model's own forward; scores if it is called with `rows`, the form of rows if it is called
-    with the tolerance of a `trial`.
+    """Replaces the model's `forward`: returns the result of its own, or scores if it is called with
+    `rows`, or the form of rows if it is called with the tolerance of a `trial`.
     """
     if trial is not None:
         return row_form(model, joins, trial)
@@ -336,8 +340,9 @@ def _recomputed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of the setting `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there
-    is a device, else the CPU). Raises `ConfigurationError` if this machine has no such device.
+    """Returns the device of the setting `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA
+    if there is a device, else the CPU). Raises `ConfigurationError` if this machine has no such
+    device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

@@ -1,4 +1,5 @@
-"""The elementwise parts of a decoder layer with hand-written backward passes.
+"""Computes the elementwise parts of a decoder layer, and its attention, with hand-written backward
+passes.
 
 Matrix products take only half of a small model's step, so the operations around them matter:
 autograd keeps and re-reads three to five tensors for a root-mean-square norm, rotary positions or
@@ -25,7 +26,7 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _rms_backward(grad: Tensor, normed: Tensor, inverse: Tensor) -> Tensor:
-    """d/dx of x / rms(x): (g − n·mean(g·n)) / rms."""
+    """Returns d/dx of x / rms(x): (g − n·mean(g·n)) / rms."""
     along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).div_(normed.shape[-1])
     return torch.addcmul(grad, normed, along, value=-1).mul_(inverse)
 
@@ -64,8 +65,8 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary positions by complex numbers: elements 2i and 2i + 1 of a head form one number, which
-    one product rotates.
+    """Applies rotary positions by complex numbers: elements 2i and 2i + 1 of a head form one
+    number, which one product rotates.
     """
 
     @staticmethod
@@ -86,21 +87,23 @@ def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBlock:
-    """`sequences` sequences from row `start` on, each padded at its end to `length` rows."""
+    """Locates `sequences` sequences from row `start` on, each padded at its end to `length`
+    rows.
+    """
 
     start: int
     sequences: int
     length: int
 
     def view(self, rows: Tensor) -> Tensor:
-        """This block of `rows` [N, heads, D] as a view [sequences, heads, length, D]."""
+        """Returns this block of `rows` [N, heads, D] as a view [sequences, heads, length, D]."""
         end = self.start + self.sequences * self.length
         return rows[self.start : end].unflatten(0, (self.sequences, self.length)).transpose(1, 2)
 
 
 class _Attend(torch.autograd.Function):
-    """One scaled dot-product attention per block; gradients are written in place, not added as
-    zero-filled slices.
+    """Calls scaled dot-product attention once per block; gradients are written in place, not added
+    as zero-filled slices.
     """
 
     @staticmethod
@@ -135,24 +138,26 @@ class _Attend(torch.autograd.Function):
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) over the last dimension; the caller folds the gain into the next
-    matrix.
+    """Returns x / sqrt(mean(x²) + eps) over the last dimension; the caller folds the gain into the
+    next matrix.
     """
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up of [N, 2 f], gate first: one matrix product computes both halves."""
+    """Returns silu(gate) · up of `gate_up` [N, 2 f], gate first: one matrix product computes both
+    halves.
+    """
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """`x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex), pairs interleaved."""
+    """Returns `x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex), pairs interleaved."""
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
 class _Recompute(torch.autograd.Function):
-    """A part of the network that keeps only its input. `checkpoint` of torch does not fit: its
+    """Runs a part of the network that keeps only its input. `checkpoint` of torch does not fit: its
     reentrant form adds to `.grad`, and under its other form `_Attend`, which runs a backward pass
     of its own, would compute the part twice.
     """
@@ -172,20 +177,20 @@ class _Recompute(torch.autograd.Function):
             x = saved.detach().requires_grad_(ctx.needs_input_grad[1])
             out = ctx.part(x)
         inputs = [x, *ctx.parameters]
-        wanted = [one for one in inputs if one.requires_grad]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
         found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if one.requires_grad else None for one in inputs)
+        return None, *(next(found) if tensor.requires_grad else None for tensor in inputs)
 
 
 def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """`part(x)`, whose backward pass computes the part again: the gradients of `x` and of
+    """Returns `part(x)`, whose backward pass computes the part again: the gradients of `x` and of
     `parameters`, all that the part reads, are the same bits (Chen et al., arXiv 1604.06174).
     """
     return _Recompute.apply(part, x, *parameters)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
-    """Causal attention within each sequence of `blocks`, which tile the rows.
+    """Computes causal attention within each sequence of `blocks`, which tile the rows.
 
     `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D].
     Returns [N, heads, D].

@@ -1,4 +1,5 @@
-"""The learner of one process: fp32 masters, gradients and updates, without log or store.
+"""Trains a model in one process: holds its fp32 masters (`masters.py`), computes gradients and
+applies updates, without log or store.
 
 Micro-batches are trained as they arrive, on `workers` threads. Their gradients are added in the
 order of submission, so for given micro-batches the masters are bit-identical for any number of
@@ -154,8 +155,8 @@ class TorchLearner:
         return metrics
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
-        tied ones share memory. The memory is from `pool` if given, else its own.
+        """Returns a copy of the weights under their checkpoint names, floating-point tensors as
+        `dtype`; tied tensors share memory. The memory is from `pool` if given, else it is new.
 
         Of a model with adapters: a copy of these (`AdapterTensors`), in memory of its own.
         """
@@ -169,16 +170,16 @@ class TorchLearner:
         )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Everything that the next update depends on, for a checkpoint: fp32 masters and moments by
-        prefixed name, and two counters. The memory is from `pool` if given, else its own; a
-        state that is lent to a pool's user is not copied.
+        """Returns everything that the next update depends on, for a checkpoint: fp32 masters and
+        moments by prefixed name, and two counters. The memory is from `pool` if given, else it is
+        new; a state that is lent to a pool's user is not copied.
         """
         if pool is not None and self.lends_state:
             return self._state()
         return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
+        """Restore `state()`, bit for bit; raises `ConfigurationError` if it is of another model."""
         check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         for prefix, flat in self._buffers().items():
             self._masters.fill(flat, tensors, prefix)
@@ -191,7 +192,7 @@ class TorchLearner:
         return lends_state(self.state_bytes, self.flat.device)
 
     def state_hash(self) -> str:
-        """xxh3-128 of masters and optimiser state."""
+        """Returns xxh3-128 of masters and optimiser state."""
         return state_hash(self._state())
 
     def close(self) -> None:
@@ -199,7 +200,7 @@ class TorchLearner:
         self._workers.close()
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Name prefix in a checkpoint → flat buffer."""
+        """Returns name prefix in a checkpoint → flat buffer."""
         adam = self._optimiser
         return {
             "masters.": self._masters.flat,
@@ -225,8 +226,8 @@ class TorchLearner:
             raise ComputeFailed((job.number,), error) from error
 
     def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _BatchResult:
-        """Gradients of the micro-batch's summed loss. Where memory is short, the gradients of its
-        two halves are added instead, which rounds differently.
+        """Returns the gradients of the micro-batch's summed loss. Where memory is short, the
+        gradients of its two halves are added instead, which rounds differently.
         """
         try:
             return self._compute(samples, version)

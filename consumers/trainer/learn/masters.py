@@ -1,4 +1,5 @@
-"""The fp32 masters, all trained parameters of a model in one flat buffer, and AdamW over them.
+"""Holds the fp32 masters, all trained parameters of a model in one flat buffer, and updates them by
+AdamW.
 
 Optimiser, norm and accumulation are a few operations over one tensor instead of several per
 parameter. The model's own parameters become views of the buffer, or, where it computes in another
@@ -36,7 +37,7 @@ class ParameterSlice:
         return prod(self.shape)
 
     def view(self, flat: Tensor) -> Tensor:
-        """This parameter's view of a flat buffer."""
+        """Returns this parameter's view of a flat buffer."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
@@ -74,14 +75,14 @@ class Masters:
         for name in own.keys() - named.keys():
             if exact.isdisjoint(name.split(".")):
                 own[name].data = own[name].data.to(compute)
-        for one, parameter in zip(self.slices, self.parameters, strict=True):
-            view = one.view(self.flat)
+        for place, parameter in zip(self.slices, self.parameters, strict=True):
+            view = place.view(self.flat)
             view.copy_(parameter.detach())
-            is_exact = not exact.isdisjoint(one.name.split("."))
+            is_exact = not exact.isdisjoint(place.name.split("."))
             if is_exact and offload:
-                view = torch.empty(one.shape, device=device)
-                self._exact.append((one, view))
-            parameter.data = view if is_exact or rounded is None else one.view(rounded)
+                view = torch.empty(place.shape, device=device)
+                self._exact.append((place, view))
+            parameter.data = view if is_exact or rounded is None else place.view(rounded)
         self._rounded = rounded
         model.to(device)  # the buffers
         self.round()
@@ -94,41 +95,43 @@ class Masters:
             for start in range(0, len(self.flat), ROUNDED_NUMBERS):
                 part = slice(start, start + ROUNDED_NUMBERS)
                 self._rounded[part].copy_(self.flat[part])
-        for one, tensor in self._exact:
-            tensor.copy_(one.view(self.flat))
+        for place, tensor in self._exact:
+            tensor.copy_(place.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """The state of `model` (the one of the constructor) under checkpoint names, with the
-        masters themselves as its parameters; tied ones share memory.
+        """Returns the state of `model` (the one of the constructor) under checkpoint names, with
+        the masters themselves as its parameters; tied tensors share memory.
         """
         views = {
-            id(parameter): one.view(self.flat)
-            for one, parameter in zip(self.slices, self.parameters, strict=True)
+            id(parameter): place.view(self.flat)
+            for place, parameter in zip(self.slices, self.parameters, strict=True)
         }
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a buffer with this layout, by parameter name."""
-        return {one.name: one.view(flat) for one in self.slices}
+        """Returns views of a buffer with this layout, by parameter name."""
+        return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
         """Add one gradient per parameter, in the order of `parameters`, to a buffer with this
         layout.
         """
-        for one, gradient in zip(self.slices, gradients, strict=True):
-            one.view(flat).add_(gradient.to(flat.device))
+        for place, gradient in zip(self.slices, gradients, strict=True):
+            place.view(flat).add_(gradient.to(flat.device))
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer;
+        """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer; raises
         `ConfigurationError` if they are of another model.
         """
-        for one in self.slices:
-            one.view(flat).copy_(checkpoint_tensor(tensors, prefix + one.name, one.shape))
+        for place in self.slices:
+            place.view(flat).copy_(checkpoint_tensor(tensors, prefix + place.name, place.shape))
 
 
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """The checkpoint's tensor `name`; `ConfigurationError` if it is missing or of another shape."""
+    """Returns the checkpoint's tensor `name`; raises `ConfigurationError` if it is missing or of
+    another shape.
+    """
     found = tensors.get(name)
     check_checkpoint_shape(name, None if found is None else tuple(found.shape), shape)
     assert found is not None
@@ -155,13 +158,13 @@ BASE_HASH = "base.hash"
 
 
 def hash_tensor(digest: str) -> Tensor:
-    """A hash in hexadecimal digits as the tensor that checkpoints hold."""
+    """Returns a hash in hexadecimal digits as the tensor that checkpoints hold."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
 def check_base_hash(found: Tensor | None, mine: Tensor | None) -> None:
-    """Raise `ConfigurationError` unless a checkpoint's base is the model's own; None: no adapter is
-    trained.
+    """Raise `ConfigurationError` unless a checkpoint's base is the model's own; None means that no
+    adapter is trained.
     """
     if (found is None) == (mine is None) and (
         found is None or mine is None or torch.equal(found, mine)
@@ -177,8 +180,8 @@ NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 def learning_rate(update: int, settings: TrainerSettings) -> float:
-    """Learning rate of update `update` (0 is the first): a linear warm-up times a linear decay from
-    1 to `lr_final` at the last update.
+    """Returns the learning rate of update `update` (0 is the first): a linear warm-up times a
+    linear decay from 1 to `lr_final` at the last update.
     """
     last = settings.steps * settings.updates_per_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
@@ -188,7 +191,9 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """Result of an update: gradient norm before clipping, learning rate, 0 or 1 updates skipped."""
+    """Holds the result of an update: gradient norm before clipping, learning rate, 0 or 1 updates
+    skipped.
+    """
 
     gradient_norm: float
     learning_rate: float

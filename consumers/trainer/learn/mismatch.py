@@ -1,5 +1,5 @@
-"""Differences between the engine's and the trainer's log-probabilities of the same tokens under the
-same version, by task.
+"""Measures the differences between the engine's and the trainer's log-probabilities of the same
+tokens under the same version, by task.
 
 Only tokens that both sides compute in the same way are compared, so that a difference is rounding
 or a bug. These are the trained tokens of the version that is trained from (lag 0), in the first
@@ -27,9 +27,9 @@ EXPONENT_MAX = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's log-probability
-    minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts |Δ| above
-    `TOKEN_MAX`, `largest` is max |Δ|.
+    """Sums the differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's
+    log-probability minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts
+    |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
     """
 
     lag: int
@@ -55,7 +55,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """A `LogprobGap` for each task, in the order of their first tokens."""
+    """Holds a `LogprobGap` for each task, in the order of their first tokens."""
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
@@ -63,8 +63,8 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """Metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at lag 0; empty
-        if no token was compared.
+        """Returns the metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at
+        lag 0; empty if no token was compared.
         """
         if not self.by_task:
             return {}
@@ -81,8 +81,8 @@ class LogprobGaps:
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """The gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's for its
-    trained tokens, in the order of the samples.
+    """Returns the gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's
+    for its trained tokens, in the order of the samples.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded

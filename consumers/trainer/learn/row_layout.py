@@ -1,11 +1,11 @@
-"""A micro-batch as flat arrays: one row per input token, with padding only where attention needs
-equal lengths; and the rectangular grid of these rows for transformers' forward.
+"""Lays a micro-batch out as flat arrays, one row per input token, with padding only where attention
+needs equal lengths; and these rows as a rectangular grid for transformers' forward.
 
 Everything except attention works row by row, so sequences follow each other without padding.
 Sequences of about equal length form a `SequenceBlock`, padded to its longest: few rows are padding
-and one attention call serves many sequences. A sequence has no rows from its last trained token
-on, since nothing after it is scored, however long a reply of the environment is. Only trained
-tokens are scored; they keep the order of the samples.
+and one attention call serves many sequences. A sequence has no rows from its last trained token on,
+since nothing after it is scored, however long a reply of the environment is. Only trained tokens
+are scored; they keep the order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -31,7 +31,7 @@ PADDING_ROWS_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """N input rows and the G trained tokens that they predict.
+    """Holds N input rows and the G trained tokens that they predict.
 
     `tokens` and `positions` are [N]; `blocks` tile the rows; `lengths` are those of the sequences
     in row order, without padding. `scored` [G] is the row before each trained token, `targets` [G]
@@ -49,7 +49,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Inputs of the loss for each of the G trained tokens.
+    """Holds the inputs of the loss for each of the G trained tokens.
 
     `behaviour` is log μ as the engine recorded it under the token's own version, `sequence` the
     index of the token's sequence among the `sequences` that have a trained token, `lag` is in
@@ -68,7 +68,7 @@ Batch = TypeVar("Batch", TokenRows, LossInputs)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with its tensors on `device`."""
+    """Returns the same batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
@@ -77,7 +77,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def token_rows(samples: Sequence[Sample]) -> TokenRows:
-    """The rows of a micro-batch; samples have any length ≥ 2 and any order."""
+    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order."""
     trained = [_trained_indices(sample) for sample in samples]
     lengths = [int(at[-1]) if len(at) else 1 for at in trained]
     order = sorted(range(len(samples)), key=lambda i: -lengths[i])
@@ -107,8 +107,8 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """The loss inputs of samples in the order of `TokenRows.scored`; `version` is the one trained
-    from.
+    """Returns the loss inputs of samples in the order of `TokenRows.scored`; `version` is the one
+    trained from.
     """
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
@@ -127,12 +127,12 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
 
 
 def _trained_indices(sample: Sample) -> NDArray[np.int64]:
-    """Indices of the trained tokens in the trajectory."""
+    """Returns the indices of the trained tokens in the trajectory."""
     return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Blocks over sequences of descending lengths, and their total number of rows."""
+    """Returns blocks over sequences of descending lengths, and their total number of rows."""
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
     for i, length in enumerate(lengths):
@@ -146,13 +146,14 @@ def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
 
 
 GridCell = tuple[int, int]
+"""Row and column in a `TokenGrid`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """`tokens`, `positions` and `mask` are [R, W]; positions restart at 0 with each sequence,
-    `mask` is 1 where a cell has a token of a sequence. `scored` [G] are `TokenRows.scored` as
-    indices into R · W.
+    """Holds the rows as a grid of R rows and W columns: `tokens`, `positions` and `mask` are [R,
+    W]; positions restart at 0 with each sequence, `mask` is 1 where a cell has a token of a
+    sequence. `scored` [G] are `TokenRows.scored` as indices into R · W.
     """
 
     tokens: Tensor
@@ -162,7 +163,8 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
-    """The rows as the rectangular batch that transformers' forward needs, on their device. Pure.
+    """Returns the rows as the rectangular batch that transformers' forward needs, on their device;
+    it is a pure function.
 
     The grid is as wide as the longest sequence unless a `width` is given. Packed, several shorter
     sequences share a row; unpacked, each sequence has a row of its own. Positions continue in the
@@ -193,7 +195,7 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
-    """Row and column of each sequence, in their order: the first row with room for it. For
+    """Returns row and column of each sequence, in their order: the first row with room for it. For
     descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
@@ -208,5 +210,5 @@ def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
 
 
 def _first_rows(rows: TokenRows) -> list[int]:
-    """The first row of each sequence."""
+    """Returns the first row of each sequence."""
     return [block.start + i * block.length for block in rows.blocks for i in range(block.sequences)]

@@ -1,5 +1,5 @@
-"""Log-probability and entropy of given tokens at the temperature at which they were sampled, from
-hidden states through a float32 head.
+"""Computes log-probability and entropy of given tokens at the temperature at which they were
+sampled, from hidden states through a float32 head.
 
 The product of head and hidden states and the softmax after it decide a token's log-probability.
 Computed in bfloat16 (eight bits), they cause most of the difference between trainer and engine; the
@@ -47,14 +47,14 @@ class Float32Head:
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[G, V] logits of `hidden` [G, d]."""
+        """Returns the [G, V] logits of `hidden` [G, d]."""
         self._body.hidden = hidden.float()[None]
         output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
         return output[0][0]
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
-    """The module that turns tokens into hidden states."""
+    """Returns the module that turns tokens into hidden states."""
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
         raise _unsupported(model, f"it has no body {model.base_model_prefix!r} under its head")
@@ -77,7 +77,7 @@ def _unsupported(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 class _HeadProduct:
-    """Replaces the head: the float32 product."""
+    """Replaces the head by a product in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -105,8 +105,8 @@ class _GivenHidden:
 
 
 class _BodyOutput:
-    """A body's output with hidden states only; everything else (caches, attentions, routing) is
-    None.
+    """Stands for a body's output with hidden states only: every other attribute (caches,
+    attentions, routing) is None.
     """
 
     def __init__(self, hidden: Tensor) -> None:
@@ -127,8 +127,8 @@ are recomputed in the backward pass; otherwise 4 096 tokens over a vocabulary of
 
 
 class TokenScores(NamedTuple):
-    """Log-probabilities [G], with gradient, and entropies [G] of the distributions in nats, without
-    gradient.
+    """Holds log-probabilities [G], with gradient, and entropies [G] of the distributions in nats,
+    without gradient.
     """
 
     logprobs: Tensor
@@ -156,13 +156,15 @@ class _ScoreFunction(torch.autograd.Function):
 
 
 def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
-    """Scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in float32."""
+    """Returns the scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in
+    float32.
+    """
     return TokenScores(*_ScoreFunction.apply(logits.float(), targets, temperature))  # pyright: ignore
 
 
 def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
-    """Scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX` logits at a
-    time.
+    """Returns the scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX`
+    logits at a time.
     """
     return score_through(
         lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature
@@ -176,8 +178,8 @@ def score_through(
     targets: Tensor,
     temperature: Tensor,
 ) -> TokenScores:
-    """Scores under `logits_of(hidden)`, [g, d] → [g, vocabulary], at most `LOGITS_MAX` logits at a
-    time.
+    """Returns the scores under `logits_of(hidden)`, [g, d] → [g, vocabulary], at most `LOGITS_MAX`
+    logits at a time.
     """
     rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:

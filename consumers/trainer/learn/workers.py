@@ -1,5 +1,5 @@
-"""Threads and memory of a learner: worker threads with ordered results, a pool of host memory for
-snapshots, and the process's allocator.
+"""Provides a learner's threads and memory: worker threads with ordered results, a pool of host
+memory for snapshots, and the process's allocator.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ Result = TypeVar("Result")
 
 
 class OrderedWorkers(Generic[Job, Result]):
-    """Worker threads. `hand_in` is called with one result at a time, in the order of submission,
-    from the thread that computed it.
+    """Runs `work` on jobs in worker threads. `hand_in` is called with one result at a time, in the
+    order of submission, from the thread that computed it.
 
     So the combined result does not depend on the number of threads or on which one finishes first.
     Bounds (invariant 8): at most as many jobs are queued as there are threads, and a thread that
@@ -107,8 +107,8 @@ class OrderedWorkers(Generic[Job, Result]):
 
 
 class BufferPool:
-    """A pool of host memory for copies of tensors of one layout: at most `copies_max` copies are in
-    use at a time, and the memory of up to `idle_max` released ones is kept for reuse. A copy is
+    """Lends host memory for copies of tensors of one layout: at most `copies_max` copies are in use
+    at a time, and the memory of up to `idle_max` released ones is kept for reuse. A copy is
     exclusive to its holder until it is released.
 
     Fresh memory for every step would cost several times the copy itself (each page is faulted in
@@ -129,8 +129,8 @@ class BufferPool:
         return len(self._used)
 
     def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """A complete copy in host memory, floating-point tensors as `dtype` (None: unchanged); tied
-        ones share memory.
+        """Returns a complete copy in host memory, floating-point tensors as `dtype` (None:
+        unchanged); tied tensors share memory.
         """
         kept, tied = untie(tensors)
         copy = self._memory(kept, dtype)
@@ -164,7 +164,7 @@ class BufferPool:
         return copy
 
 
-LENT_BYTES_MIN = 1_000_000_000
+LENT_BYTES_MIN = 1_000_000_000  # a smaller state is copied, so that no update waits for it
 
 
 def lends_state(state_bytes: int, device: torch.device) -> bool:
@@ -183,8 +183,8 @@ def _fits(memory: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uninitialised host memory, pinned for CUDA tensors: the copy then runs at the link's full
-    speed.
+    """Returns uninitialised host memory, pinned for CUDA tensors: the copy then runs at the link's
+    full speed.
     """
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
 
@@ -211,8 +211,8 @@ def return_freed_memory() -> bool:
     """Make glibc return every block of a megabyte or more to the kernel when it is freed; False
     where the C library has no such setting. Idempotent.
 
-    By default a freed block raises that bound to its own size, up to 32 MB, and what is freed below
-    it stays in the process: a rank of 53 M parameters had 0.36 GB more than its state and its
+    By default a freed block raises that bound to its own size, up to 32 MB, and every block freed
+    below it stays in the process: a rank of 53 M parameters had 0.36 GB more than its state and its
     gathered layers. The page faults cost less than a rank that does not fit.
     """
     return _set_allocator({M_MMAP_THRESHOLD: 1 << 20})
