@@ -1,4 +1,4 @@
-"""`python -m rollstream` is the command `rollstream`; the supervisor starts roles this way."""
+"""Runs the command `rollstream` as `python -m rollstream`; the supervisor starts roles this way."""
 
 import sys
 

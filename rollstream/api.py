@@ -1,9 +1,9 @@
-"""The names that user code imports; they keep their meaning from release to release.
+"""Exports the names that user code imports; they keep their meaning from release to release.
 
-`Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`: a task of your own, with rewards and dialogues of
-several turns. `TaskText` converts its texts to tokens, `shuffled` is the order of its prompts.
-`Finished`: a finished trajectory, as a scoring function gets it. `open_run`: a run as Arrow tables.
-`open_bus`, `publish`, `Annotation`: append a late reward to a run's log from any program.
+`Task`, `TaskPrompt`, `Turns`, `Reply` and `Score` define a task of your own, with rewards and
+dialogues of several turns. `TaskText` converts its texts to tokens, `shuffled` orders its prompts.
+`Finished` is a finished trajectory, as a scoring function gets it. `open_run` opens a run as Arrow
+tables. `open_bus`, `publish` and `Annotation` append a late reward to a run's log from any program.
 
 Importing this module is light: torch, Kafka and DuckDB are imported only where they are used.
 """

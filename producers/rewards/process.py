@@ -1,11 +1,11 @@
-"""The process in which a task's own code runs: questions arrive on a pipe, answers leave in the
-same order.
+"""Runs a task's own code in a process of its own, and answers each question in order.
 
-Whatever that code raises or returns becomes a `RewardAnswer` of valid types, one line on the pipe.
-No result of a task, an environment or a scorer's function can end the role that asked.
+Questions arrive as JSON lines on stdin, and answers leave as JSON lines on stdout. Every exception
+and every result of the code becomes a `RewardAnswer` of valid types. No result of a task, an
+environment or a scorer's function can therefore end the role that asked.
 
-The process ends when its parent ends, for whatever reason: a thread sees the pipe close even while
-a judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
+The process ends when its parent ends, for any reason: a thread sees the pipe close even while a
+judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
 `rollstream.producers.rewards.pool` starts it as `python -m rollstream.producers.rewards.process
 SETTINGS [FUNCTION]`, with the task's settings as JSON.
 """
@@ -41,8 +41,8 @@ _TOKENS = 1 << 32  # tokens are uint32 in records; the engine knows its vocabula
 
 
 class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Judge the turns (`judge`), reply to them as the environment (`reply`), or call the scorer's
-    function (`score`).
+    """Asks the task to judge the turns (`judge`), to reply to them as the environment (`reply`), or
+    to call the scorer's function (`score`), which also gets `facts`.
     """
 
     kind: Literal["judge", "reply", "score"]
@@ -53,8 +53,8 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`reward` with `scores`, or the environment's `tokens` and `state`, or the reason why there is
-    neither.
+    """Holds `reward` with `scores` (kind `score`), the environment's `tokens` and `state` (kind
+    `reply`), or the `reason` why there is neither (kind `failed`).
     """
 
     kind: Literal["score", "reply", "failed"]
@@ -66,14 +66,14 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed_answer(reason: str) -> RewardAnswer:
-    """An answer with the reason of a failure; invalid UTF-8 in it is replaced."""
+    """Return an answer with the reason of a failure; invalid UTF-8 in it is replaced."""
     return RewardAnswer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
 
 
 def answer_question(
     task: Task, function: ScoringFunction | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Run the task's code on a question. Whatever it raises or returns becomes an answer."""
+    """Run the task's code on a question. Any exception or result of the code becomes an answer."""
     try:
         if question.kind == "judge":
             return _judge_answer(task.judge(question.reference, question.turns))
@@ -95,7 +95,7 @@ def answer_question(
 
 
 class _UnusableResult(ValueError):
-    """A result of the wrong type; the message names it."""
+    """The task's code returned a wrong type or value; the message names it."""
 
 
 # The task's code may break its declared types, so the results below are typed as `object`.
@@ -108,7 +108,7 @@ def _judge_answer(score: object) -> RewardAnswer:
 
 
 def _function_answer(result: object) -> RewardAnswer:
-    """A mapping of names to numbers; a lone number gets the name ""."""
+    """Accept a mapping of names to numbers, or a lone number, which gets the name ""."""
     if isinstance(result, Mapping):
         return RewardAnswer("score", scores=_numbers(cast("Mapping[object, object]", result)))
     return RewardAnswer("score", scores={"": _number(result, "the result")})
@@ -132,7 +132,7 @@ def _state(state: object) -> str:
 
 
 def _tokens(tokens: object) -> tuple[int, ...]:
-    """Whole numbers that fit a record's token type."""
+    """Return the tokens if they are whole numbers that fit a record's token type."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise _UnusableResult(
             f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence"
@@ -182,8 +182,8 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
 
 
 def _claim_pipes() -> tuple[int, int]:
-    """Move the pipes to other descriptors. The task's prints go to stderr, and its
-    stdin is empty.
+    """Move both pipes to new descriptors and return these. Afterwards the task's prints go to
+    stderr, and its stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -193,8 +193,8 @@ def _claim_pipes() -> tuple[int, int]:
 
 
 def main(settings: str, function_path: str = "") -> None:
-    """Write a greeting once the task is built, or the reason why it cannot be built. Then answer
-    until the pipe closes.
+    """Build the task and write one first answer: `score` if it was built, or `failed` with the
+    reason. Then answer questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     source, sink = _claim_pipes()

@@ -1,13 +1,13 @@
 """Reads a trajectory's chain of partials back, for the rollout that resumes the trajectory.
 
-Each partial holds the address of the partial that it continues. A chain is therefore the newest
-partial of an attempt and all partials that its links reach; partials of other writers between them
-are never mixed in.
+A partial is a record of the tokens since the previous partial, and it holds that partial's address.
+A chain is therefore the newest partial of an attempt and all partials that its links reach;
+partials of other writers between them are never mixed in.
 
 Any process can append to `partials`, so a record is not trusted (invariant 12). Only records
 between the two addresses that dispatch itself has read are considered, each once and in partition
-order. A link that leads outside this range, forwards, to nothing or to a record that does not fit
-ends the chain with an error.
+order. A link that leads outside this range, forwards, to a missing record or to a record that does
+not fit makes the chain unusable (`DecodeError`).
 """
 
 from collections.abc import Collection, Mapping
@@ -23,12 +23,12 @@ from rollstream.streams.records import GENERATED, Partial
 from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens, join_drafts
 
 TOPIC = "partials"
-LINKS_BYTES_MAX = 64 << 20  # of one trajectory: a million tokens are 9 MiB
+LINKS_BYTES_MAX = 64 << 20  # encoded partials of one trajectory; a million tokens are 9 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class ChainContent:
-    """Everything after the prompt that a chain holds."""
+    """The joined content of a chain: everything after the prompt."""
 
     tokens: Tokens
     sources: Sources
@@ -40,9 +40,9 @@ class ChainContent:
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """The chain to read. `newest` is its last partial. `first` is the trajectory's oldest partial,
-    or None if the assignment does not name it. `start` is the length of the prompt; `tokens_max`
-    bounds the generated tokens.
+    """Names the chain to read. `newest` is the address of its last partial. `first` is that of the
+    trajectory's oldest partial, or None if the assignment does not name it. `start` is the length
+    of the prompt in tokens; `tokens_max` bounds the generated tokens.
     """
 
     trajectory: str
@@ -54,7 +54,9 @@ class ChainRequest:
 
 @dataclass(slots=True)
 class PartialLinks:
-    """Partials of one trajectory by offset, up to offset `upto`. `bytes` is their encoded size."""
+    """Collects the partials of one trajectory by offset, up to and including offset `upto`. `bytes`
+    is their encoded size.
+    """
 
     upto: int
     by_offset: dict[int, Partial] = field(default_factory=dict[int, Partial])
@@ -62,8 +64,8 @@ class PartialLinks:
 
 
 def extend_spans(spans: list[Span], span: Span) -> None:
-    """Append one span. A span of the same version that starts where the last one ends extends the
-    last one, because invariant 4 counts spans.
+    """Append a span. If it continues the last span under the same version, the two become one,
+    because invariant 4 counts spans.
     """
     if spans and spans[-1].version == span.version and spans[-1].end == span.start:
         spans[-1] = Span(spans[-1].start, span.end, span.version)
@@ -79,14 +81,15 @@ def read_chains(
     pass.
     """
     found: dict[str, ChainContent | DecodeError] = {}
-    for partition in {one.newest.partition for one in wanted}:
-        here = [one for one in wanted if one.newest.partition == partition]
+    for partition in {request.newest.partition for request in wanted}:
+        here = [request for request in wanted if request.newest.partition == partition]
         links = _read_links(bus, partition, here)
-        for one in here:
+        for request in here:
+            name = request.trajectory
             try:
-                found[one.trajectory] = _content_of(_chain(one, links[one.trajectory]), one)
+                found[name] = _content_of(_chain(request, links[name]), request)
             except DecodeError as error:
-                found[one.trajectory] = error
+                found[name] = error
     return found
 
 
@@ -97,12 +100,12 @@ def _read_links(
     holds at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other
     records.
     """
-    links = {one.trajectory: PartialLinks(one.newest.offset) for one in wanted}
+    links = {request.trajectory: PartialLinks(request.newest.offset) for request in wanted}
     if not 0 <= partition < bus.partitions(TOPIC):
         return links
     begin, end = bus.begin(TOPIC)[partition], bus.end(TOPIC)[partition]
-    at = max(begin, min(_first_offset(one) for one in wanted))
-    stop = min(end, max(one.newest.offset for one in wanted) + 1)
+    at = max(begin, min(_first_offset(request) for request in wanted))
+    stop = min(end, max(request.newest.offset for request in wanted) + 1)
     while at < stop:
         try:
             messages = bus.read(TOPIC, {partition: at})
@@ -134,14 +137,14 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
 
 
 def _first_offset(one: ChainRequest) -> int:
-    """The lowest offset at which the chain can start; 0 if the request does not name it."""
+    """Return the lowest offset at which the chain can start; 0 if the request does not name it."""
     is_known = one.first is not None and one.first.partition == one.newest.partition
     return one.first.offset if one.first is not None and is_known else 0
 
 
 def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
-    """Return the links from oldest to newest. Raises `DecodeError` where the chain breaks. Offsets
-    must fall with each step backwards, so a cycle ends too.
+    """Return the chain's partials from oldest to newest. Raises `DecodeError` where the chain
+    breaks. Offsets must fall with each step backwards, so a cycle is an error too.
     """
     chain: list[Partial] = []
     at, above = one.newest, one.newest.offset + 1
@@ -187,7 +190,7 @@ def _joined_spans(chain: list[Partial]) -> tuple[Span, ...]:
 
 
 def _sources(link: Partial) -> Sources:
-    """The sources of a link's tokens. An empty array stands for: all tokens are generated."""
+    """Return the source of each token of a partial, whose array is empty if all are generated."""
     if len(link.sources):
         return link.sources
     return np.full(len(link.tokens), GENERATED, np.uint8)

@@ -1,10 +1,10 @@
-"""Decides how an ended turn continues: the environment replies to it, or the whole answer gets its
-reward.
+"""Gets the reply of the environment to an ended turn, or the reward of the whole answer.
 
-Both are the task's own code and run in the reward pool. Every attempt ends there in exactly one
-reply, reward or dead-letter reason (invariant 1). An outcome belongs to the attempt that asked for
-it; the outcome of an attempt that was given up meanwhile is ignored. With late rewards the answer
-is published without a reward, and a scorer adds the reward as an annotation.
+Both come from the task's own code, which runs in the reward pool. Each submission to the pool has
+exactly one outcome: a reply, a reward or the reason of a failure (invariant 1). An outcome belongs
+to the attempt that asked for it; if that attempt was given up meanwhile, its outcome is ignored.
+With late rewards the answer is published without a reward, and a scorer adds the reward as an
+annotation.
 """
 
 import time
@@ -23,7 +23,7 @@ from rollstream.streams.values import Tokens, Version
 Finish = Literal["stop", "length"]
 
 _ATTEMPT_SEPARATOR = "#"
-CONTEXT_MAX = 1 << 40  # used where the engine's context is not known
+CONTEXT_MAX = 1 << 40  # tokens; the default where the engine's context is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class ContinuedTurn:
 
 @dataclass(slots=True)
 class EndedTurns:
-    """Trajectories whose turn has ended and whose next state is not decided. `dialogue`: the task
-    has an environment. `late`: rewards come from a scorer.
+    """Holds the trajectories whose turn has ended until their reply or reward arrives. `dialogue`:
+    the task has an environment. `late`: rewards come from a scorer. `newest` returns the newest
+    version; `context_max` is the engine's context in tokens.
     """
 
     rewards: RewardPool
@@ -61,8 +62,8 @@ class EndedTurns:
         return len(self._awaiting_reward) + len(self._awaiting_reply) + len(self._awaiting_scorer)
 
     def holds(self, trajectory: str) -> bool:
-        """Whether the trajectory's turn has ended without a decision. A partial published now would
-        be resumed past the turn's end.
+        """Whether the trajectory's ended turn still waits for its outcome. No partial may be
+        published meanwhile: its resume would generate past the turn's end.
         """
         return any(
             trajectory in waiting
@@ -70,8 +71,8 @@ class EndedTurns:
         )
 
     def submit(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Take over a trajectory whose turn ended. An environment replies to turns that end by
-        `stop` only.
+        """Ask for the outcome of a turn that ended by `finish`. An environment replies only to
+        turns that end by `stop`; all others end the answer, which is judged.
         """
         self.drop(running.assignment.trajectory)  # of an earlier attempt
         if self.dialogue and finish == "stop":
@@ -94,8 +95,8 @@ class EndedTurns:
             waiting.clear()
 
     def poll(self) -> list[Trajectory | ContinuedTurn]:
-        """Return what was decided since the last call: finished trajectories, and turns that
-        continue.
+        """Return the finished trajectories and the turns that continue, decided since the last
+        call.
         """
         decided: list[Trajectory | ContinuedTurn] = []
         for key, outcome in self.rewards.poll():
@@ -115,7 +116,7 @@ class EndedTurns:
         return decided
 
     def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
-        """The completion that records a failure (invariant 2)."""
+        """Return the completion that records a failure (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
@@ -161,5 +162,5 @@ class EndedTurns:
 
 
 def _attempt_key(running: RunningTrajectory) -> str:
-    """The name of an attempt in the reward pool."""
+    """Return the key of an attempt in the reward pool."""
     return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"

@@ -1,11 +1,11 @@
-"""A rollout's `status` records: when one is due, what it reports of speed, idle time and previous
-KV use, and the thread that sends it.
+"""Publishes a rollout's heartbeats, the `status` records, also while the rollout's loop is busy.
 
-The thread is the only sender of `status` in the process, so records stay in order. It publishes
-what the loop hands over. While the loop hands over nothing (it swaps weights, recomputes a cache,
-waits for the log), the thread repeats the last record with `stalled_s`, so a rollout with a busy
-loop does not look dead. `end` publishes the last record and joins the thread, so no repeat can
-follow a `leaving` status.
+`StatusSchedule` decides when the loop owes a status, and computes its speed, idle time and previous
+KV use. `Heartbeat` has a thread that is the only sender of `status` in the process, so records stay
+in order. It publishes the records that the loop hands over. While the loop hands over none (it
+swaps weights, recomputes a cache, waits for the log), the thread repeats the last record with
+`stalled_s`, so a rollout with a busy loop does not look dead. `end` publishes the last record and
+joins the thread, so no repeat can follow a `leaving` status.
 
 A stopped process (SIGSTOP), or native code that never releases the interpreter lock, stops this
 thread too, and the rollout looks dead. A deadlocked loop does not stop it: `stalled_s` grows, and
@@ -27,13 +27,13 @@ from rollstream.streams.writer import publish_all
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 log = logging.getLogger(__name__)
-WAITING_MAX = 64  # queued while the log does not answer; the oldest ones are dropped first
+WAITING_MAX = 64  # records queued while the log does not answer; the oldest are dropped first
 
 
 @dataclass(slots=True)
 class StatusSchedule:
-    """A status is due every `every_s` seconds and at every change of health. Times are the caller's
-    clock.
+    """Decides when a status is due: every `every_s` seconds and at every change of health. Times
+    are the caller's clock.
     """
 
     every_s: float
@@ -59,11 +59,11 @@ class StatusSchedule:
         return speed
 
     def previous_kv(self, kv_used: int, now_s: float) -> int:
-        """Note the KV use reported now; returns that of the report before (for the first report,
-        its own).
+        """Note the KV use reported now, and return that of the previous report (for the first
+        report, its own).
 
-        A change of health sends two reports in quick succession. A report younger than half a
-        heartbeat is not used for comparison.
+        A change of health sends two reports in quick succession, so a report younger than half a
+        heartbeat does not count as the previous one.
         """
         earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
         if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
@@ -88,12 +88,12 @@ class StatusRepeats:
         self.last, self.sent_s = record, now_s
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until the next repeat, 0 when it is due; None before the first status."""
+        """Return the seconds until the next repeat: 0 when due, None before the first status."""
         return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
 
     def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
-        """The last status as of `time_s` (wall clock), with the seconds since the loop's last
-        iteration.
+        """Return the last status as of `time_s` (wall clock), with the seconds since the loop's
+        last iteration.
         """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
@@ -101,7 +101,9 @@ class StatusRepeats:
 
 
 class Heartbeat:
-    """Threads may share it. A failure in its thread is raised by the next `send` or `end`."""
+    """Sends and repeats the status records of one rollout in its own thread. Threads may share it.
+    The next `send` or `end` raises a failure of its thread.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
-"""The trajectories that a rollout has in progress, from the assignment to the record that ends
-each.
+"""Moves each trajectory of a rollout from its assignment to the record that ends it.
 
-Keeps the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time; a failure is
-published as a completion; under `keep_version` nothing is resumed under another version.
+`InProgress` submits an assignment to the engine, appends the tokens that the engine emits, passes
+ended turns to `EndedTurns`, and publishes partials and finished trajectories. It keeps the
+rollout's half of invariants 2 and 4: one attempt of a trajectory at a time; a failure is published
+as a completion; under `keep_version` no trajectory is resumed under another version.
 """
 
 import logging
@@ -26,7 +27,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class InProgress:
-    """The trajectories of one rollout under one term. `done` are finished and not yet published."""
+    """Holds the trajectories of one rollout under one term. Those in `running` have a slot in the
+    engine; those in `done` are finished and not yet published.
+    """
 
     engine: Engine
     ended_turns: EndedTurns
@@ -44,8 +47,8 @@ class InProgress:
     """Chains that could not be resumed."""
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
-        """Read the chains of all these assignments in one pass, for `start`. Chains read earlier
-        are kept.
+        """Read the chains of all these assignments in one pass, so that `start` finds them. Chains
+        of other assignments are forgotten.
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
         keys = {_attempt_of(assignment) for assignment in due}
@@ -89,7 +92,7 @@ class InProgress:
         self.running[assignment.trajectory] = running
 
     def _gained(self, assignment: Assignment) -> ChainContent | None:
-        """The content of the assignment's chain; None for a start, and if the chain is broken."""
+        """Return the content of the assignment's chain; None for a start or a broken chain."""
         if assignment.partial is None:
             return None
         if _attempt_of(assignment) not in self.chains:
@@ -102,7 +105,9 @@ class InProgress:
         return found
 
     def _can_resume(self, running: RunningTrajectory) -> bool:
-        """Whether the engine accepts the trajectory with the content of its chain."""
+        """Submit the trajectory with the content of its chain; returns whether the engine accepts
+        it.
+        """
         try:
             self._submit(running)
         except EngineRefused as error:
@@ -112,8 +117,8 @@ class InProgress:
         return True
 
     def _submit(self, running: RunningTrajectory) -> None:
-        """Submit it; beside other versions under `keep_version`, it names the one that generated
-        its tokens, or the newest.
+        """Submit the trajectory. An engine with several versions side by side under `keep_version`
+        also gets the version to use: that of the trajectory's last tokens, or the engine's newest.
         """
         version = None
         if self.keep_version and self.engine.is_side_by_side:
@@ -121,7 +126,7 @@ class InProgress:
         self.engine.submit(running.request(self.ended_turns.dialogue, version))
 
     def drop(self, trajectory: str) -> None:
-        """Remove the trajectory and free its slot; nothing of it is published."""
+        """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
         if self.running.pop(trajectory, None) is not None:
             self.engine.abort(trajectory)
@@ -133,9 +138,9 @@ class InProgress:
         self.ended_turns.drop_all()
 
     def give_up(self, released: Assignment) -> None:
-        """Hand the trajectory over to another rollout. A trajectory whose turn is being judged ends
-        or continues here first, because its completion may be on its way. A release of an older
-        attempt changes nothing.
+        """Hand the trajectory over to another rollout. If its turn is being judged, it first ends
+        or continues here, because its completion may be on its way. A release of an older attempt
+        changes nothing.
         """
         running = self.running.get(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
@@ -202,7 +207,9 @@ class InProgress:
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _leave(self, running: RunningTrajectory) -> None:
-        """Free its slot and publish its last partial, unless it ends with this abort."""
+        """Free the trajectory's slot and publish its last partial, unless the abort returns tokens
+        that finish its turn.
+        """
         emission = self.engine.abort(running.assignment.trajectory)
         if emission is not None and emission.finish is not None:
             self.grow(emission)

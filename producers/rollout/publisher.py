@@ -1,14 +1,14 @@
-"""Publishes all records of a rollout: trajectories, partials, status, applied versions; and has its
-metrics.
+"""Publishes all records of a rollout (trajectories, partials, status, applied versions), and
+collects its metrics.
 
 Delivery is at least once. Readers count only the first completion of a trajectory and follow only
 the chain of partials that an assignment names (invariant 2), so it does no harm if a dead
 predecessor of this rollout has published the same records.
 
-`BackgroundSender` appends beside decoding: over a network an acknowledgement takes longer than one
-poll of the engine. Records of one topic stay in order. Queued records die with the process, as
-tokens that the engine has not emitted yet do; a caller may rely on a record only after `then` has
-received its address.
+`BackgroundSender` appends in a thread while the engine decodes, because over a network an
+acknowledgement takes longer than one poll of the engine. Records of one topic stay in order. Queued
+records die with the process, as tokens that the engine has not emitted yet do; a caller may rely on
+a record only after `on_published` has received its address.
 """
 
 import logging
@@ -33,8 +33,8 @@ from rollstream.streams.writer import KeyedRecord, publish_all
 
 log = logging.getLogger(__name__)
 
-RECORDS_MAX = 1024  # queued; `send` blocks above this
-GATHER_S = 0.1  # between two rounds: records sent meanwhile share an append
+RECORDS_MAX = 1024  # queued records; `send` blocks above this
+GATHER_S = 0.1  # pause between two rounds: records sent meanwhile share an append
 
 OnPublished = Callable[[list[Address]], None]
 
@@ -43,11 +43,13 @@ class RecordSender(Protocol):
     def send(
         self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
     ) -> None:
-        """Publish the records in this order; `then` gets their addresses once they are durable."""
+        """Publish the records in this order; `on_published` gets their addresses once they are
+        durable.
+        """
         ...
 
     def flush(self) -> None:
-        """Return when everything sent is durable."""
+        """Return when all records sent before are durable."""
         ...
 
 
@@ -59,7 +61,7 @@ class _QueuedRecords:
 
 
 class BackgroundSender:
-    """A sender with its own thread. A failure in the thread is raised by the next call."""
+    """Sends records in its own thread. The next call raises a failure of the thread."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -87,7 +89,7 @@ class BackgroundSender:
         self._hurried.clear()
 
     def _count(self) -> int:
-        return sum(len(letter.records) for letter in (*self._waiting, *self._under_way))
+        return sum(len(queued.records) for queued in (*self._waiting, *self._under_way))
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -113,15 +115,15 @@ class BackgroundSender:
     def _post(self, letters: Sequence[_QueuedRecords]) -> None:
         """Publish with one append per topic."""
         by_topic: dict[str, list[_QueuedRecords]] = {}
-        for letter in letters:
-            by_topic.setdefault(letter.topic, []).append(letter)
+        for queued in letters:
+            by_topic.setdefault(queued.topic, []).append(queued)
         for topic, together in by_topic.items():
-            records = [record for letter in together for record in letter.records]
+            records = [record for queued in together for record in queued.records]
             addresses = publish_all(self._bus, topic, records)
-            for letter in together:
-                count = len(letter.records)
-                if letter.on_published is not None:
-                    letter.on_published(addresses[:count])
+            for queued in together:
+                count = len(queued.records)
+                if queued.on_published is not None:
+                    queued.on_published(addresses[:count])
                 addresses = addresses[count:]
 
 
@@ -140,7 +142,7 @@ class RolloutCondition:
 
 @dataclass(slots=True)
 class RolloutPublisher:
-    """The publisher of one rollout under one term."""
+    """Publishes the records of one rollout under one term."""
 
     bus: Bus
     sender: RecordSender
@@ -154,15 +156,13 @@ class RolloutPublisher:
     apply_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     _given_up: list[RunningTrajectory] = field(default_factory=list[RunningTrajectory])
     batch_max: int | None = None
-    """B_max of the engine; None: its number of slots."""
+    """The engine's B_max: rows above which another row slows a decode step; None: its slots."""
     preemptible: bool = False
     """The machine may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
     """Draft statistics of the last heartbeat."""
     heartbeat: Heartbeat | None = None
-    """Sends `status` in a thread beside the loop. None: `sender` sends it, and nothing
-    is repeated.
-    """
+    """Sends and repeats `status` in a thread beside the loop. None: `sender` sends it once."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         """Publish finished trajectories and count them by finish once they are durable."""
@@ -172,27 +172,27 @@ class RolloutPublisher:
             self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
     def partials(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish partials that are due: `partial_tokens` new tokens, or new tokens after
-        `partial_s` seconds.
+        """Publish the partials that are due: a trajectory has `partial_tokens` new tokens, or any
+        new tokens `partial_s` seconds after its previous partial.
         """
         now = self.clock()
-        due = [one for one in running if one.has_unpublished() and self._is_due(one, now)]
+        due = [each for each in running if each.has_unpublished() and self._is_due(each, now)]
         if not due:
             return
-        self._send(due, [one.take_partial(self.name, self.term, now) for one in due])
+        self._send(due, [each.take_partial(self.name, self.term, now) for each in due])
 
     def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
 
         def on_published(addresses: list[Address]) -> None:
-            for one, at in zip(due, addresses, strict=True):
-                one.partial_published(at)
+            for trajectory, address in zip(due, addresses, strict=True):
+                trajectory.partial_published(address)
 
         self.sender.send("partials", entries, on_published)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish the last partial of each trajectory, once its previous partial is durable. Later
-        calls publish the ones that had to wait.
+        """Publish the last partial of each trajectory whose previous partial is durable. Later
+        calls publish the partials of the other trajectories.
         """
         self._given_up += running
         due = [one for one in self._given_up if not one.flushing]
@@ -272,7 +272,7 @@ class RolloutPublisher:
         self.sender.flush()
 
     def close(self) -> None:
-        """Send no further heartbeat: the loop has ended, normally or by an error."""
+        """Stop the heartbeat, because the loop has ended, normally or by an error."""
         if self.heartbeat is not None:
             self.heartbeat.close()
 
@@ -288,7 +288,9 @@ FINISHES = ("stop", "length", "dead")
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
+    """Return the rollout's metrics. `judged` trajectories wait for a reward or a reply; the oldest
+    running trajectory has the age `oldest_s`.
+    """
     newest = follower.newest
     values: dict[str, MetricValue] = {
         "rollout_term": publisher.term,

@@ -1,5 +1,7 @@
-"""Compares what an engine serves with the tensors that it was given: all of them at first and after
-a repair, then a bounded sample that rotates through all of them.
+"""Finds tensors that an engine serves differently from how it was given them.
+
+The engine's tensors are read back and compared with the given ones: all of them at first and after
+a repair, and a bounded sample after each further update. The samples rotate through all tensors.
 """
 
 import logging
@@ -17,13 +19,13 @@ from rollstream.streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
 
-SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
+SAMPLE_BYTES = 32 << 20  # per comparison; a tensor larger than this is a sample of its own
 ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
 
 
 class TensorRotation:
-    """Each call continues after the last name of the previous one. The set of names may change
-    between calls.
+    """Chooses the tensors of each sample: `next` continues after the last name of the previous
+    call. The set of names may change between calls.
     """
 
     def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
@@ -49,8 +51,8 @@ class TensorRotation:
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """Verified tensors of one version, prepared for the engine. `repairs`: they replace tensors
-    that the engine served wrongly.
+    """Holds the tensors of one version, verified and prepared for the engine. `repairs`: they
+    replace tensors that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
@@ -60,7 +62,7 @@ class FetchedWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReadBackResult:
-    """The result of reading tensors back; the update took `seconds`."""
+    """The result of reading an update's tensors back; the update took `seconds`."""
 
     fetched: FetchedWeights
     compared: WeightComparison
@@ -70,8 +72,8 @@ class ReadBackResult:
 def compare_tensors(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
 ) -> ReadBackResult:
-    """Compare these tensors, None: all, with what the engine serves. A tensor whose copy in a file
-    was damaged differs too. The update took `seconds`.
+    """Compare the tensors `names` (None: all) with those that the engine serves, and log an error
+    if any differ. A tensor whose copy in a file was damaged differs too. The update took `seconds`.
     """
     tensors = fetched.update.tensors
     asked = tuple(tensors) if names is None else names
@@ -92,7 +94,7 @@ def compare_tensors(
 
 
 def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Bytes of each tensor, by all names."""
+    """Return the bytes of each tensor by name; streamed tensors are not loaded for it."""
     if isinstance(tensors, StreamedTensors):
         return tensors.sizes
     return {name: tensor.nbytes for name, tensor in tensors.items()}
@@ -104,8 +106,8 @@ def compare_all_tensors(
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
 ) -> ReadBackResult:
-    """Compare all tensors of the first version before anything is served. Raises `EngineRefused` if
-    one differs from what the engine was given. `started_s` is a time of `timer`.
+    """Compare all tensors of the first version before the engine serves it. Raises `EngineRefused`
+    if a tensor differs from the given one. `started_s` is the update's start by `timer`.
     """
     compared = read_back(fetched.update.tensors, fetched.update.tensors)
     if compared.differing:

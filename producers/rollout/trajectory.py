@@ -1,8 +1,8 @@
-"""One trajectory while it is generated: its tokens, how much of them is published, and the records
-that it becomes.
+"""Holds one trajectory while it is generated, and makes its records: partials, then a trajectory.
 
-Keeps invariant 3: every emission extends the spans by exactly its tokens, under the version that
-its engine stamped.
+`RunningTrajectory` keeps all tokens since the prompt, and how many of them are in partials already.
+It keeps invariant 3: every emission extends the spans by exactly its tokens, under the version that
+the engine stamped on it.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,9 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(slots=True)
 class RunningTrajectory:
-    """A trajectory under one assignment. `flushed` counts the tokens that are in published partials
-    or in the prompt.
+    """A trajectory under one assignment. `length` counts all its tokens, `generated` those of the
+    engine; `flushed` counts the tokens that are in partials or in the prompt. Prompt and reply
+    tokens have no log-probabilities, and spans count generated tokens only.
     """
 
     assignment: Assignment
@@ -71,7 +72,7 @@ class RunningTrajectory:
     def start(
         cls, assignment: Assignment, resumed: ChainContent | None, now_s: float
     ) -> "RunningTrajectory":
-        """Start from the prompt, or from the content of its chain of partials."""
+        """Start from the prompt, or with `resumed` from the content of the chain of partials."""
         prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
         running = cls(
             assignment, now_s, now_s, [assignment.tokens], [prompt], length=len(assignment.tokens)
@@ -91,8 +92,8 @@ class RunningTrajectory:
         return running
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
-        """The request with which an engine starts or resumes it. `hold`: keep the slot when a turn
-        ends; `version`: the only one that generates it.
+        """Return the request with which an engine starts or resumes the trajectory. `hold`: keep
+        the slot when a turn ends; `version`: the only version that may generate it.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return GenerationRequest(
@@ -109,7 +110,7 @@ class RunningTrajectory:
         )
 
     def content(self) -> tuple[Tokens, Sources]:
-        """All tokens so far, and the source of each."""
+        """Return all tokens so far, the prompt included, and the source of each."""
         return np.concatenate(self.tokens), np.concatenate(self.sources)
 
     def extend(self, emission: Emission) -> None:
@@ -125,19 +126,19 @@ class RunningTrajectory:
         self.generated += count
 
     def extend_environment(self, tokens: Tokens, state: str) -> None:
-        """Append tokens that the environment replied, and keep its new state."""
+        """Append the tokens of the environment's reply, and keep its new state."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), ENVIRONMENT, np.uint8))
         self.length += len(tokens)
         self.environment = state
 
     def has_unpublished(self) -> bool:
-        """Whether a partial can be made now."""
+        """Whether there are tokens for a new partial and the previous partial is durable."""
         return self.length > self.flushed and not self.flushing
 
     def take_partial(self, rollout: str, term: int, now_s: float, last: bool = False) -> Partial:
-        """Return the record of all tokens since the previous partial; with `last` also an empty
-        one. `partial_published` must be called with its address before the next one.
+        """Return the partial of all tokens since the previous one; a `last` partial may be empty.
+        `partial_published` must be called with its address before the next partial is taken.
         """
         assert not self.flushing, "the previous partial is not durable yet"
         first, gained = self.flushed_generated, self.length - self.flushed
@@ -179,7 +180,7 @@ class RunningTrajectory:
         scores: dict[str, float] | None = None,
         reason: str = "",
     ) -> Trajectory:
-        """The record of the whole trajectory."""
+        """Return the record of the whole trajectory, which ends it."""
         assignment, (tokens, sources) = self.assignment, self.content()
         return Trajectory(
             trajectory=assignment.trajectory,

@@ -1,17 +1,20 @@
 """Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
 stops decoding.
 
-Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
-it (invariant 6). The tensors are in memory of this process. They are moved from version to version
-in place, each compared with its hash, then prepared for the engine. A large version is not kept
-there: it is streamed into the engine, whose own tensors are the base of its deltas
-(`storage/weights/streamed.py`). After the swap a bounded sample of the tensors, which rotates
-through all of them, is read back from the engine and compared. One thread does one of these at a
-time, so the tensors do not change between `take` and the comparison. For an engine that maps files,
-a large version is in a file instead of memory (`storage/weights/mapped.py`).
+Only announced versions are fetched, and a version is announced after `latest.json` was moved to it
+(invariant 6). A small version is kept in this process: its tensors are moved from version to
+version in place, compared with their hashes, and prepared for the engine. A large version is
+streamed into the engine, whose own tensors are the base of its deltas
+(`storage/weights/streamed.py`); for an engine that maps files it is kept in a file
+(`storage/weights/mapped.py`).
 
-A version that was fetched ahead of time and never served costs its engine nothing: its update is
-merged with the next one, which is then still a patch of the served version.
+The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`, which
+reads a bounded sample of the tensors back from the engine; the samples rotate through all tensors.
+One background thread fetches or compares, never both, so the tensors do not change between `take`
+and the result of the comparison (`verdict`).
+
+If a fetched version is replaced by a newer one before the engine took it, the two updates are
+merged into one patch of the served version, so the engine does no work for the version between.
 """
 
 import logging
@@ -45,15 +48,15 @@ from rollstream.streams.release import check_readable_by
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
-STREAMED_BYTES = 96 << 20  # a larger version is not in memory; a copy of a smaller one saves time
+STREAMED_BYTES = 96 << 20  # larger versions are streamed; a copy of a smaller one saves time
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 
 
 class WeightsFollower:
-    """Holds the newest announced version, and its tensors once they are fetched. Where the first
-    version has more than `streamed_above` bytes, all are streamed into the engine; above
-    `mapped_above` they are in a file; None: none is.
+    """Holds the newest announced version, and its tensors once they are fetched. The size of the
+    first version decides for all: above `streamed_above` bytes they are streamed into the engine,
+    above `mapped_above` bytes they are kept in a file; None: never.
     """
 
     def __init__(
@@ -82,11 +85,11 @@ class WeightsFollower:
         self._taken: WeightsAnnounced | None = None
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
-        """The engine's own preparation, set once there is an engine."""
+        """The engine's own preparation of an update, set once there is an engine."""
         self.hold_name: Callable[[], None] = lambda: None
         """Called after each fetch, in its thread (`storage/terms.py`)."""
         self.unavailable: Version | None = None
-        """The version that `fetch_version` was called with last, if it could not be fetched."""
+        """The last version that `fetch_version` could not fetch."""
         self.fetched_bytes = 0
         self.fetch_s = MetricHistogram(SECONDS_BUCKETS)
 
@@ -103,7 +106,7 @@ class WeightsFollower:
         return [self._reader]
 
     def read(self) -> None:
-        """Note what was announced since the last call."""
+        """Note the versions that were announced since the last call."""
         for received in self._reader.follow():
             record = received.record
             if isinstance(record, Opened):
@@ -114,8 +117,8 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, held: Version | None) -> None:
-        """Start to fetch the newest version, unless it is held or another fetch is running or
-        waiting.
+        """Start to fetch the newest version, unless the engine serves it already (`held`), a fetch
+        or comparison runs, or its result was not taken yet.
         """
         newest = self._newest
         self._note_served(held)
@@ -123,8 +126,8 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, held: Version | None) -> None:
-        """Like `prefetch`, for a rollout that cannot take the version yet: a waiting version is
-        moved on to the newest one, still as a patch of the served version.
+        """Like `prefetch`, for a rollout that cannot take a version yet: a fetched version that
+        waits is updated to the newest one, still as a patch of the served version.
         """
         fetched, newest = self._fetched, self._newest
         self._note_served(held)
@@ -143,9 +146,9 @@ class WeightsFollower:
             self._served = self._given
 
     def take(self) -> FetchedWeights | None:
-        """Return the fetched version once; raises the error of a fetch that failed after its tries.
-        Its tensors do not change until `compare` was called and gave its verdict, or until the next
-        `prefetch`.
+        """Return the fetched version once, else None. Raises the error of a fetch whose tries all
+        failed. The version's tensors do not change until the verdict of `compare`, or until the
+        next `prefetch`.
         """
         if self.is_busy():
             return None
@@ -158,8 +161,8 @@ class WeightsFollower:
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
-        """Start to compare some tensors (all of them after a repair) with what the engine serves.
-        The update took `seconds`.
+        """Start to compare some tensors (all of them after a repair) with those that the engine
+        serves. The update took `seconds`.
         """
         self._note_served(fetched.update.version)
         names = (
@@ -204,13 +207,13 @@ class WeightsFollower:
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
-        """Start to fetch this very version, which may be older than the newest one; does nothing
+        """Start to fetch exactly this version, which may be older than the newest one; does nothing
         while another fetch runs. If the version cannot be fetched, `unavailable` names it and no
         error is raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:
-            self._fetched = None  # fetched ahead, and not needed now
+            self._fetched = None  # another version, fetched ahead and not needed now
         if self.unavailable != version and self._is_idle():
             self._begin(lambda: self._fetch_old(version))
 
@@ -239,8 +242,9 @@ class WeightsFollower:
     def _fetch(
         self, announced: WeightsAnnounced, or_newer: bool = True, after: WeightUpdate | None = None
     ) -> None:
-        """Retention may delete a version while it is fetched; with `or_newer` the newest version
-        replaces it then. `after` is the update that was fetched before and never taken.
+        """Fetch the version, with several tries. Retention may delete it meanwhile; with `or_newer`
+        the newest version then replaces it. `after` is an earlier update that was never taken and
+        is merged into this one.
         """
         for attempt in range(FETCH_TRIES):
             try:
@@ -273,8 +277,8 @@ class WeightsFollower:
     def _updated(
         self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
     ) -> tuple[Manifest, WeightUpdate]:
-        """The fetched update to this version, prepared by the engine. Nothing that is served has
-        changed yet.
+        """Fetch the update to this version and let the engine prepare it. The weights that the
+        engine serves have not changed yet.
         """
         if self._is_streaming is None:
             manifest = read_manifest(self._store, version, manifest_hash)
@@ -293,8 +297,8 @@ class WeightsFollower:
     def _streamed(
         self, version: Version, manifest_hash: str | None
     ) -> tuple[Manifest, WeightUpdate]:
-        """As `_updated`, from the version that the engine serves. Tensors that the engine does not
-        give back bit for bit are fetched without a base.
+        """As `_updated`, with the engine's own tensors as the base. Tensors that the engine does
+        not return bit for bit are fetched without a base.
         """
         wrong: frozenset[str] = frozenset()
         while True:
@@ -328,5 +332,5 @@ class WeightsFollower:
 
 
 def _is_larger(manifest: Manifest, above: int | None) -> bool:
-    """Whether these are whole weights of more bytes; never with None."""
+    """Whether the version is no adapter and has more than `above` bytes; False for None."""
     return above is not None and manifest.full_bytes > above and not manifest.adapter

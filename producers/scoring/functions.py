@@ -1,5 +1,8 @@
-"""A scorer's function, loaded by its import path, and the finished trajectory that it gets: facts
-of the record, tokens by turn, and text.
+"""Loads a scorer's function by its import path, and defines the argument of its calls.
+
+A scorer adds rewards or other scores to finished trajectories. Its function is called with one
+`Finished` trajectory at a time, in a process for rewards (`producers/rewards/process.py`), and
+returns one number or several named ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from rollstream.producers.tasks.base import Turns
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of a record that its scoring process gets, besides the turns."""
+    """The fields of a trajectory's record that its scoring process gets, besides the turns."""
 
     trajectory: str
     group: int
@@ -27,8 +30,9 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`turns` are all tokens after the prompt, cut where their source changes. `reference` is the
-    task's own JSON about the prompt. Text is decoded on access.
+    """A finished trajectory, as a scorer's function gets it. `turns` are all tokens after the
+    prompt, cut where their source changes. `reference` is the task's own JSON about the prompt.
+    Text is decoded on access.
     """
 
     facts: TrajectoryFacts
@@ -52,5 +56,7 @@ ScoringFunction = Callable[[Finished], object]
 
 
 def load_function(path: str) -> ScoringFunction:
-    """The function that `module:function` names. Raises `ConfigurationError` for a wrong path."""
+    """Load the function at the path `module:function`. Raises `ConfigurationError` for a wrong
+    path.
+    """
     return cast(ScoringFunction, find_callable(path, "scoring.function"))

@@ -1,10 +1,12 @@
-"""The scorer: reads finished trajectories and writes annotations about them, in batches.
+"""Writes annotations, such as late rewards, about every finished trajectory.
 
-Scorers share the partitions of `trajectories` as a consumer group. A batch is committed once all
-its annotations are in the log. After a kill the successor scores the batch again, and the first
-annotation of a (trajectory, name) counts, so nothing is lost. Only the first completion of a
-trajectory is scored; a later one is in the same batch, where it is left out, or in a later batch.
-An annotation therefore describes the tokens that are trained (invariant 2).
+Scorers share the partitions of `trajectories` as a consumer group. A scorer reads a batch, lets the
+reward pool score it, publishes the annotations, and commits the batch once all of them are in the
+log. After a kill the successor scores the batch again, and the first annotation of a (trajectory,
+name) counts, so no annotation is lost or counted twice. Only the first completion of a trajectory
+counts for readers (invariant 2). Within a batch the scorer leaves later ones out; in a later batch
+their annotations are not the first. An annotation that counts therefore describes the tokens that
+are trained.
 """
 
 import logging
@@ -27,10 +29,10 @@ from rollstream.streams.codec import decode
 from rollstream.streams.records import PROMPT, Annotation, Trajectory
 from rollstream.streams.writer import KeyedRecord, publish_all
 
-UNNAMED_SCORE = ""  # name of a function's lone number
+UNNAMED_SCORE = ""  # name of the score if a function returns a lone number
 log = logging.getLogger(__name__)
 GROUP, TOPIC = "scoring", "trajectories"
-WAIT_S = 0.2
+WAIT_S = 0.2  # for the first record of a batch
 PAUSE_S = 0.002  # between two polls of the pool
 KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
 BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
@@ -38,8 +40,8 @@ BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
 
 @dataclass(frozen=True, slots=True)
 class AnnotationPlan:
-    """The annotations that scorer `scorer` writes. `by_judge`: values come from the task's judge,
-    otherwise from a function.
+    """Names the annotations that the scorer `scorer` writes about each trajectory. `by_judge`: the
+    values come from the task's judge, otherwise from a function.
     """
 
     names: tuple[str, ...]
@@ -48,8 +50,9 @@ class AnnotationPlan:
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
-    """The first completion of each trajectory in its partition's order. Dead ones are left out:
-    they get no annotation (invariant 2: a failure is a completion too).
+    """Return the first completion of each trajectory, in the order of its partition. If that is a
+    failure, which is a completion too (invariant 2), the trajectory is left out: it is dead and
+    gets no annotation.
     """
     first: dict[str, Trajectory] = {}
     for message in messages:
@@ -63,7 +66,7 @@ def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
-    """The facts that a function gets about a living record."""
+    """Return the facts that a function gets about a trajectory, which must not be dead."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return TrajectoryFacts(
@@ -81,7 +84,9 @@ def facts_of(record: Trajectory) -> TrajectoryFacts:
 def annotations(
     record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan
 ) -> list[Annotation]:
-    """One annotation for each name that the scorer writes: its value, or why there will be none."""
+    """Return one annotation for each name that the scorer writes. It has a value, or the reason why
+    there will be none.
+    """
     values = dict(verdict.scores)
     if writes.by_judge:
         values["reward"] = verdict.reward
@@ -116,10 +121,10 @@ class Scorer:
     batch: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
-    """What this process published: annotations, and trajectories `scored` or `dead`."""
+    """Counts the annotations that this process published, and trajectories `scored` or `dead`."""
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop`. The successor scores a batch that was incomplete then."""
+        """Score until `stop` is set. A batch that is incomplete then is left to the successor."""
         try:
             self._follow(stop)
         finally:
@@ -151,7 +156,7 @@ class Scorer:
     def _score(
         self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
     ) -> bool:
-        """Publish annotations of all records. Returns False if it was stopped before."""
+        """Publish annotations of all records. Returns False if `stop` was set before the end."""
         for record in records.values():
             self._submit(record)
         outstanding, alive_s = set(records), self.clock()
@@ -187,7 +192,7 @@ class Scorer:
             self.counts["annotations"] += len(entries)
 
     def metric_values(self) -> MetricValues:
-        """What this process published, and how many records the whole group is behind."""
+        """Return the counts of this process, and how many records the whole group is behind."""
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)
         at = {p: committed[p].offset if p in committed else begin[p] for p in ends}

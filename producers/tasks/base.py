@@ -1,11 +1,11 @@
-"""The task contract: the prompts, their order, and how an answer is judged; and the description
-from which `load_task` builds a task.
+"""Defines the contract of a task: its prompts, their order, and how an answer is judged.
 
 A task is stateless: all its results are pure functions of its options and the arguments. The prompt
 source therefore only keeps a position, and any process can build the same task from the same
-options. Import and judging stay light (no torch, no transformers), because reward processes start
-in a fraction of a second. They start by the dozen, so they decode the description from JSON without
-pydantic, whose import takes as long as all their other imports.
+options (`load_task`). Import and judging stay light (no torch, no transformers), because reward
+processes must start in a fraction of a second. They start by the dozen, so they decode the task's
+settings (`PlainTask`) from JSON without pydantic, whose import takes as long as all their other
+imports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,9 @@ Option = int | float | bool | str | list[int | float | bool | str]
 class TaskPrompt:
     """One prompt. `reference` is the task's own JSON, which `judge` gets back unchanged.
 
-    `task` is the label of its part in a mixture, "" with a single task. `stop` are the tokens that
-    end a turn of its answer, None for those of the task.
+    `epoch` counts the complete passes over the data set before it. `task` is the label of its part
+    in a mixture, "" with a single task. `stop` are the tokens that end a turn of its answer; None:
+    the task's own stop tokens.
     """
 
     tokens: tuple[int, ...]
@@ -56,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The environment's next turn and its new state. No tokens: the dialogue is over."""
+    """The environment's next turn and its new state. Without tokens the dialogue is over."""
 
     tokens: tuple[int, ...]
     state: str = ""
@@ -78,8 +79,8 @@ class Tokenizer(Protocol):
     def size(self) -> int: ...
     @property
     def special(self) -> Mapping[str, int]:
-        """Numbers of `pad_token_id`, `bos_token_id`, `eos_token_id`, under the names of a model
-        configuration.
+        """The numbers of the special tokens, by their names in a model configuration:
+        `pad_token_id`, `bos_token_id`, `eos_token_id`.
         """
         ...
 
@@ -89,8 +90,8 @@ class Tokenizer(Protocol):
 
 
 class Task(Protocol):
-    """The interface of every task. A callable that returns one can be named as
-    `module:attribute`.
+    """The interface of every task. The settings name a registered task, or by `module:attribute` a
+    callable that returns a task.
     """
 
     @property
@@ -103,19 +104,19 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """The training prompt at `position` of the order of `seed`; positions may be read in any
-        order.
+        """Return the training prompt at `position` of the order of `seed`. Positions may be read in
+        any order.
         """
         ...
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """The first `count` prompts of a fixed list that shares no prompt with a training order or
-        a warm-up document.
+        """Return the first `count` prompts of a fixed list that shares no prompt with a training
+        order or a warm-up document.
         """
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """The reward of a complete answer. It may raise or hang: the reward pool handles both."""
+        """Judge a complete answer. This may raise or hang: the reward pool handles both."""
         ...
 
 
@@ -124,8 +125,8 @@ class Environment(Protocol):
     """A task of several turns: it replies to each generated turn that ended in a stop token."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """The environment's reply to the last of `turns`. `state` is that of its previous reply, ""
-        at first.
+        """Return the environment's reply to the last of `turns`. `state` is the state of its
+        previous reply, "" at first.
         """
         ...
 
@@ -138,7 +139,7 @@ class Teacher(Protocol):
 
 
 def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
-    """A trajectory's tokens after the prompt, as turns."""
+    """Return a trajectory's tokens after the prompt, cut into turns where the source changes."""
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
     cuts = np.flatnonzero(np.diff(origin)) + 1
@@ -146,8 +147,8 @@ def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Epoch and index in `[0, count)` at `position` of an order with a new permutation in each
-    epoch.
+    """Return the epoch, and the index in `[0, count)`, at `position` of an endless order. Each
+    epoch is a new permutation of all indices.
     """
     epoch, place = divmod(position, count)
     return epoch, int(_permutation(count, seed, epoch)[place])

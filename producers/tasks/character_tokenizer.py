@@ -1,8 +1,7 @@
-"""A character tokenizer: pure Python for the hot loops, and ordinary Hugging Face files for the
-model folder.
+"""Converts each character to one token, in pure Python and as Hugging Face tokenizer files.
 
-Both give the same numbers. Other tools load the files; the pure path needs neither `tokenizers` nor
-`transformers`.
+Both give the same numbers. The run's own loops use the Python code, which needs neither
+`tokenizers` nor `transformers`; other tools load the files from the model folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +30,11 @@ class CharacterTokenizer:
         return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
     def encode(self, text: str) -> list[int]:
-        """Numbers of the characters alone; the caller adds the `BOS` of a prompt."""
+        """Return the numbers of the characters alone; the caller adds the `BOS` of a prompt."""
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without the special tokens; numbers outside the vocabulary are left out."""
+        """Return the text without special tokens and without numbers outside the vocabulary."""
         pieces = self._pieces
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 

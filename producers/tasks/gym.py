@@ -1,15 +1,15 @@
-"""Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
+"""Makes a task of any data set of reasoning_gym (106 procedural ones) and its own `score_answer`.
 
 The number of questions is unlimited: each stream (training of one seed, warm-up, held out) consists
 of chunks. A chunk is a data set whose seed is a hash of the stream's name and the chunk's number,
-so positions can be read in any order. A quarter of all questions is held out, by a checksum of the
-question's text, in every stream. Training, warm-up and held-out questions are therefore disjoint
-even where a data set has few.
+so positions can be read in any order. A checksum of the question's text decides in every stream
+whether it is held out; a quarter of all questions is. Training and warm-up therefore contain no
+held-out question, even where a data set has few.
 
 Some scoring functions compare tuples, and some data sets differ between two processes with the same
-seed (they iterate over sets of strings, whose order depends on PYTHONHASHSEED). A reward must
-therefore get the entry from which the prompt was made, not generate it again: `pack` and `unpack`
-convert entries to JSON and back without loss; tuples and key types are kept.
+seed (they iterate over sets of strings, whose order depends on PYTHONHASHSEED). `judge` must
+therefore get the entry from which the prompt was made, and not generate it again: `pack` and
+`unpack` convert entries to JSON and back without loss; tuples and key types are kept.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,24 +32,26 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
 CHUNK = 500  # the library's own default size of a data set
-ATTEMPTS = 64  # by chance all are held out once in 4^64, so then the data set has no other question
+# Questions tried per position. By chance all are held out once in 4^64 positions, so if they are,
+# the data set has no other question.
+ATTEMPTS = 64
 _RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
 _WHERE = "task.options of reasoning_gym"
 
 
 def pack(value: Any) -> Any:
-    """JSON of an entry. Raises `ConfigurationError` for a value of an unsupported type."""
+    """Convert an entry to JSON values. Raises `ConfigurationError` for an unsupported type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [pack(one) for one in cast(list[Any], value)]
+        return [pack(item) for item in cast(list[Any], value)]
     if isinstance(value, tuple):
-        return {_TUPLE: [pack(one) for one in cast(tuple[Any, ...], value)]}
+        return {_TUPLE: [pack(item) for item in cast(tuple[Any, ...], value)]}
     if isinstance(value, dict):
         pairs = cast(dict[Any, Any], value)
         if all(isinstance(key, str) and not key.startswith("$") for key in pairs):
-            return {key: pack(one) for key, one in pairs.items()}
-        return {_PAIRS: [[pack(key), pack(one)] for key, one in pairs.items()]}
+            return {key: pack(item) for key, item in pairs.items()}
+        return {_PAIRS: [[pack(key), pack(item)] for key, item in pairs.items()]}
     if isinstance(value, Fraction):
         return {_FRACTION: str(value)}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -61,25 +63,26 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """The entry that was packed."""
+    """Return the entry from which `pack` made these JSON values."""
     if isinstance(value, list):
-        return [unpack(one) for one in cast(list[Any], value)]
+        return [unpack(item) for item in cast(list[Any], value)]
     if not isinstance(value, dict):
         return value
     table = cast(dict[str, Any], value)
     if _TUPLE in table:
-        return tuple(unpack(one) for one in table[_TUPLE])
+        return tuple(unpack(item) for item in table[_TUPLE])
     if _PAIRS in table:
-        return {unpack(key): unpack(one) for key, one in table[_PAIRS]}
+        return {unpack(key): unpack(item) for key, item in table[_PAIRS]}
     if _FRACTION in table:
         return Fraction(table[_FRACTION])
-    return {key: unpack(one) for key, one in table.items()}
+    return {key: unpack(item) for key, item in table.items()}
 
 
 class Gym:
-    """The task; `parameters` are those of the data set's configuration.
+    """The task on one data set; `parameters` are those of the data set's own configuration.
 
-    With `answer_tag` (`"answer"`) only the text in the last `<answer>…</answer>` is judged.
+    `judge` reads the whole answer, or with `answer_tag` only the text in the last pair of such tags
+    (with `"answer"`: `<answer>…</answer>`).
     """
 
     name = "reasoning_gym"
@@ -99,7 +102,7 @@ class Gym:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """The first of `ATTEMPTS` questions that is neither held out nor too long."""
+        """Return the first of `ATTEMPTS` questions that is neither held out nor too long."""
         entry, tokens = self._training(f"train/{seed}", position)
         return TaskPrompt(tokens, json.dumps(pack(entry)))
 
@@ -107,7 +110,7 @@ class Gym:
         return list(self._held_out(count))
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """The data set's own answers to questions that are not held out."""
+        """Return examples with the data set's own answers, to questions that are not held out."""
         made: list[Document] = []
         for place in range(count):
             entry, tokens = self._training(f"warm-up/{seed}", place)
@@ -174,8 +177,8 @@ def _is_held_out(entry: Mapping[str, Any]) -> bool:
 
 
 def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
-    """A function from a seed to the data set. Raises `ConfigurationError` at once for a wrong name
-    or wrong parameters.
+    """Return a function that opens the data set with a seed. Raises `ConfigurationError` at once
+    for a wrong name or wrong parameters.
     """
     try:
         from reasoning_gym.factory import DATASETS

@@ -1,8 +1,8 @@
-"""Several tasks as one, mixed by exact weights.
+"""Makes one task of several, whose prompts are mixed by exact weights.
 
-A mixture is stateless like every task. The cycle maps a position to a part and to that part's own
-position in its shuffled epochs. The reference carries the part's label, so judgements and replies
-find the part in any process. All parts share one tokenizer.
+A mixture is stateless like every task. `MixtureCycle` maps a position to a part (one of the tasks)
+and to that part's own position in its shuffled epochs. A prompt's reference contains the part's
+label, so judgements and replies find the part in any process. All parts share one tokenizer.
 
 The cycle is a smooth weighted round robin (nginx's load balancing): at each place every part gains
 its weight, and the part with the most weight gives the prompt and pays the total. Over one cycle
@@ -30,8 +30,8 @@ from rollstream.producers.tasks.base import (
     Turns,
 )
 
-CYCLE_MAX = 10_000
-_PROBE = "".join(map(chr, range(32, 127)))
+CYCLE_MAX = 10_000  # places
+_PROBE = "".join(map(chr, range(32, 127)))  # equal tokenizers encode it equally
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +43,32 @@ class PartPosition:
 
 
 class MixtureCycle:
-    """The endless order of the parts."""
+    """Maps each position of the mixture's endless order to a part. The order repeats after
+    `len(cycle)` places.
+    """
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._shares = _whole_weights(weights)
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
-        """Number of places until the order repeats."""
+        """Return the number of places until the order repeats."""
         return len(self._order)
 
     def at(self, position: int) -> PartPosition:
-        """A function of the position alone."""
+        """Return the part at this position; it depends on the position and the weights alone."""
         cycle, place = divmod(position, len(self._order))
         part, rank = self._order[place]
         return PartPosition(part, cycle * self._shares[part] + rank)
 
 
 def _whole_weights(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the same proportion."""
+    """Return the smallest whole numbers in the same proportion. Raises `ConfigurationError` if
+    their sum is above `CYCLE_MAX`.
+    """
     exact = [Fraction(str(weight)) for weight in weights]
-    scale = lcm(*(one.denominator for one in exact))
-    shares = [int(one * scale) for one in exact]
+    scale = lcm(*(weight.denominator for weight in exact))
+    shares = [int(weight * scale) for weight in exact]
     divisor = gcd(*shares)
     shares = [share // divisor for share in shares]
     if sum(shares) > CYCLE_MAX:
@@ -76,7 +80,7 @@ def _whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """One cycle: part, and how many prompts it gave before in this cycle."""
+    """Return one cycle: for each place the part, and how many prompts that part gave before."""
     total = sum(shares)
     credit, given = [0] * len(shares), [0] * len(shares)
     order: list[tuple[int, int]] = []
@@ -99,8 +103,8 @@ class MixturePart:
 
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
-    """The mixture; it is an environment if any part is one. Raises `ConfigurationError` if the
-    parts do not fit together.
+    """Return the mixture of these parts, which is an environment if any part is one. Raises
+    `ConfigurationError` if the parts do not fit together.
     """
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
@@ -122,7 +126,7 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
 
 
 class TaskMixture:
-    """Any number of tasks with one tokenizer."""
+    """A task that takes each prompt from one of its parts, and lets that part judge the answer."""
 
     name = "mixture"
 
@@ -133,7 +137,7 @@ class TaskMixture:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """Stop tokens of all parts; each prompt carries those of its own part."""
+        """Return the stop tokens of all parts; each prompt carries those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
 
     def tokenizer(self) -> Tokenizer:
@@ -145,14 +149,14 @@ class TaskMixture:
         return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """The parts' own held-out prompts; each part's number among `count` follows its weight."""
+        """Return the parts' own held-out prompts; each part's share of `count` is its weight's."""
         order = [self._cycle.at(place) for place in range(count)]
         wanted = Counter(at.part for at in order)
         lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
         return [lists[at.part][at.place] for at in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """The parts' warm-up documents, by weight."""
+        """Return the parts' warm-up documents; each part's share of `count` is its weight's."""
         wanted = Counter(self._cycle.at(place).part for place in range(count))
         documents: list[Document] = []
         for number, share in sorted(wanted.items()):
@@ -163,7 +167,7 @@ class TaskMixture:
                     "to a checkpoint to start from"
                 )
             own = part.task.documents(seed, share)
-            documents += [replace(one, style=one.style or part.label) for one in own]
+            documents += [replace(each, style=each.style or part.label) for each in own]
         return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
@@ -171,19 +175,21 @@ class TaskMixture:
         return part.judge(own, turns)
 
     def _part_of(self, reference: str) -> tuple[Task, str]:
-        """The part's task, and its own reference."""
+        """Return the part's task and that task's own reference from a mixture's reference."""
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
     def _held_out(self, part: MixturePart, count: int) -> list[TaskPrompt]:
         try:
-            return [_labelled(part, one) for one in part.task.held_out(count)]
+            return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 
 
 class EnvironmentMixture(TaskMixture):
-    """A mixture with multi-turn parts. For single-turn parts the environment's reply is empty."""
+    """A mixture with multi-turn parts. Its reply to an answer of a single-turn part is empty, which
+    ends the dialogue.
+    """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         part, own = self._part_of(reference)

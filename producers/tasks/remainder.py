@@ -1,5 +1,5 @@
-"""x mod y with a mixture of answer styles: the Echo Chamber setting (arXiv 2504.07912) in
-miniature.
+"""Asks for x mod y, after a warm-up on a mixture of answer styles: the Echo Chamber setting
+(arXiv 2504.07912) in miniature.
 
 Numbers have a fixed width and start with the least significant digit: `336%68` asks for 633 mod 86.
 Every warm-up document is right; they differ in how much of the calculation they show (`=130`,
@@ -35,36 +35,36 @@ CHARACTERS = "0123456789%=>;"
 vocabulary.
 """
 
-_FIXED_SEED = 0  # these lists do not depend on the run's seed
+_FIXED_SEED = 0  # for lists that must not depend on the run's seed
 _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
 def question_text(x: int, y: int) -> str:
-    """`336%68` for 633 mod 86."""
+    """Return the question as text: `336%68` for 633 mod 86."""
     return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
 
 
 def number_text(value: int) -> str:
-    """Three digits, least significant first."""
+    """Return the number as three digits, least significant first."""
     return f"{value:03d}"[::-1]
 
 
 def working(x: int, y: int) -> list[int]:
-    """All differences of the repeated subtraction, the remainder last; never empty because x ≥ 100
-    > y.
+    """Return all differences of the repeated subtraction, the remainder last. The list is never
+    empty, because x ≥ 100 > y.
     """
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """The answer after the first `lines` lines of the calculation."""
+    """Return a right response: the first `lines` lines of the calculation, then the answer."""
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
     return f"{shown}={number_text(x % y)}"
 
 
 def style(response: str) -> Style:
-    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line; all others
-    are `other`.
+    """Classify a response. `full` repeats its last line of the calculation as the answer, `jump`
+    does not, and `direct` shows no line; responses of any other form are `other`.
     """
     match = _RESPONSE.fullmatch(response)
     if match is None:
@@ -76,9 +76,9 @@ def style(response: str) -> Style:
 
 
 class Remainder:
-    """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is
-    `full`. Training uses only the first `prompts` prompts of a fixed order, repeatedly; 0 is all of
-    them.
+    """The task of x mod y. `direct` and `jump` are the shares of those styles among the warm-up
+    documents; the rest is `full`. Training repeats the first `prompts` prompts of a fixed order; 0:
+    all training prompts.
     """
 
     name = "remainder"
@@ -116,14 +116,16 @@ class Remainder:
         return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Right answers to warm-up prompts drawn with repetition, in the styles' shares."""
+        """Return right answers to warm-up prompts drawn with repetition, in the styles' shares."""
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
         chosen: list[int] = random.integers(len(questions), size=count).tolist()
         return [self._document(questions[index], random) for index in chosen]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """1 for `…=ddd<eos>` with the right number; the calculation before it is not checked."""
+        """Reward `…=ddd<eos>` with the right number by 1, any other answer by 0. The calculation
+        before the number is not checked.
+        """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
         right = ended and response.rpartition("=")[1:] == ("=", json.loads(reference)["answer"])
@@ -131,7 +133,7 @@ class Remainder:
 
     @cached_property
     def _training_questions(self) -> list[Question]:
-        """Questions of the training order; with `prompts`, the same ones for every seed."""
+        """Return the questions of the training order; with `prompts`, the same for every seed."""
         questions = self._splits["train"]
         if self._prompts > len(questions):
             raise ConfigurationError(
@@ -145,7 +147,9 @@ class Remainder:
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Every question by `crc32(prompt) % 8`: 0 held out, 1–3 warm-up, 4–7 training."""
+        """Return all questions by split: `crc32(prompt) % 8` is 0 for held out, 1–3 for warm-up,
+        4–7 for training.
+        """
         names = ("held_out", *["warm_up"] * 3, *["train"] * 4)
         splits: dict[str, list[Question]] = {name: [] for name in names}
         for x in range(100, 1000):

@@ -1,8 +1,9 @@
-"""Converts text to a prompt's tokens, and an answer's tokens to text: tokenizer, chat template,
-length limit.
+"""Converts a task's texts to a prompt's tokens, and an answer's tokens to text.
 
-Each task has one; a builder with a parameter `text` gets it. Files are read on first use, so a
-rollout, which only checks the kind of its task, loads no tokenizer.
+`TaskText` joins a tokenizer, its chat template, the system message and the limit of a prompt's
+length. `load_task` makes one for a run's task, and passes it to every task's callable that has a
+parameter `text`. Files are read on first use, so a rollout, which only checks the kind of its task,
+loads no tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ ChatMessage = Mapping[str, str]
 PromptContent = str | Sequence[ChatMessage]
 """A prompt's content: a text, which is the user's only message, or chat messages."""
 
-_MARK = "rollstream-answer"
+_MARK = "rollstream-answer"  # stands for an answer; the template's end of a turn follows it
 
 
 class TaskText:
-    """The text format of one task. `prompt_tokens_max` is None where no prompt is made."""
+    """The text format of one task. `prompt_tokens_max` is None in processes that make no prompts;
+    then every prompt fits.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,8 @@ class TaskText:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Tokens that end an answer: the tokenizer's end tokens, and the template's token after an
-        answer.
+        """Return the tokens that end an answer: the tokenizer's end tokens, and the chat template's
+        token after an answer.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
@@ -52,8 +55,8 @@ class TaskText:
         return tuple(sorted(ends))
 
     def prompt(self, content: PromptContent) -> tuple[int, ...]:
-        """Tokens up to the start of the answer. Raises `ConfigurationError` if the template
-        refuses.
+        """Return the tokens up to the start of the answer. Raises `ConfigurationError` if the chat
+        template refuses the content.
         """
         if self._template == "plain":
             if not isinstance(content, str):
@@ -73,20 +76,20 @@ class TaskText:
         """
         if self.prompt_tokens_max is None:
             return True
-        contents = [content] if isinstance(content, str) else [one["content"] for one in content]
+        contents = [content] if isinstance(content, str) else [m["content"] for m in content]
         size = sum(len(content.encode()) for content in (*contents, self._system))
         roles = 64 * (len(contents) + 2)  # 64 covers a role's tokens
         return size + roles <= self.prompt_tokens_max
 
     def answer(self, turns: Turns) -> str:
-        """Text of the last turn, without its end token."""
+        """Return the text of the last turn, without its end token."""
         turn = turns[-1] if turns else ()
         if turn and turn[-1] in self.tokenizer.ends:
             turn = turn[:-1]
         return self.tokenizer.decode(turn)
 
     def response(self, text: str) -> tuple[int, ...]:
-        """A whole answer in the form that the model should give, for warm-up documents."""
+        """Return a whole answer, its end token included, for a warm-up document."""
         ends = self._turn_end if self._template == "chat" else ()
         end = ends or tuple(sorted(self.tokenizer.ends))[:1]
         return (*self.tokenizer.encode(text), *end)
@@ -95,14 +98,14 @@ class TaskText:
         messages: list[ChatMessage] = (
             [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         )
-        if self._system and not any(one["role"] == "system" for one in messages):
+        if self._system and not any(message["role"] == "system" for message in messages):
             return [{"role": "system", "content": self._system}, *messages]
         return messages
 
     @cached_property
     def _turn_end(self) -> tuple[int, ...]:
-        """The special token after an assistant's message. Some models end turns with another token
-        than texts.
+        """Return the special token that the template puts after an assistant's message, if any. In
+        some models it differs from the token that ends a text.
         """
         whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._render(whole, False).rpartition(_MARK)[2]
@@ -121,7 +124,7 @@ class TaskText:
             )
         try:
             rendered = tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
-                [dict(one) for one in messages], tokenize=False, add_generation_prompt=is_asked
+                [dict(each) for each in messages], tokenize=False, add_generation_prompt=is_asked
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""A tokenizer of text tasks, from a model's folder or the built-in one.
+"""Converts the texts of tasks to tokens and back, by a model's tokenizer or the built-in one.
 
 It has two halves over the same files: `light` (the `tokenizers` library, fast to start) decodes in
 reward processes; `whole` (transformers without torch, loaded on first use) applies chat templates
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 SPECIAL = (PAD, BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>")
 NAMES = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END}
-"""The names in `tokenizer_config.json`."""
+"""The special tokens by their names in `tokenizer_config.json`."""
 
 CHAT_TEMPLATE = (
     "{{ '<|begin|>' }}{% for message in messages %}"
@@ -41,8 +41,8 @@ _FILE = "tokenizer.json"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer of 262 tokens. `<|begin|>` precedes an encoded text unless special tokens are
-    disabled.
+    """Return the built-in tokenizer of 262 tokens. It puts `<|begin|>` before an encoded text
+    unless special tokens are disabled.
     """
     letters = _letters()
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
@@ -56,12 +56,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def byte_token(special: str) -> int:
-    """The number of a special token."""
+    """Return the number of a special token of the built-in tokenizer."""
     return 256 + SPECIAL.index(special)
 
 
 def _letters() -> dict[int, str]:
-    """The printable letter that stands for each byte in byte-level tokenizers (GPT-2's table)."""
+    """Return the printable letter of each byte in byte-level tokenizers (GPT-2's table)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {
@@ -70,14 +70,14 @@ def _letters() -> dict[int, str]:
 
 
 class TextTokenizer:
-    """Reads files on first use only. `folder` None is the built-in byte-level tokenizer."""
+    """The tokenizer in `folder`, or the built-in one for None. Files are read on first use only."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
+        """The tokenizer's name in messages."""
         return (
             "the built-in tokenizer" if self.folder is None else f"the tokenizer in {self.folder}"
         )
@@ -94,7 +94,7 @@ class TextTokenizer:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Tokens that end a text, from the files beside the tokenizer; empty if no file
+        """Return the tokens that end a text, by the files beside the tokenizer; none if no file
         names one.
         """
         if self.folder is None:
@@ -136,11 +136,13 @@ class TextTokenizer:
         return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of the text alone, without the special tokens that a tokenizer adds."""
+        """Return the tokens of the text alone, without the special tokens that a tokenizer adds."""
         return self.light.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens; bytes that are not UTF-8 become replacement characters."""
+        """Return the text without special tokens. Bytes that are not UTF-8 become replacement
+        characters.
+        """
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def save(self, folder: Path) -> None:

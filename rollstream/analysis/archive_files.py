@@ -1,9 +1,10 @@
-"""Finds the archived files of one run, checks them, makes them readable for DuckDB, and computes
-which offsets of a topic they hold and which must come from the log.
+"""Finds the archived files of one run for DuckDB, and the offsets that must come from the log.
 
-Files of a `file:` store are read in place; files of other stores are fetched into a bounded cache.
-First and last offsets come from file names and footers, without reading data. A damaged file raises
-`CorruptObject`, or is left out if `skip_corrupt` is set.
+`ArchivedFiles` lists a run's files and checks them; `ArchiveCache` makes local paths of them. Files
+of a `file:` store are read in place; files of other stores are fetched into a bounded cache. First
+and last offsets come from file names and footers, without reading data, and `offset_gaps` computes
+the offsets that no file holds. A damaged file raises `CorruptObject`, or is left out if
+`skip_corrupt` is set.
 """
 
 import os
@@ -27,8 +28,8 @@ from rollstream.storage.stores.file import FileStore
 
 @dataclass(frozen=True, slots=True)
 class ReadableFile:
-    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `fence`
-    (term, sequence) is the one after its last row; `schema` is the format number of its columns.
+    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `fence` is
+    the fence (term, sequence) after its last row; `schema` is the format number of its columns.
     """
 
     path: str
@@ -42,7 +43,7 @@ class ReadableFile:
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
     """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
-    `start` on. `fence` is the one before `start`, (0, 0) if unknown.
+    `start` on. `fence` is the fence before `start`, (0, 0) if unknown.
     """
 
     partition: int
@@ -54,15 +55,15 @@ class OffsetGap:
 def offset_gaps(held: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
     """Returns the offsets to read from the log, by partition; the open end of each comes last."""
     by_partition: defaultdict[int, list[ReadableFile]] = defaultdict(list)
-    for one in held:
-        by_partition[one.partition].append(one)
+    for file in held:
+        by_partition[file.partition].append(file)
     found: list[OffsetGap] = []
     for partition in sorted({*by_partition, *partitions}):
         at, fence = 0, (0, 0)
-        for one in sorted(by_partition[partition], key=lambda one: one.first):
-            if one.first > at:
-                found.append(OffsetGap(partition, at, one.first, fence))
-            at, fence = max(at, one.last + 1), one.fence
+        for file in sorted(by_partition[partition], key=lambda file: file.first):
+            if file.first > at:
+                found.append(OffsetGap(partition, at, file.first, fence))
+            at, fence = max(at, file.last + 1), file.fence
         found.append(OffsetGap(partition, at, None, fence))
     return found
 
@@ -71,16 +72,16 @@ def overlapping(held: Iterable[ReadableFile]) -> list[tuple[ReadableFile, Readab
     """Returns pairs of files with common offsets: their rows would count twice."""
     found: list[tuple[ReadableFile, ReadableFile]] = []
     before: ReadableFile | None = None
-    for one in sorted(held, key=lambda one: (one.partition, one.first)):
-        if before and before.partition == one.partition and one.first <= before.last:
-            found.append((before, one))
-        if before is None or before.partition != one.partition or one.last > before.last:
-            before = one
+    for file in sorted(held, key=lambda file: (file.partition, file.first)):
+        if before and before.partition == file.partition and file.first <= before.last:
+            found.append((before, file))
+        if before is None or before.partition != file.partition or file.last > before.last:
+            before = file
     return found
 
 
 def gaps_in_words(lost: Sequence[OffsetGap]) -> str:
-    """`partition 0: 3 to 9, partition 2: 0 to 4`; lists at most five gaps."""
+    """Returns the gaps as text, at most five: `partition 0: 3 to 9, partition 2: 0 to 4`."""
     shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
     return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
 
@@ -89,10 +90,11 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """Local paths of archived files: in place for `file:` stores, else in a bounded LRU cache.
+    """Makes local paths of archived files: in place for `file:` stores, else in a bounded LRU
+    cache.
 
-    Archived objects never change, so cached files stay valid. A topic larger than the cache is
-    refused. `warn` receives a message before a download.
+    Archived objects never change, so cached files stay valid. A topic larger than the cache raises
+    `ConfigurationError`. `warn` receives a message before a download.
     """
 
     def __init__(
@@ -155,7 +157,9 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 
 @dataclass(slots=True)
 class ArchivedFiles:
-    """The archived files of one run; `warn` receives messages for the user."""
+    """Lists, fetches and checks the archived files of one run. `warn` receives messages for the
+    user.
+    """
 
     location: RunLocation
     connection: duckdb.DuckDBPyConnection
@@ -173,7 +177,7 @@ class ArchivedFiles:
         return archived_run(self.location, self._all())
 
     def held(self, topic: str) -> list[ReadableFile]:
-        """Returns the topic's readable files."""
+        """Returns the topic's readable files. With `skip_corrupt` all of them are read first."""
         if self.skip_corrupt:
             self.check(topic)
         return self._held(topic)
@@ -210,16 +214,16 @@ class ArchivedFiles:
         return held
 
     def check(self, topic: str) -> None:
-        """Read all files of the topic completely; a damaged one is raised, or left out from
-        now on.
+        """Read all files of the topic completely. A damaged file raises `CorruptObject`, or is left
+        out from now on if `skip_corrupt` is set.
         """
-        for one in self._held(topic):
+        for file in self._held(topic):
             try:
                 self.connection.execute(
-                    f"SELECT bit_xor(hash(row)) FROM read_parquet({sql_literal(one.path)}) AS row"
+                    f"SELECT bit_xor(hash(row)) FROM read_parquet({sql_literal(file.path)}) AS row"
                 ).fetchall()
             except duckdb.Error as error:
-                self._found_bad(one.path, error)
+                self._found_bad(file.path, error)
 
     def _all(self) -> list[ArchiveFile]:
         if not self.location.has_store:
@@ -231,12 +235,12 @@ class ArchivedFiles:
         return self._files
 
     def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Returns the archive's footer entries of each readable file."""
+        """Returns the entries that the archive wrote into the footer of each readable file."""
         wanted = [path for path in paths if path not in self.bad]
         try:
             return self._read_footers(wanted) if wanted else {}
         except duckdb.Error:
-            pass  # read them one by one to find the damaged one
+            pass  # read the files one by one to find the damaged one
         found: dict[str, dict[str, str]] = {}
         for path in wanted:
             try:

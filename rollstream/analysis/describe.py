@@ -29,7 +29,7 @@ from rollstream.streams.values import Span, accepted_tokens
 
 
 def describe(record: Record) -> str:
-    """Returns a one-line description, without long fields."""
+    """Returns a one-line description of a record, without its long fields."""
     match record:
         case Trajectory():
             return _trajectory(record)
@@ -52,7 +52,7 @@ def describe(record: Record) -> str:
 
 
 def spans_in_words(spans: Sequence[Span]) -> str:
-    """`v3 20, v4 5` for 20 tokens under version 3 and 5 under 4."""
+    """Returns spans as text: `v3 20, v4 5` for 20 tokens under version 3 and 5 under 4."""
     return ", ".join(f"v{span.version.number} {span.end - span.start}" for span in spans) or "none"
 
 

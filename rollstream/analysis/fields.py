@@ -1,4 +1,4 @@
-"""The fields of each topic's records, and conditions on them: `reward>=1`, `tokens<100`.
+"""Reads the fields of records, and selects records by conditions such as `reward>=1`.
 
 A condition names a field by a dotted path (`scores.style_full`, `spans.0.start`). The value of an
 array is its length. A record without the field, or with null there, meets only `!=` and `=null`.
@@ -24,7 +24,7 @@ from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
-"""Fields that every record has beside its own; `term` is its writer's."""
+"""Fields that every record has beside its own; `term` is the term of the record's writer."""
 DERIVED = {"lag_finish": "number"}
 """Derived fields of trajectories. `lag_finish` is the trainer's version at finish minus the version
 of the oldest span."""
@@ -96,7 +96,7 @@ def record_fields(one: LogRecord, whole: bool = False) -> dict[str, Any]:
 
 
 def meets(one: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
-    """True if the record meets all conditions; `more` holds further fields from the caller."""
+    """True if the record meets all conditions; `more` holds further fields of the caller."""
     values = record_fields(one) | derived_values(one.record, one.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
 
@@ -181,7 +181,7 @@ def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
 
 
 def _at(values: object, path: Sequence[str]) -> Any:
-    """Returns the value at a path; None if the path does not exist, the length of a list."""
+    """Returns the value at a path: its length if it is a list, None if the path does not exist."""
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)

@@ -1,8 +1,9 @@
-"""A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
+"""Answers read-only SQL queries about one run, by an in-memory DuckDB.
 
-Archived files are read in place. Rows that only the log holds are copied once, when a query first
-uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
-names it, or is left out with a warning if `skip_corrupt` is set. Statements that write are refused.
+The views of `views.py` are defined when a query first names them. Archived files are read in place.
+Rows that only the log holds are copied once, when a query first uses their topic, so a session sees
+one state of each topic. An unreadable file raises an error that names it, or is left out with a
+warning if `skip_corrupt` is set. Statements that write are refused.
 Tokens are decoded with the run's `tokenizer.json`, without transformers or torch; without that file
 their numbers are shown instead.
 """
@@ -66,7 +67,7 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """Returns DuckDB's message with a hint."""
+    """Returns an error with DuckDB's message and a hint for the user."""
     text = str(error).strip()
     missing = re.search(_NO_TABLE, text)
     if missing:
@@ -94,7 +95,9 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Column names, their DuckDB types, and the rows, which can be read once. Times are UTC."""
+    """A query's result: column names, their DuckDB types (`kinds`), and the rows in batches, which
+    can be read once. Times are UTC.
+    """
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -102,7 +105,9 @@ class QueryResult:
 
 
 class QuerySession:
-    """Use it from one thread. `warn` receives messages for the user, e.g. about missing rows."""
+    """A session of queries on one run, to be used from one thread. `warn` receives messages for the
+    user, e.g. about missing rows.
+    """
 
     def __init__(
         self, location: RunLocation, warn: Callable[[str], None], skip_corrupt: bool = False
@@ -132,7 +137,7 @@ class QuerySession:
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
-        """Returns `take(relation)`; raises the same errors as `answer`."""
+        """Returns the result of `take` on the query's relation; raises the errors of `answer`."""
         with self._explained(sql):
             text = single_query(self.connection, sql)
             return self._run(text, lambda text: take(self.connection.cursor().sql(text)))
@@ -192,8 +197,8 @@ class QuerySession:
 
     @contextmanager
     def _explained(self, sql: str) -> Generator[None]:
-        """Converts DuckDB's errors to the project's; checks the files if one of them may be
-        damaged.
+        """Converts DuckDB's errors to the project's errors. If a damaged file may be the cause, it
+        checks the files first.
         """
         try:
             yield
@@ -204,9 +209,9 @@ class QuerySession:
             raise explain_error(error, sql) from None
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
-        """Returns `run(sql)` after defining the views that the query names. Files of an older
-        release may lack columns; then the views are redefined with all columns. Files may be gone,
-        merged with others; then the views are redefined over those.
+        """Returns `run(sql)` after defining the views that the query names. If files of an older
+        release lack columns, the views are redefined with all columns. If files are gone because
+        they were merged, the views are redefined over the merged files.
         """
         if uses_text(sql):
             self._define_once("text_of", lambda: define_text(self.connection, self.location))
@@ -251,7 +256,9 @@ class QuerySession:
             base_views.define_settings(self.connection, self.location)
 
     def _define_misplaced(self) -> None:
-        """The rule of `LogView`: the log's number of partitions, or the archived ledger's."""
+        """Define the table of misplaced groups by the rule of `LogView`: the number of partitions
+        comes from the log, or without a log from the archived ledger.
+        """
         from rollstream.analysis.base_views import define_misplaced
 
         with ExitStack() as opened:
@@ -262,8 +269,8 @@ class QuerySession:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
-        """Add missing columns to views over older files and redefine the derived views; False if no
-        column was missing.
+        """Add missing columns to views over older files, and redefine the derived views. Returns
+        False if no column was missing.
         """
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
@@ -290,7 +297,9 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """Decodes tokens; `is_known` is False without a tokenizer, when it returns numbers."""
+    """Converts tokens to text by the first of `paths` that exists. Without one `is_known` is False,
+    and the text consists of token numbers.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._path = next((path for path in paths if path.is_file()), None)
@@ -336,8 +345,8 @@ def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) ->
     """
     text = TokenText(location.tokenizers())
 
-    def of(tokens: list[int] | None) -> str:
+    def decoded(tokens: list[int] | None) -> str:
         return text.text(tokens or ())
 
-    connection.create_function("text_of", of, ["UINTEGER[]"], "VARCHAR")  # pyright: ignore[reportArgumentType]
+    connection.create_function("text_of", decoded, ["UINTEGER[]"], "VARCHAR")  # pyright: ignore[reportArgumentType]
     connection.execute(MACROS)

@@ -1,7 +1,8 @@
-"""Gathers everything about one trajectory from archive and log, and reads rows back as records.
+"""Gathers all records about one trajectory from archive and log, and reads rows back as records.
 
 A trajectory's first completion is the valid one (invariant 2). Assignments and partials are
-included as long as the log keeps them. `Run` is what `rollstream.open_run(url)` returns.
+included as long as the log keeps them. `rollstream.open_run(url)` returns a `Run`, the public form
+of both.
 """
 
 import logging
@@ -40,8 +41,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with the archive's columns of `trajectories`. Columns that
-    are newer than the archive's files are missing.
+    """Yields a query's rows in batches, with the archive's columns of `trajectories`. Columns
+    younger than the archive's files are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -60,7 +61,9 @@ ViewRow = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryDetails:
-    """Everything about one trajectory; `record` is None until it finishes, rows are view rows."""
+    """The records and view rows about one trajectory. `record` is None until it finishes;
+    `completions` counts its completions, late ones included.
+    """
 
     trajectory: str
     record: Trajectory | None
@@ -100,11 +103,11 @@ def trajectory_names(
 
 
 def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
-    """Returns everything about a trajectory."""
+    """Returns all records and view rows about a trajectory."""
     name = sql_literal(trajectory)
     completions = list(trajectory_records(session, f"trajectory = {name}", "trajectories"))
 
-    def of(view: str, order: str) -> list[ViewRow]:
+    def rows_of(view: str, order: str) -> list[ViewRow]:
         return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
 
     admitted = f'SELECT "group" FROM admissions WHERE list_contains(trajectories, {name})'
@@ -113,18 +116,20 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
         trajectory,
         completions[0] if completions else None,
         len(completions),
-        next(iter(of("rewards", "ALL")), None),
-        of("scores", "name"),
-        of("spans", "start"),
-        of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
+        next(iter(rows_of("rewards", "ALL")), None),
+        rows_of("scores", "name"),
+        rows_of("spans", "start"),
+        rows_of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
         next(iter(groups), None),
-        [o for o in _keyed(session, "assignments", trajectory) if isinstance(o, Assignment)],
-        [o for o in _keyed(session, "partials", trajectory) if isinstance(o, Partial)],
+        [r for r in _keyed(session, "assignments", trajectory) if isinstance(r, Assignment)],
+        [r for r in _keyed(session, "partials", trajectory) if isinstance(r, Partial)],
     )
 
 
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
-    """Finds the trajectory by name, or by a unique prefix; unfinished ones included."""
+    """Finds a finished or unfinished trajectory by its name, or by a unique prefix of it. Raises
+    `ConfigurationError` for a prefix of several names.
+    """
     known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
     found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
     if found:
@@ -145,7 +150,7 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
 
 
 def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
-    """Yields the kept records of a key; other records are not decoded."""
+    """Yields the records of a key that the log still holds; other records are not decoded."""
     view, wanted = session.view(), key.encode()
     if view is None or not view.has(topic):
         return
@@ -176,8 +181,8 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """Read-only access to a run, as Arrow tables and as records; use it from one thread. It sees
-    each topic as of its first use; open another one to see newer records.
+    """Reads a run as Arrow tables and as records, from one thread. A `Run` sees each topic as of
+    its first use; open another one to see newer records.
 
     `url` is a run's folder, its config.json, or an archive (a folder or a store's URL). `name`
     selects the run if an archive holds several.

@@ -1,4 +1,4 @@
-"""The views of `rollstream query`: one per archived topic, and views derived from them in SQL.
+"""Defines the views of `rollstream query`: one per archived topic, and views derived in SQL.
 
 A topic's view holds every row of archive and log exactly once, unfiltered. Derived views hold only
 valid rows: no void records (invariant 7), no undecodable bytes, and of a trajectory's completions
@@ -22,14 +22,14 @@ METRICS = (
 
 
 MISPLACED = "misplaced_groups"
-"""Table of the groups with completions outside of their key's partition, and those partitions:
-trainer, dispatch and audit pass over these completions.
+"""Name of the table of groups with completions outside of their key's partition, and of those
+partitions. Trainer, dispatch and audit ignore these completions, and so do the derived views.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """A description, the views that it reads, and its SQL query (empty for base views)."""
+    """A view: a sentence about it, the views that it `needs`, and its query (base views: empty)."""
 
     name: str
     sentence: str
@@ -38,12 +38,12 @@ class SqlView:
 
 
 def _is_valid(schema: str) -> str:
-    """Returns the condition that a row is a readable, not void record of this schema."""
+    """Returns the SQL condition that a row is a readable record of this schema and not void."""
     return f"schema = '{schema}' AND reason IS NULL AND NOT void"
 
 
 def _effective_takes(columns: str) -> str:
-    """Returns a subquery over the takes that were not superseded."""
+    """Returns a subquery for these columns of the takes that no later record superseded."""
     return f"""(
     SELECT {columns} FROM ledger t WHERE {_is_valid("take/1")} AND NOT EXISTS (
         SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void

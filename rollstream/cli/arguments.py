@@ -1,4 +1,4 @@
-"""The parser of one command, with the arguments that several commands share.
+"""Parses one command, and defines the arguments that several commands share.
 
 RUN may stand first or last: `tail RUN TOPIC` and `tail TOPIC RUN` are the same. A bare name is
 looked for in `runs/`; without RUN a command takes the newest run.
@@ -54,15 +54,15 @@ class CommandParser(argparse.ArgumentParser):
         self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
 
     def example_lines(self) -> list[str]:
-        """The examples as whole command lines."""
-        return [f"rollstream {self.title} {one}".rstrip() for one in self.examples]
+        """Returns the examples as whole command lines."""
+        return [f"rollstream {self.title} {example}".rstrip() for example in self.examples]
 
     def add_run(
         self, help: str = RUN_HELP, before: tuple[str, ...] = (), required: bool = True
     ) -> None:
-        """Add RUN, the newest run by default, which must exist if `required`. `before` names the
-        command's other positional arguments, which are added after this call; RUN may also stand
-        behind them.
+        """Add RUN, which is the newest run by default. If `required`, there must be one. `before`
+        names the command's other positional arguments, which are added after this call; RUN may
+        also stand behind them.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
         self._behind_run, self._run_required = before, required
@@ -74,7 +74,7 @@ class CommandParser(argparse.ArgumentParser):
         self._runs = ("runs",)
 
     def add_named_run(self, name: str, metavar: str, help: str) -> None:
-        """Add a run that must be given."""
+        """Add a run that the command line must name."""
         self.add_argument(name, metavar=metavar, help=help)
         self._runs = (*self._runs, name)
 
@@ -132,8 +132,8 @@ class CommandParser(argparse.ArgumentParser):
         return arguments
 
     def find_runs(self, arguments: argparse.Namespace) -> None:
-        """Replace each bare name of a run by its folder in `runs/`, and no RUN by the newest one.
-        Raises `ConfigurationError` if there is none.
+        """Replace each bare name of a run by its folder in `runs/`, and a missing RUN by the newest
+        run. Raises `ConfigurationError` if there is no run.
         """
         values = vars(arguments)
         for name in self._runs:
@@ -141,7 +141,7 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(given, str):
                 values[name] = run_path(given)
             elif given:
-                values[name] = [run_path(one) for one in given]
+                values[name] = [run_path(named) for named in given]
             elif self._run_required or next(RUNS_FOLDER.glob("*/config.json"), None):
                 found = str(newest_run(RUNS_FOLDER))
                 print(f"rollstream: using the newest run, {found}", file=sys.stderr)
@@ -171,7 +171,7 @@ def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
 
 
 def _may_be_run(word: str) -> bool:
-    """True for a run, a path and a URL."""
+    """True for a word that is a run, or has the form of a path or URL."""
     is_path = not any(c.isspace() for c in word) and bool({"/", ":"} & set(word))
     return is_path or _is_run(word)
 

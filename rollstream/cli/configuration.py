@@ -1,4 +1,4 @@
-"""Loads the configuration and the run folder that a command's arguments name."""
+"""Loads the configuration that a command's arguments name, and finds the folder of its run."""
 
 import argparse
 from pathlib import Path
@@ -14,8 +14,9 @@ from rollstream.errors import ConfigurationError
 
 
 def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration and settle it in the run's folder. Raises if a started
-    run has another configuration, and for a replay's folder.
+    """Load and validate the configuration, and write it into the run's folder unless it came
+    unchanged from there. Raises `ConfigurationError` if the folder is a replay's, or if a started
+    run has another configuration and the arguments do not accept the change.
     """
     configuration, folder = load_configuration(arguments)
     if (folder.path / REPLAY_FILE).exists():
@@ -41,8 +42,8 @@ def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, Ru
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
-    """Raise `ConfigurationError` with one line if the file has the settings of the other kind: of a
-    simulation in place of a run, or of a run in place of a simulation.
+    """Raise `ConfigurationError` with one line if the file has the settings of another kind than
+    `model`: of a simulation in place of a run, or of a run in place of a simulation.
     """
     keys = file_layer(path).values.keys() - {CODE_REVISION}
     if keys <= model.model_fields.keys():

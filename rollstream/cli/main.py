@@ -1,4 +1,4 @@
-"""The command line: `rollstream COMMAND …`.
+"""Runs one command of the command line, `rollstream COMMAND …`, and returns its exit code.
 
 Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
 3 an engine or server could not be opened, 130 interrupted.
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(_version())
         return 0
-    gc.disable()  # imports leave no garbage, and collecting is a tenth of what a query's start adds
+    gc.disable()  # imports leave no garbage, and collecting takes a tenth of a query's own start
     try:
         parser, rest = choose_parser(words)
         arguments = parser.parse(rest)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(error: RollstreamError) -> int:
-    """The exit code of a command that this error ends."""
+    """Return the exit code of a command that this error ends."""
     if isinstance(error, ConfigurationError | NewerRelease):
         return EXIT_REFUSED
     return EXIT_UNSERVED if isinstance(error, EngineUnavailable) else 1
@@ -61,7 +61,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _version() -> str:
-    """Release and revision; git runs only for this option."""
+    """Return the release and the code revision, for which git may run."""
     from rollstream.revision import code_revision
     from rollstream.streams.release import RELEASE
 

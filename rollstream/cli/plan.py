@@ -1,6 +1,8 @@
-"""`rollstream plan MODEL --gpus 8xH100`: what a run of this model needs, before a card is rented.
+"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs.
 
-Everything is arithmetic on the model's configuration (docs/explanation/sizes.md).
+All figures are arithmetic on the model's configuration (docs/explanation/sizes.md), so neither
+weights nor GPUs are needed. If the run does not fit, the plan proposes one change with which it
+does.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from rollstream.sizes.shapes import find_shape
 
 CONTEXT = 4096
 EXIT_SHORT = 1
-PRINTED = "plan.toml"  # the name in printed files and commands
+PRINTED = "plan.toml"  # the file name in printed commands
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -70,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> PlanRequest:
-    """The question of the command line. Raises `ConfigurationError` for values that make none."""
+    """Return the request of the command line. Raises `ConfigurationError` for invalid values."""
     cards, card = parse_gpus(arguments.gpus)
     shape = find_shape(arguments.model)
     for option, value in (

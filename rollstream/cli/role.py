@@ -2,8 +2,8 @@
 
 Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
 clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits
-with 0 in that case. A trainer of several processes is started and supervised here. `eval` evaluates
-new versions as a role, or stored ones with `--versions`.
+with 0 in that case. For a trainer of several processes `train` starts and supervises all of them.
+`eval` evaluates new versions as a role, or stored ones with `--versions`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from rollstream.supervisor.train_group import rank_environment, rank_name, run_r
 
 EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-GRACE_S = 20.0  # clouds give 25 s and more
+GRACE_S = 20.0  # clouds give 25 s and more between their notice and the machine's end
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run until the role is done or a signal stops it. With `--log json` an error that ends the
-    role is a line of the log too.
+    role is logged as a JSON line too.
     """
     if getattr(arguments, "versions", None) is not None:
         return _evaluate_stored(arguments)
@@ -139,9 +139,9 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
         return run_rank_processes(line, configuration.trainer, listen_for_signals())
     check_own_cards(role.name, configuration, folder)
     name = rank_name(arguments.name) if is_rank else arguments.name
-    # The role's module may import torch, which takes seconds: after the configuration was
-    # validated, so errors appear at once, and before signals are handled, so one ends a starting
-    # role at once.
+    # The role's module may import torch, which takes seconds. It is imported after the
+    # configuration was validated, so that errors appear at once, and before signals are handled, so
+    # that a signal ends a starting role at once.
     role.load()
     from rollstream.roles.context import RoleLaunch
     from rollstream.roles.roles import run_role
@@ -166,8 +166,9 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
 
 
 def check_own_cards(command: str, c: Configuration, folder: RunFolder) -> None:
-    """Refuse a trainer or a rollout that was started alone and cannot fit its GPUs. The launcher
-    has checked those that it starts; of a machine's ranks the first one checks.
+    """Raise `ConfigurationError` for a trainer or a rollout that was started alone and does not fit
+    its GPUs. The supervisor has checked the roles that it starts; of a machine's ranks only the
+    first one checks.
     """
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if NONCE in os.environ or not is_first or not uses_gpus(c):
@@ -213,7 +214,7 @@ def _grace_s(arguments: argparse.Namespace) -> float | None:
 
 
 def _evaluate_stored(arguments: argparse.Namespace) -> int:
-    """Print one line per stored version."""
+    """Evaluate the stored versions of `--versions`, and print one line for each."""
     versions = parse_versions(arguments.versions)
     if arguments.samples is not None:
         arguments.overrides.append(f"evaluation.samples={arguments.samples}")
@@ -228,7 +229,7 @@ def _evaluate_stored(arguments: argparse.Namespace) -> int:
 
 
 def parse_versions(text: str) -> list[int]:
-    """Parses `0,10,60`."""
+    """Parses version numbers such as `0,10,60`."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,6 +1,7 @@
 """`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
-(docs/reference/fork.md). The parent is only read, and may be running. Where its log is lost the URL
-of its store suffices; the recovery point is printed.
+(docs/reference/fork.md). The parent is only read, and may be running. If its log is lost, RUN is
+the URL of its store; the command then also prints the recovery point: the step at which the fork
+begins, and the losses.
 """
 
 import argparse
@@ -72,8 +73,8 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
         step = checkpoint.id.step
         wanted = plan_fork(parent, out, arguments.overrides, step)
         before = read_parentage(store)
-        had = PromptsLeft() if before is None else before.prompts
-        left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), had)
+        inherited = PromptsLeft() if before is None else before.prompts
+        left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), inherited)
         lost = recovery_point(store, source.log, step, left) if parent.bus is None else None
     _warn_other_step(arguments.at, checkpoint.id)
     parentage = make_fork(wanted, checkpoint, left)

@@ -1,7 +1,7 @@
 """`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories.
 
-Sources are logs and archives of runs, and files of JSON lines; they are only read. Their
-trajectories are gathered into a log of DIR, which is then trained like the steps of a run. The same
+Sources are logs and archives of runs, and files of JSON lines; they are only read. First all their
+trajectories are gathered into a log in DIR, then the trainer reads that log as in a run. The same
 command resumes where it was interrupted; other sources or conditions in the same DIR are refused.
 """
 
@@ -80,7 +80,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configuration:
-    """Returns the given configuration with all data inside the folder and without a lag limit."""
+    """Returns the given configuration with all data inside the folder and without a lag limit.
+    Raises `ConfigurationError` if it names no initial model.
+    """
     given = load(arguments.offline, arguments.overrides)
     model = model_folder(given, folder_of_run(given).path).absolute()
     if not (model / "config.json").is_file():
@@ -99,8 +101,9 @@ def _gather_and_train(
     request: dict[str, Any],
     recorded: dict[str, Any],
 ) -> dict[str, Any]:
-    """Gathers and trains; returns the counts. `recorded` is the request and result of an earlier
-    call in this folder: once it holds `gathered`, the sources are not read again.
+    """Gathers the trajectories and trains on them; returns the counts. `recorded` is the request
+    and result of an earlier call in this folder: once it holds `gathered`, the sources are not read
+    again.
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
@@ -134,7 +137,7 @@ def _sources(
     for number, named in enumerate(arguments.runs):
         path = Path(named)
         label = path.stem if path.suffix in JSONL else path.name
-        label = label if label not in {one.label for one in found} else f"{label}-{number}"
+        label = label if label not in {other.label for other in found} else f"{label}-{number}"
         if path.suffix in JSONL:
             if not path.is_file():
                 raise ConfigurationError(f"{named}: no such file; is the path right?")
@@ -159,10 +162,10 @@ def _is_wanted(
 
 def _check(sources: list[LabelledSource], vocabulary: int) -> None:
     """Validate every line of every file before anything is written."""
-    for one in sources:
-        if isinstance(one.source, JsonLines):
-            for trajectory in one.source.trajectories():
-                check_tokens(one.label, trajectory.record, vocabulary)
+    for labelled in sources:
+        if isinstance(labelled.source, JsonLines):
+            for trajectory in labelled.source.trajectories():
+                check_tokens(labelled.label, trajectory.record, vocabulary)
 
 
 def _tokenizer(model: Path) -> TextEncoder | None:

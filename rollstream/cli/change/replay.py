@@ -1,7 +1,8 @@
 """`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
 or trains offline on trajectories (`--offline`); docs/reference/replay.md.
 
-Exit codes: 0 done and equal, 1 a step differs or data is missing, 2 the arguments are invalid.
+Exit codes: 0 done, and all compared steps are equal; 1 a step differs or data is missing; 2 the
+arguments are invalid.
 """
 
 import argparse
@@ -14,7 +15,7 @@ FORMS = {
     "to": ("topic", "where", "name"),
     "offline": ("out", "overrides", "where", "name"),
 }
-"""The option that selects each kind of replay, and the options that it permits."""
+"""Maps the option that selects a kind of replay to the options that this kind permits."""
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -80,8 +81,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _form(arguments: argparse.Namespace) -> str:
-    """Returns the selected kind. Raises `ConfigurationError` for none or several, and for options
-    of another kind.
+    """Returns the selected kind of replay. Raises `ConfigurationError` for none or several, for
+    options of another kind, and for a wrong number of runs.
     """
     given = [form for form in FORMS if getattr(arguments, form) is not None]
     if len(given) != 1:

@@ -1,5 +1,9 @@
 """`rollstream replay RUN`: `--from-step N --out DIR` repeats training steps on the recorded data,
 `--to BUS` copies the run's records to another bus.
+
+A repeated step is right if its state hash equals that in the ledger. With other settings or a
+selection of trajectories (`--set`, `--where`) the steps after N are an experiment and are not
+compared. The run is only read; the same command resumes an interrupted replay.
 """
 
 import argparse
@@ -57,7 +61,9 @@ OVERLAY_FILE = "beside.html"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Repeat the steps, compare state hashes with the ledger, and write the reports."""
+    """Repeat the steps, compare state hashes with the ledger, and write the reports. Exit code 1 if
+    a step differs.
+    """
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
     check_outside_run(out, run.path)
@@ -85,7 +91,9 @@ def _request(
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
 ) -> ReplayRequest:
-    """The request. A resumed replay keeps its last step, even if the run has made further steps."""
+    """Returns the request of the command line. A resumed replay keeps its last step, even if the
+    run has made further steps. `before` is the request and result of an earlier call.
+    """
     last = arguments.to_step
     if last is None and before is not None:
         last = before.get("to_step")
@@ -131,9 +139,7 @@ def _repeat_steps(
 def _reports(
     request: ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
-    """Writes the report of the replay and a page that compares it with the run; returns both paths.
-    The run is only read.
-    """
+    """Writes the replay's report and a page that compares it with the run; returns both paths."""
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
@@ -169,7 +175,7 @@ def _print_result(request: ReplayRequest, result: dict[str, Any], pages: list[Pa
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Copy the topics, verify them, and print what was copied."""
+    """Copy the topics, verify the copies, and print the count and hash of each topic."""
     topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
     for topic in topics:
         check_topic(topic)
@@ -183,7 +189,7 @@ def publish(arguments: argparse.Namespace) -> int:
             with progress_bar("records", count_records(source.log, here)) as advance:
                 done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
     if arguments.json:
-        found = [dataclasses.asdict(one) for one in done]
+        found = [dataclasses.asdict(copied) for copied in done]
         print(json.dumps({"to": arguments.to, "topics": found}))
     else:
         _print_copied(done, arguments.to)
@@ -191,7 +197,9 @@ def publish(arguments: argparse.Namespace) -> int:
 
 
 def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
-    """Returns the topics with records in the source; raises if a named topic has none."""
+    """Returns the topics with records in the source. Raises `ConfigurationError` if a topic that
+    the user `named` has none, or if all are empty.
+    """
     here: list[str] = []
     history = ", ".join(HISTORY)
     for topic in dict.fromkeys(topics):
@@ -220,16 +228,16 @@ def _keep(
 
 
 def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
-    for one in done:
+    for copied in done:
         more = [
             f"{number} {what}"
             for number, what in (
-                (one.left_out, "left out"),
-                (one.already, "were there before"),
-                (one.forgotten, "truncated in the source"),
+                (copied.left_out, "left out"),
+                (copied.already, "were there before"),
+                (copied.forgotten, "truncated in the source"),
             )
             if number
         ]
         beside = f" ({', '.join(more)})" if more else ""
-        print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
+        print(f"{copied.topic}: {copied.records} records, content {copied.content_hash}{beside}")
     print(f"{to} holds the same bytes, partitions and order as the source")

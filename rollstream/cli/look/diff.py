@@ -25,7 +25,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 0 whether the runs differ or not; 2 if an argument is not a run."""
+    """Print the comparison. Exit code 0 whether the runs differ or not; 2 if an argument is not a
+    run.
+    """
     folders = run_folder(arguments.first), run_folder(arguments.second)
     first, second = distinct_names(folders)
     found = compare_runs((first, second), open_history(folders[0]), open_history(folders[1]))

@@ -1,5 +1,5 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows everything about one trajectory: facts, its text
-coloured by version, optionally all tokens.
+"""`rollstream inspect TRAJECTORY [RUN]`: shows the facts about one trajectory, its text coloured by
+version, and optionally all tokens.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from rollstream.streams.values import accepted_mask
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
-    """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
-    `environment` or the version, e.g. `v3`. `is_accepted_draft` is True for an accepted draft
-    token.
+    """One token to show. `version` and `logprob` are None except for generated tokens. `label` is
+    `prompt`, `environment` or the version, e.g. `v3`. `is_accepted_draft` is True for a token that
+    was drafted and accepted.
     """
 
     number: int
@@ -48,7 +48,9 @@ class TrajectoryToken:
 
 
 def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
-    """Returns all tokens in order; arrays of unequal length are cut to the shortest."""
+    """Returns all tokens in order. A damaged record whose arrays have unequal lengths is cut to the
+    shortest.
+    """
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
     for span in record.spans:
@@ -77,7 +79,7 @@ ATTEMPTS_SHOWN = 12
 def render_trajectory(
     details: TrajectoryDetails, text: TokenText, logprobs: bool
 ) -> RenderableType:
-    """Returns the rendering, for a console of any width."""
+    """Returns the facts, the text and, with `logprobs`, the table of tokens, for any width."""
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:
@@ -109,9 +111,9 @@ def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
     if details.spans:
         yield "versions", [_span(row) for row in details.spans]
     if details.assignments:
-        yield "assigned", _first_and_last([_assignment(one) for one in details.assignments])
+        yield "assigned", _first_and_last([_assignment(each) for each in details.assignments])
     if details.partials:
-        yield "partials", _first_and_last([_partial(one) for one in details.partials])
+        yield "partials", _first_and_last([_partial(each) for each in details.partials])
     if details.trained:
         yield "trained", [_trained(row) for row in details.trained]
     if details.group is not None:
@@ -283,10 +285,10 @@ def main(arguments: argparse.Namespace) -> int:
     text = TokenText(location.tokenizers())
     console = Console(highlight=False)
     with QuerySession(location, warn, arguments.skip_corrupt) as session:
-        for number, one in enumerate(
+        for number, trajectory in enumerate(
             trajectory_names(session, name, arguments.group, arguments.last)
         ):
-            details = trajectory_details(session, one)
+            details = trajectory_details(session, trajectory)
             if arguments.json:
                 print(json.dumps(details_json(details, text)))
                 continue

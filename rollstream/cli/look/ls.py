@@ -28,7 +28,7 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 0, also for runs that cannot be read; their problems are printed."""
+    """Print the runs. Exit code 0, also if some cannot be read; their problems are printed."""
     now_s = time.time()
     found = Path(arguments.folder).glob("*/config.json")
     lines = [run_line(RunFolder(path.parent.absolute()), now_s) for path in found]
@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
-    """Returns a run as a JSON object. `bytes` are those of its folder; `state` is `unreadable`,
+    """Returns a run as a JSON object. `bytes` is the size of its folder; `state` is `unreadable`,
     with a `problem`, if configuration or log cannot be read.
     """
     line: dict[str, Any] = {"run": folder.path.name, "bytes": _folder_bytes(folder.path)}
@@ -63,7 +63,7 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder; files that vanish meanwhile count nothing."""
+    """Returns the bytes of the files in a folder. Files that vanish meanwhile do not count."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,7 @@
-"""`rollstream query "SELECT …"`: read-only SQL over the log and the archive of one run."""
+"""`rollstream query "SELECT …"`: runs one read-only SQL query over a run's log and archive.
+
+The columns are those of the views that `--tables` lists (`analysis/views.py`).
+"""
 
 import argparse
 import json

@@ -1,4 +1,7 @@
-"""`rollstream tail TOPIC [RUN]`: prints a topic's records, one readable line each."""
+"""`rollstream tail TOPIC [RUN]`: prints a topic's records by time, one readable line each.
+
+Archive and log are read as one, so truncated records appear if they were archived.
+"""
 
 import argparse
 import heapq
@@ -66,13 +69,13 @@ def main(arguments: argparse.Namespace) -> int:
     location = locate_asked_run(arguments.run, arguments.name, warn)
     stop = listen_for_signals().stop
     day = ""
-    for one in _records(location, arguments, conditions, stop):
+    for record in _records(location, arguments, conditions, stop):
         if stop.is_set():
             break
         if arguments.json:
-            print(json.dumps(tail_json(one)), flush=arguments.follow)
+            print(json.dumps(tail_json(record)), flush=arguments.follow)
         else:
-            day = _print(one, day, arguments.follow)
+            day = _print(record, day, arguments.follow)
     return EXIT_INTERRUPTED if stop.is_set() and not arguments.follow else 0
 
 
@@ -91,9 +94,9 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records of archive and log, by time; with `--follow` new ones until
-    `stop` is set. They are validated and never changed: undecodable bytes are shown as such,
-    records below the fence of invariant 7 as void.
+    """Yields the selected records of archive and log, by time; with `--follow` then new ones until
+    `stop` is set. No record is left out because it is invalid: undecodable bytes are shown as such,
+    and records below the fence of invariant 7 as void.
     """
     topic = arguments.topic
     with open_run_view(location) as view:
@@ -101,11 +104,11 @@ def _records(
         ends = _chosen_partitions(view.end(topic), arguments)
         begins = _chosen_partitions(view.begin(topic), arguments)
         starts = {p: _start(arguments, begins[p], end, conditions) for p, end in ends.items()}
-        one_by_one = (
+        partitions = (
             view.topic(topic, {p: start}, on_hole=_warn, skip_damaged=arguments.skip_corrupt)
             for p, start in starts.items()
         )
-        found = heapq.merge(*(one.messages(ends) for one in one_by_one), key=_time)
+        found = heapq.merge(*(partition.messages(ends) for partition in partitions), key=_time)
         yield from _last(found, conditions, arguments)
         if arguments.follow:
             reader = view.topic(topic, ends, on_hole=_warn)
@@ -140,14 +143,14 @@ def _matching(
     records: Iterable[LogRecord], conditions: Sequence[FieldCondition]
 ) -> Iterator[LogRecord]:
     """Yields the records that meet all conditions."""
-    return (one for one in records if not conditions or meets(one, conditions, {}))
+    return (record for record in records if not conditions or meets(record, conditions, {}))
 
 
 def _start(
     arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
 ) -> int:
-    """Returns the start offset in a partition. With conditions the last matches may be anywhere, so
-    reading starts at the begin.
+    """Returns the start offset in a partition whose records are `[begin, end)`. With conditions the
+    last matches may be anywhere, so reading starts at `begin`.
     """
     if arguments.start == "end":
         return end

@@ -1,7 +1,8 @@
-"""`rollstream top RUN`: monitors a running or finished run, read-only.
+"""`rollstream top RUN`: monitors a running or finished run, which is only read.
 
-A terminal shows a frame of its size until q or Ctrl-C. A pipe receives one line per refresh, or one
-JSON object with `--json`, until the run is over.
+A terminal shows a frame of its size until q or Ctrl-C. A pipe receives one line per refresh, or
+with `--json` one JSON object, until the run is over. `RunObserver` reads the log's new records at
+each refresh and returns a snapshot, which the frame and the lines show.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 0; 1 if `--once` could not read the log."""
+    """Show the run. Exit code 0; 1 if `--once` could not read the log."""
     if not arguments.every >= EVERY_MIN_S:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)

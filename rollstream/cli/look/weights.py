@@ -1,6 +1,7 @@
-"""`rollstream weights list | show | verify | diff | export`: the weight versions in a run's store.
+"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions.
 
-Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
+The command reads only the store, so it works for a running run, a finished one, and a bucket
+without a run.
 """
 
 import argparse
@@ -80,7 +81,7 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if a version is missing or, with `verify_version`, if a hash differs."""
+    """Run one action. Exit code 1 if a version is missing or, with `verify`, if a hash differs."""
     return _FUNCTIONS[arguments.action](find_store(arguments.run), arguments)
 
 
@@ -188,6 +189,7 @@ def _print(lines: Sequence[VersionLine]) -> None:
 
 
 def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
+    """Returns a version as a JSON object. `believed` is True for the version `latest`."""
     delta = manifest.delta
     return {
         "version": str(manifest.version),
@@ -205,7 +207,7 @@ def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
 
 
 def tensor_lines(manifest: Manifest) -> list[VersionLine]:
-    """Returns one object per tensor; tied tensors share one."""
+    """Returns one JSON object per tensor; tied tensors share an object."""
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
         names.setdefault(owner, []).append(name)
@@ -294,8 +296,8 @@ def _share(part: str | int | float | None, whole: str | int | float | None) -> s
 
 
 def find_store(named: str) -> ObjectStore:
-    """Opens the store of a run's folder or config.json, or a store by its folder or URL. Creates
-    nothing.
+    """Opens the store of a run's folder or config.json, or a store by its folder or URL. No folder
+    or object is created. Raises `ConfigurationError` if a run has no weights yet.
     """
     path = Path(named.removeprefix("file:"))
     for folder in (path, path / "store"):
@@ -308,9 +310,9 @@ def find_store(named: str) -> ObjectStore:
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
-    """Finds a version by `latest`, a number (its highest kept term) or a full name.
+    """Finds a version by `latest`, by a number (its highest kept term) or by a full name.
 
-    Raises `ObjectMissing`, listing the kept ones.
+    Raises `ObjectMissing`, with the list of kept versions, if it is not kept.
     """
     named = parse_version(text)
     if named is None and text != LATEST and not text.isdecimal():

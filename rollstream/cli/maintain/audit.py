@@ -1,8 +1,8 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and continues from the verdict
-of its last audit (docs/reference/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7 (docs/reference/audit.md).
 
-Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
-run could not be checked.
+An audit starts where the run's last audit ended, unless `--whole` is given. Exit codes: 0 all
+invariants hold, 1 at least one is violated, 2 none is violated but parts of the run could not be
+checked.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def audit_report_lines(
     coverage: Mapping[str, Completeness],
     columns: int,
 ) -> Iterator[str]:
-    """The text report, line by line."""
+    """Yields the lines of the text report. `coverage` holds how complete each topic was."""
     columns = min(columns, COLUMNS_MAX)
     missing = [topic for topic, complete in coverage.items() if complete == "absent"]
     absent = f"; missing: {', '.join(missing)}" if missing else ""
@@ -66,7 +66,7 @@ def audit_report_lines(
 def audit_report_json(
     name: str, run: str, results: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
 ) -> dict[str, Any]:
-    """The report as a JSON object."""
+    """Returns the report as a JSON object."""
     return {
         "place": name,
         "run": run,
@@ -124,7 +124,7 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Print one line per invariant, with the first offenders."""
+    """Print one line per invariant, with its first violations, and return the exit code."""
     location = locate_asked_run(arguments.run, arguments.name, warn)
     if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
         raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
@@ -152,7 +152,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _opened(location: RunLocation, opened: ExitStack) -> Audit:
-    """Returns the audit of log, store, or both."""
+    """Returns the audit of the run's log, its store, or both."""
     if not location.has_store and location.bus is None:
         raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
     view = opened.enter_context(open_run_view(location))
@@ -160,7 +160,9 @@ def _opened(location: RunLocation, opened: ExitStack) -> Audit:
 
 
 def audit_policy(location: RunLocation) -> AuditPolicy:
-    """Returns the settings of `config.json` that the audit needs; unknown ones are marked so."""
+    """Returns the settings of `config.json` that the audit needs; `known` is False if it lacks
+    them.
+    """
     configuration = location.configuration
     on_update = configuration.get("rollouts", {}).get("on_update")
     if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
@@ -179,8 +181,8 @@ def audit_policy(location: RunLocation) -> AuditPolicy:
 def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
-    """Returns the trainer's rule from its resolved settings; None if a setting is missing. If the
-    model no longer exists, any token id is accepted.
+    """Returns the trainer's rule for which samples of a group are trained, from its resolved
+    settings; None if a setting is missing. If the model no longer exists, any token id is accepted.
     """
     settings = SimpleNamespace(**trainer)
     unknown = TrainingBounds()

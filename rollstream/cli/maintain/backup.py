@@ -1,6 +1,6 @@
-"""`rollstream backup RUN|URL DEST`: copies a run, living or not, to a folder or an object store
-(docs/how-to/backup-and-recover.md). The run is only read. The same command completes a backup that
-was interrupted.
+"""`rollstream backup RUN|URL DEST`: copies a run to a folder or an object store
+(docs/how-to/backup-and-recover.md). The run is only read, and may be running. The same command
+completes an interrupted backup.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Back up, and print what the backup holds and its recovery point."""
+    """Back up the run, and print the backup's contents and its recovery point."""
     place = find_run_place(arguments.run, arguments.bus)
     with ExitStack() as opened:
         if place.bus is None or place.store is None:
@@ -62,7 +62,9 @@ def show_part(part: str) -> None:
 
 
 def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -> Path:
-    """The run's folder; without one, a temporary one with the settings that the store holds."""
+    """Return the run's folder. If the run was named by its store's URL, return a temporary folder
+    with the settings that the store holds.
+    """
     if place.folder is not None:
         return place.folder
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -75,7 +77,7 @@ def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -
 
 
 def recovery_lines(backup: Backup) -> tuple[str, ...]:
-    """The recovery point of a run that is restored from this backup."""
+    """Return the recovery point as text: the step from which a restored run trains on."""
     if not backup.checkpoint:
         return (f"  recovery point: step {backup.step}; without a checkpoint it starts again",)
     return (
@@ -87,8 +89,8 @@ def recovery_lines(backup: Backup) -> tuple[str, ...]:
 def _print_backup(backup: Backup, destination: str) -> None:
     print(f"backup of {backup.run} ({backup.id})")
     counts = {
-        "log": f"{sum(sum(one.ends) - sum(one.begins) for one in backup.topics):,} records",
-        "store": f"{sum(one.key.startswith(STORE) for one in backup.objects):,} objects",
+        "log": f"{sum(sum(topic.ends) - sum(topic.begins) for topic in backup.topics):,} records",
+        "store": f"{sum(entry.key.startswith(STORE) for entry in backup.objects):,} objects",
     }
     for name, prefix in (("log", LOG), ("store", STORE)):
         size = sum(one.bytes for one in backup.objects if one.key.startswith(prefix))

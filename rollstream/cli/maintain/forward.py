@@ -1,4 +1,8 @@
-"""`rollstream forward RUN --to wandb|tensorboard`: sends a run's metrics files to a tracker."""
+"""`rollstream forward RUN --to wandb|tensorboard`: sends a run's metrics files to a tracker.
+
+The position up to which lines were sent is stored in the run's folder, so the next start resumes
+there.
+"""
 
 import argparse
 import json
@@ -26,9 +30,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Forward new lines, with `--follow` until Ctrl-C. The next start resumes at the stored
-    position.
-    """
+    """Forward the lines since the last start, and with `--follow` new ones until Ctrl-C."""
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
     configuration = load(folder.configuration)
@@ -48,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder) -> Sink:
-    """Opens the target; raises `ConfigurationError` naming the package to install."""
+    """Opens the target. Raises `ConfigurationError` that names the package if one is missing."""
     if to == "tensorboard":
         return TensorBoardSink(folder.metrics / "tensorboard")
     kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}

@@ -24,7 +24,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 0 for a healthy process, 1 for a stalled or unreachable one."""
+    """Print the state. Exit code 0 for a healthy process, 1 for a stalled or unreachable one."""
     url = f"http://127.0.0.1:{arguments.port}/healthz"
     try:
         with urllib.request.urlopen(url, timeout=WAIT_S) as answer:

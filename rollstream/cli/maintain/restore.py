@@ -31,7 +31,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Verify the backup, restore it, audit the run."""
+    """Verify the backup, restore it, and audit the run that it made."""
     folder = Path(arguments.folder)
     source = open_backup(arguments.backup, must_exist=True)
     try:

@@ -1,4 +1,4 @@
-"""`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
+"""`rollstream rm RUN|URL`: shows a run's parts in log, store and folder, asks, and deletes them
 (docs/how-to/delete-and-retain.md).
 
 Exit codes: 0 deleted, or nothing was left; 1 the run is alive, or a server failed; 2 the argument
