@@ -1,11 +1,13 @@
-"""One time bound per operation, passed down instead of a new timeout per call."""
+"""Bounds the time of a whole operation: its calls share one `Deadline` instead of each having a
+timeout of its own.
+"""
 
 import time
 from collections.abc import Callable
 
 
 class Deadline:
-    """A point in time `seconds` from now on the monotonic `clock`. A deadline of 0 seconds has
+    """Passes `seconds` after its creation, by the monotonic `clock`. A deadline of 0 seconds has
     passed at once.
     """
 
@@ -16,7 +18,7 @@ class Deadline:
         self._end = clock() + seconds
 
     def remaining_s(self) -> float:
-        """Seconds left, never below 0."""
+        """Returns the seconds left, never below 0."""
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:

@@ -1,7 +1,8 @@
-"""Every error of the project in one tree; each class is also a standard-library error.
+"""Every error that the project raises is a `RollstreamError` and also a standard-library error.
 
-Raised for failures outside the program: files, brokers, configurations, bytes from other programs.
-Programmer errors are asserts. A message names what failed, where, and what to do.
+These errors mean failures outside the program: of files, brokers, configurations, and bytes from
+other programs. Programmer errors are asserts. Each message names the failure, its place and the
+remedy.
 """
 
 EXIT_REFUSED = 2
@@ -13,7 +14,7 @@ may help.
 
 
 class RollstreamError(Exception):
-    """Base of all errors that a caller may expect and handle."""
+    """The base class of all errors that a caller may expect and handle."""
 
 
 class ConfigurationError(RollstreamError, ValueError):
@@ -21,11 +22,11 @@ class ConfigurationError(RollstreamError, ValueError):
 
 
 class DecodeError(RollstreamError, ValueError):
-    """Bytes are not a record that this reader understands; they go to `dead`."""
+    """Bytes are no record that this reader understands; the reader moves them to topic `dead`."""
 
 
 class UnknownSchema(DecodeError):
-    """A well-formed record of a schema that is unknown to this reader."""
+    """A well-formed record has a schema that is unknown to this reader."""
 
 
 class NewerRelease(RollstreamError, NotImplementedError):
@@ -35,7 +36,7 @@ class NewerRelease(RollstreamError, NotImplementedError):
 
 
 class BusError(RollstreamError, OSError):
-    """The log could not perform an operation; nothing acknowledged is lost."""
+    """The log could not perform an operation; records that it acknowledged are not lost."""
 
 
 class TopicMissing(BusError, LookupError):
@@ -73,7 +74,7 @@ class ObjectMissing(StoreError, FileNotFoundError):
 
 
 class ObjectExists(StoreError, FileExistsError):
-    """A create found an object under this key."""
+    """A create-if-absent found an object under this key."""
 
 
 class SwapLost(StoreError):
@@ -81,7 +82,7 @@ class SwapLost(StoreError):
 
 
 class CorruptObject(StoreError, ValueError):
-    """Content differs from the hash in its manifest; it was not served."""
+    """An object's content differs from the hash in its manifest; the content was not served."""
 
 
 class Fenced(RollstreamError, PermissionError):

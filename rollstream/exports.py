@@ -1,7 +1,7 @@
-"""Public names of a package that are imported on first use (PEP 562), so that importing one light
-module of a package never imports torch, DuckDB or a Kafka client.
+"""Lets a package import its public names on first use (PEP 562), so importing one light module of
+the package never imports torch, DuckDB or a Kafka client.
 
-A package declares them once: by the imports of its `__init__` under `TYPE_CHECKING`.
+A package declares these names once, by the imports in its `__init__` under `TYPE_CHECKING`.
 """
 
 import ast
@@ -13,7 +13,9 @@ from pathlib import Path
 
 
 def lazy_exports(package: str) -> Callable[[str], object]:
-    """The `__getattr__` of a package, for the names that it imports under `TYPE_CHECKING`."""
+    """Returns a `__getattr__` for the package; it imports the names declared under
+    `TYPE_CHECKING` on first use.
+    """
 
     def load(name: str) -> object:
         module = _declared(package).get(name)
@@ -26,7 +28,7 @@ def lazy_exports(package: str) -> Callable[[str], object]:
 
 @cache
 def _declared(package: str) -> Mapping[str, str]:
-    """The module of each name, read from the package's source at the first use of any of them."""
+    """Returns the module of each public name, from the package's source; reads the source once."""
     source = Path(sys.modules[package].__file__ or "").read_text(encoding="utf-8")
     return {
         alias.name: node.module

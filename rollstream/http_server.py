@@ -21,7 +21,7 @@ _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection
 
 
 class HttpResponder(BaseHTTPRequestHandler):
-    """Base class of request handlers."""
+    """The base class of request handlers; it logs no requests and sends small responses at once."""
 
     def setup(self) -> None:
         super().setup()
@@ -37,14 +37,16 @@ class HttpResponder(BaseHTTPRequestHandler):
         self.end_headers()
 
     def content(self, status: int, kind: str, body: bytes) -> None:
-        """Send a whole response; the body only where the request is not HEAD."""
+        """Send a whole response of content type `kind`, without its body if the request is HEAD."""
         self.head(status, len(body), {"Content-Type": kind})
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Serves from its own thread until `end`. Raises `OSError` if the address is unavailable."""
+    """Serves requests from its own thread until `end` is called, at most `requests_max` at a time.
+    The constructor raises `OSError` if the address is unavailable.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -72,7 +74,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._thread.join()
 
     def server_bind(self) -> None:
-        """Skips the look-up of the host's full name, which may wait for a name server."""
+        """Bind without the look-up of the host's full name, which may wait for a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 

@@ -1,8 +1,8 @@
 """Imports a user's own code by `module:attribute`, and finds the Python of child processes.
 
 A user's folder may hold `storage.py` or `queue.py`. Child processes run with `-P`, so Python never
-imports such a file in place of a module of ours or of the standard library; the working directory
-is searched last, and only for code that a setting names.
+imports such a file in place of a module of Rollstream or of the standard library; Python searches
+the working directory last, and only for code that a setting names.
 """
 
 import os
@@ -24,16 +24,16 @@ _NEW_NAMES = {
     "streams.records": _API,
     "streams.writer": _API,
 }
-"""Import names of release 0.1 that users wrote, and where their contents are now; every other old
-name only gets `rollstream.` in front.
+"""Maps import names of release 0.1 that users wrote to the present modules; every other old name
+only gets `rollstream.` in front.
 """
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """The callable that `path` names; `setting` names the setting in error messages.
+    """Import the callable that `path` names; error messages name the setting `setting`.
 
-    Raises `ConfigurationError`, which names the setting, what was found instead and, for an import
-    name of release 0.1, the new one.
+    Raises `ConfigurationError` if there is none, with the setting, the failure and, for an import
+    name of release 0.1, the new name.
     """
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
@@ -67,21 +67,22 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?`, or an empty text."""
+    """Returns `; did you mean 'x'?` with the nearest known name, or "" if none is near."""
     near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs `module` with this Python. Its environment must contain
-    `module_environment()`.
+    """Returns the command line that runs `module` with this Python. The child's environment must
+    contain `module_environment()`.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """`PYTHONPATH` of a child process. An uninstalled checkout is found through the working
-    directory or `sys.path`; `-P` removes the first and a child does not inherit the second.
+    """Returns the variable `PYTHONPATH` for a child process, or no variable if none is needed. A
+    parent finds an uninstalled checkout through the working directory or `sys.path`; `-P` removes
+    the first and a child does not inherit the second.
     """
     here = str(Path(__file__).resolve().parents[1])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -92,7 +93,7 @@ def module_environment() -> dict[str, str]:
 
 
 def _renamed(missing: str, module_name: str) -> str:
-    """The new name of a module of release 0.1; empty where neither name is one."""
+    """Returns a hint with the new name of a module of release 0.1; "" if neither name is one."""
     for name in (module_name, missing):
         if name.partition(".")[0] in OLD_ROOTS:
             new = _NEW_NAMES.get(name, f"rollstream.{name}")

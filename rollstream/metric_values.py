@@ -1,7 +1,7 @@
-"""The metrics of a running role: plain numbers under documented names.
+"""Defines how a running role offers its metrics: as plain numbers under documented names.
 
 A role counts while it works; the metrics server reads the counts at any moment from another thread.
-So a role's `metric_values()` only reads, never waits, and copies what the role may change
+So a role's `metric_values()` only reads, never waits, and copies values that the role may change
 meanwhile. Names, units and meanings are those of `docs/reference/metrics.md`, without the prefix.
 """
 
@@ -14,8 +14,8 @@ LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class MetricHistogram:
-    """A histogram: how many values were at most each of `bounds`, or above all of them. One thread
-    adds; any thread reads.
+    """Counts values by the smallest of `bounds` that they do not exceed, and values above all
+    bounds. One thread adds; any thread reads.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -28,12 +28,14 @@ class MetricHistogram:
         self.sum += value * times
 
     def counts(self) -> tuple[int, ...]:
-        """Values per bucket, not accumulated; the last bucket counts values above all bounds."""
+        """Returns the number of values per bucket, not accumulated; the last bucket counts values
+        above all bounds.
+        """
         return tuple(self._counts)
 
 
 MetricValue: TypeAlias = float | Mapping[str, float] | MetricHistogram
-"""A number; numbers by the value of the metric's one label; or a histogram."""
+"""A metric's value is a number, numbers by the value of its one label, or a histogram."""
 MetricValues: TypeAlias = Mapping[str, MetricValue]
 
 

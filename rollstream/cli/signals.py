@@ -1,7 +1,7 @@
-"""What commands share as processes: messages and progress on stderr, stop signals as events, closed
-pipes.
+"""Connects a command with its terminal and its process: it prints messages and progress on stderr,
+turns stop signals into events, and ends quietly when its output pipe is closed.
 
-It imports no configuration, so the light commands (query, tail, inspect) start fast.
+The module imports no configuration, so the light commands (query, tail, inspect) start fast.
 """
 
 import argparse
@@ -46,20 +46,22 @@ def quiet_on_closed_pipe(
 
 @dataclass(frozen=True, slots=True)
 class StopSignals:
-    """`stop` is set by the first signal, `hurry` by the next."""
+    """Events of one process: the first stop signal sets `stop` (end in order), the next one sets
+    `hurry` (end at once).
+    """
 
     stop: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
 
 
 def listen_for_signals() -> StopSignals:
-    """Install handlers for SIGINT, SIGTERM and SIGHUP; call it from the main thread.
+    """Install handlers for SIGINT, SIGTERM and SIGHUP; only the main thread may call this function.
 
     A handler runs in the main thread between two instructions, perhaps inside `stop.wait`, which
     holds the event's lock. Setting the event there would wait for that lock forever, so the handler
     only puts into a `SimpleQueue`, which is reentrant, and a thread sets the events.
     """
-    import signal  # with `queue` 2 ms, which light commands save
+    import signal  # this and `queue` take 2 ms, which light commands save
     from queue import SimpleQueue
 
     signals = StopSignals()
@@ -78,20 +80,22 @@ def listen_for_signals() -> StopSignals:
 
 
 def progress_line(text: str, end: str = "") -> None:
-    """Replace the last line of a terminal on stderr; without a terminal nothing is printed."""
+    """Replace the last line of the terminal on stderr; without a terminal, print nothing."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
 
 
 def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
     """Consume all steps, counting them on one terminal line."""
-    for one in steps:
-        progress_line(f"step {one.step} of {last}", "\n" if one.step == last else "")
+    for done in steps:
+        progress_line(f"step {done.step} of {last}", "\n" if done.step == last else "")
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
-    """Yields a function that advances a progress bar; without a terminal it does nothing."""
+    """Show a progress bar named `what` while the block runs; yields the function that advances it
+    by a number of units (`total` in all). Without a terminal the function does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda more: None
         return

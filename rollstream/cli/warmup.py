@@ -1,4 +1,9 @@
-"""`rollstream warmup CONFIG`: supervised warm-up of the run's model; prints JSON lines."""
+"""`rollstream warmup CONFIG` makes the run's starting model in `RUN/model` by supervised training
+on the task's documents, and prints its progress as JSON lines.
+
+An existing model is kept. For a run with the `paced` learner, which trains no real weights, the
+command only writes vocabulary size and tokenizer.
+"""
 
 import argparse
 import json
@@ -15,7 +20,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create `RUN/model`, unless it exists."""
+    """Create `RUN/model` unless it exists; returns the exit code."""
     end_with_parent()
     configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
@@ -50,6 +55,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def print_progress(done: int, steps: int, loss: float) -> None:
-    """Print the progress, about a hundred lines in all."""
+    """Print one line for about every hundredth part of all steps, and one for the last step."""
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

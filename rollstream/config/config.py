@@ -1,5 +1,5 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
-decides whether a trainer may continue a run with a changed one.
+decides whether a trainer may continue the run under a changed configuration.
 
 Layers, later ones win: TOML (or a run's `config.json`) → environment
 (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
@@ -44,12 +44,14 @@ from rollstream.streams.release import RELEASE
 CODE_REVISION = "code_revision"  # beside the settings in config.json
 
 URL_SETTINGS = ("bus", "store")
-"""URLs; of each only the part that names the run's data is compared (`url_identity`)."""
+"""Settings that hold a URL. A comparison looks only at the part of the URL that names the run's
+data (`url_identity`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting whose value changed."""
+    """One setting with a dotted `key`, its value `before` in the run and its value `now`."""
 
     key: str
     before: Any
@@ -63,8 +65,8 @@ class SettingChange:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """The checked configuration of this file and of the layers above it; `overrides` are
-    `key=value`.
+    """Returns the checked configuration of this file and of the layers above it; each of
+    `overrides` is a text `key=value`. Raises `ConfigurationError` with all errors.
     """
     return validate_layers(load_layers(Path(path), overrides, environment))
 
@@ -72,7 +74,7 @@ def load(
 def load_layers(
     path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> SettingLayers:
-    """What the file, if one is given, and the layers above it set, not yet checked."""
+    """Merge the file, if one is given, with the layers above it; values are not checked yet."""
     layers = SettingLayers() if path is None else _load_file(path)
     if path is not None and path.suffix == ".json":
         _refuse_removed(layers, path)
@@ -82,15 +84,15 @@ def load_layers(
 
 
 def load_for_viewing(path: Path) -> Configuration:
-    """The configuration of a run's `config.json`, for commands that only read the run: unknown keys
-    of another release are skipped with a warning, where `load` refuses them.
+    """Returns the configuration of a run's `config.json` for commands that only read the run:
+    unknown keys of another release are skipped with a warning, where `load` refuses them.
     """
     layers = _load_file(path)
     try:
         Configuration.model_validate_json(json.dumps(layers.values), strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        errors = error.errors(include_url=False)
+        unknown = [details["loc"] for details in errors if details["type"] == "extra_forbidden"]
         for *tables, key in unknown:
             table: Any = layers.values
             for name in tables:
@@ -112,7 +114,9 @@ def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
 
 
 def _load_file(path: Path) -> SettingLayers:
-    """A file's layer; of a `config.json` only the settings, and with its own folder."""
+    """Returns the layer of a file. From a `config.json` it drops `code_revision` and removed
+    settings that had their default, and it sets `folder` to the file's own folder.
+    """
     layers = file_layer(path)
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
@@ -125,7 +129,7 @@ def _load_file(path: Path) -> SettingLayers:
 
 def _refuse_removed(layers: SettingLayers, path: Path) -> None:
     """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
-    without it the run would not be the same.
+    without that setting the run would behave differently.
     """
     for key, default in REMOVED_SETTINGS.items():
         for value in _leaf(layers, key):
@@ -136,7 +140,7 @@ def _refuse_removed(layers: SettingLayers, path: Path) -> None:
 
 
 def _leaf(layers: SettingLayers, key: str) -> tuple[Any, ...]:
-    """The value of a dotted key, alone in a tuple; nothing where the layers do not have it."""
+    """Returns the value of a dotted key as a tuple of one, or () if the layers lack the key."""
     value: Any = layers.values
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -155,13 +159,15 @@ def _drop_leaf(layers: SettingLayers, key: str) -> None:
 
 
 def truncates_log(configuration: Configuration) -> bool:
-    """Whether the run's log is truncated."""
+    """Returns whether old records are removed from the run's log; by default they are if an archive
+    keeps them.
+    """
     wanted = configuration.truncate
     return configuration.archive.enabled if wanted is None else wanted
 
 
 def validate_layers(layers: SettingLayers) -> Configuration:
-    """The configuration that the layers describe. Raises `ConfigurationError` with all errors."""
+    """Returns the configuration of these layers. Raises `ConfigurationError` with all errors."""
     try:
         # JSON mode is strict about types and still takes a list for a tuple.
         configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
@@ -179,7 +185,7 @@ def validate_layers(layers: SettingLayers) -> Configuration:
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
-    """Every setting by its dotted key."""
+    """Returns the value of every setting by its dotted key."""
     found: dict[str, Any] = {}
 
     def walk(prefix: str, values: Mapping[str, Any]) -> None:
@@ -194,7 +200,7 @@ def flat_settings(configuration: Configuration) -> dict[str, Any]:
 
 
 def setting_value(configuration: Configuration, key: str) -> Any:
-    """The value of a dotted key."""
+    """Returns the value of a dotted key."""
     value: Any = configuration
     for part in key.split("."):
         value = getattr(value, part)
@@ -202,7 +208,9 @@ def setting_value(configuration: Configuration, key: str) -> Any:
 
 
 def setting_scope(key: str) -> Scope:
-    """The scope of a dotted key: its own, else that of the innermost table that declares one."""
+    """Returns whether a setting may change during a run: the scope that the setting declares, else
+    the scope of the innermost table around it that declares one, else `ESSENTIAL`.
+    """
     scope, table = ESSENTIAL, Configuration
     for name in key.split("."):
         field = table.model_fields.get(name)
@@ -217,7 +225,9 @@ def setting_scope(key: str) -> Scope:
 
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
-    """The settings that must not change during a run."""
+    """Returns the settings that must not change during a run unless the change is accepted, by
+    dotted key.
+    """
     kept = {
         key: value
         for key, value in flat_settings(configuration).items()
@@ -227,8 +237,8 @@ def essential_settings(configuration: Configuration) -> dict[str, Any]:
 
 
 def url_identity(url: str) -> str:
-    """The part of a URL that names the data: scheme and prefix, or bucket and prefix. Hosts,
-    endpoints and options may change during a run (invariant 15). A path names the data as a whole.
+    """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix.
+    Hosts, endpoints and options may change during a run (invariant 15). A path is returned whole.
     """
     parts = urlsplit(url)
     path = parts.path.strip("/")
@@ -240,22 +250,24 @@ def url_identity(url: str) -> str:
 
 
 def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with hosts and options removed from their URLs; earlier releases recorded whole
+    """Remove hosts and options from the URLs in these settings; earlier releases recorded whole
     URLs.
     """
     return {k: url_identity(v) if k in URL_SETTINGS and v else v for k, v in settings.items()}
 
 
 def fingerprint(configuration: Configuration) -> str:
-    """xxh3-128 of the essentials: the configuration hash of the ledger."""
+    """Returns the xxh3-128 hash of the essential settings, by which the ledger names a
+    configuration.
+    """
     text = json.dumps(essential_settings(configuration), sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
-    """The changes between two sets of essential settings, by key. A setting missing in `before`,
-    because an earlier release wrote it, had its default; a removed setting that had its default is
-    no change.
+    """Returns the changes between two sets of essential settings, sorted by key. A setting that is
+    missing in `before`, because an earlier release wrote it, counts as its default; a removed
+    setting that had its default is no change.
     """
     defaults = essential_settings(Configuration())
     kept = {
@@ -269,8 +281,9 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
 
 
 def refuse_changes(found: Sequence[SettingChange], where: str, accepted: bool, advice: str) -> None:
-    """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
-    `accepted`, only those of fixed settings.
+    """Raise `ConfigurationError` if any change is refused; the error lists all refused ones. If
+    changes are `accepted`, only those of fixed settings are refused, else every change is. `where`
+    names the place that holds the other configuration.
     """
     refused = [one for one in found if not accepted or setting_scope(one.key) is FIXED]
     if refused:
@@ -290,7 +303,7 @@ def configuration_key(configuration_hash: str) -> str:
 
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Store the essential settings under their hash; idempotent."""
+    """Store the essential settings under their hash. Idempotent."""
     wanted = essential_settings(configuration)
     create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(wanted))
 
@@ -298,8 +311,8 @@ def store_configuration(store: ObjectStore, configuration: Configuration) -> Non
 def accept_change(
     store: ObjectStore, configuration: Configuration, accepted: bool, before: str
 ) -> bool:
-    """Returns whether an accepted change is in effect; False if no essential setting changed since
-    `before`. Raises `ConfigurationError` with the differences if they were not accepted.
+    """Returns whether the essential settings changed since the configuration of hash `before`.
+    Raises `ConfigurationError` with the differences if they were not `accepted`.
     """
     try:
         found = changes_since_hash(store, before, configuration)
@@ -315,8 +328,8 @@ def accept_change(
 
 
 def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, Any]:
-    """The essential settings of this hash, by their dotted keys. Raises `ObjectMissing` if they are
-    not stored.
+    """Returns the essential settings of this hash by their dotted keys. Raises `ObjectMissing` if
+    they are not stored.
     """
     key = configuration_key(configuration_hash)
     return decode_json(store.get(key), dict[str, Any], key)
@@ -325,9 +338,9 @@ def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, 
 def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[SettingChange]:
-    """Changes of essential settings since the configuration of this hash. Raises `ObjectMissing` if
-    it is not stored.
+    """Returns the changes of essential settings since the configuration of hash `before`. Raises
+    `ObjectMissing` if that configuration is not stored.
     """
-    had = recorded_settings(store, before)
+    recorded = recorded_settings(store, before)
     now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))
-    return setting_changes(had, now)
+    return setting_changes(recorded, now)

@@ -64,11 +64,13 @@ FOREIGN_NAMES = {
     "tensor_parallel_size": "rollouts.vllm.tensor_parallel", "train_files": "task.options.path",
     "use_vllm": "rollouts.engine", "warmup_steps": "trainer.lr_ramp_steps",
 }  # fmt: skip
-"""Names of settings in TRL, verl and prime-rl, and ours (docs/how-to/migrate.md)."""
+"""Maps setting names of TRL, verl and prime-rl to Rollstream's (docs/how-to/migrate.md)."""
 
 
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
-    """`groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`."""
+    """Returns one message: `groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in
+    run.toml)`.
+    """
     name = key.rsplit(".", 1)[-1]
     return (
         f"{name} {must}, got {printable_value(key, value)} ({key} in {setting_origin(key, layers)})"
@@ -76,7 +78,7 @@ def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
 
 
 def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """One line per error, in the order of the settings."""
+    """Returns one line per wrong setting, in the order in which pydantic reports them."""
     lines: dict[str, str] = {}
     for details in error.errors(include_url=False):
         key = _key(details["loc"], model)
@@ -87,25 +89,25 @@ def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseM
 
 
 def setting_origin(key: str, layers: SettingLayers) -> str:
-    """The source of a setting; for a table, the source of any setting in it."""
+    """Returns the source of a setting's value; for a table, the source of any setting in it."""
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
 
 def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) -> str:
-    """The value as it may be printed."""
+    """Returns the value as text without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
     if _SECRET.search(key):
         return "(not shown)"
     if isinstance(value, dict):
         inside = cast(dict[str, Any], value)
-        value = {k: "(not shown)" if _SECRET.search(k) else one for k, one in inside.items()}
+        value = {k: "(not shown)" if _SECRET.search(k) else v for k, v in inside.items()}
     text = _USERINFO.sub("//***@", "null" if value is None else write(value))
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
 
 
 def nearest_key(key: str, known: list[str]) -> str | None:
-    """The known key that was probably meant: the same name in another table, a close spelling in
-    its own table, or a close spelling in another one.
+    """Returns the known key that the user probably meant: the same name in another table, else a
+    close spelling in its own table, else a close spelling in another table. None if no key is near.
     """
     table, _, name = key.rpartition(".")
     own = [k for k in known if k.rpartition(".")[0] == table]
@@ -148,7 +150,9 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
 
 
 def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
-    """The replacement to suggest for an unknown key."""
+    """Returns advice for an unknown key: its replacement, the nearest known key, or all known keys
+    of its table.
+    """
     if key in REMOVED_SETTINGS:
         return "this setting was removed; delete it"
     foreign = _foreign_hint(key, details["input"])
@@ -165,7 +169,9 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _foreign_hint(key: str, value: Any) -> str:
-    """Our names for the names of other systems: of the key, or of the keys in a table."""
+    """Returns Rollstream's name for a key of another system, or for each such key inside a table;
+    "" if none is such a key.
+    """
     name = key.rpartition(".")[2]
     if name in FOREIGN_NAMES:
         ours = FOREIGN_NAMES[name]
@@ -187,18 +193,20 @@ def _table(key: str) -> str:
 
 
 def _known(key: str, model: type[BaseModel]) -> list[str]:
-    """The known keys in the place of this one: in a list of tables those of its items."""
+    """Returns the keys that are known where `key` stands: all settings, or, inside a list of
+    tables, the keys of its items.
+    """
     found = setting_types(model)
     name, bracket, _ = key.partition("[")
     if not bracket:
         return list(found)
-    item = next(one for one in get_args(found[name]) if one is not Ellipsis)
+    item = next(kind for kind in get_args(found[name]) if kind is not Ellipsis)
     return [f"{_table(key)}.{field}" for field in setting_types(item)]
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """The dotted key of a pydantic location, up to the setting or to the name inside a table of
-    options.
+    """Returns the dotted key of a pydantic error location. It ends at the setting, or, for a table
+    of options or a list of tables, at the name inside it.
     """
     known = setting_types(model)
     for depth in range(1, len(location) + 1):

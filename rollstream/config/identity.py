@@ -1,10 +1,10 @@
-"""The identity of a run (invariant 15): `run.json` in its store, created once with an id drawn at
-its start. It also names the present configuration, and the release and features that acting on the
-run needs (invariant 14).
+"""`run.json` in a run's store identifies the run (invariant 15): it is created once, with an id
+drawn at the run's start. It also holds the hash of the present configuration, and the release and
+features that a program needs to act on the run (invariant 14).
 
-A role reads it before it takes a lease, so a program that may not act fences no other. Only the
-trainer, and a launcher with an accepted change, record a configuration. A role that starts before
-the trainer polls until one is recorded, so no order of starting deadlocks.
+A role reads this object before it takes a lease, so a program that may not act fences no other.
+Only the trainer, and a launcher with an accepted change, record a configuration. A role that starts
+before the trainer polls until a configuration is recorded, so no order of starting deadlocks.
 """
 
 import logging
@@ -45,17 +45,18 @@ log = logging.getLogger(__name__)
 
 IDENTITY_KEY = "run.json"
 DELETED = "deleted"
-"""A need that no release meets: `rollstream rm` marks a run with it, so no program of any release
-acts on the run any more.
+"""A feature that no release has: `rollstream rm` adds it to the needs of a run, so no program of
+any release acts on the run any more.
 """
-UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two checks of a running role
+UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two checks, before and after one is recorded
 SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """`configuration` is the hash of the present configuration, "" until the trainer recorded
-    one.
+    """The content of `run.json`: the drawn `id` and the name `run`. `configuration` is the hash of
+    the present configuration, "" until the trainer recorded one; `needs` are the features that a
+    release must have to act on the run.
     """
 
     id: str
@@ -67,7 +68,7 @@ class RunIdentity:
 
 
 def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
-    """The run's identity, created here if there is none.
+    """Returns the run's identity and creates it if the store has none.
 
     Raises `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the
     store is another run's.
@@ -82,8 +83,8 @@ def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
 
 
 def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Make this the run's present configuration, and record this release's needs. The caller has
-    checked that a change is accepted.
+    """Make this the run's present configuration, and add the features that this release needs. The
+    caller has checked that a change is accepted.
     """
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
@@ -105,8 +106,8 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
 def check_configuration(
     store: ObjectStore, configuration: Configuration, accepted: bool = False
 ) -> bool:
-    """Whether the run's present configuration is recorded. Raises `ConfigurationError` with each
-    setting in which this configuration differs from it.
+    """Returns whether the run's present configuration is recorded. Raises `ConfigurationError` with
+    each setting that differs from the recorded one and may not.
     """
     try:
         identity = _read(store, configuration.run)[0]
@@ -122,8 +123,8 @@ def check_configuration(
 
 
 def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
-    """Mark the run as deleted, or take the mark back; idempotent. A role that starts reads the mark
-    and ends; a running one reads it within `RECORDED_S`.
+    """Mark the run as deleted, or remove the mark. Idempotent. A starting role reads the mark and
+    ends; a running role reads it within `RECORDED_S` and ends.
     """
     for _ in range(SWAPS_MAX):
         try:
@@ -148,8 +149,9 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
 
 
 def check_exists(store: ObjectStore, run: str) -> None:
-    """Raise `ConfigurationError` if the run was deleted, or is another one. A role that took a
-    lease reads it once more: it may have read the identity before `rollstream rm` marked it.
+    """Raise `ConfigurationError` if the run was deleted, or the store holds another run. A role
+    calls this again after it took a lease, because its first read may have happened before
+    `rollstream rm` marked the run.
     """
     try:
         _read(store, run)
@@ -158,7 +160,7 @@ def check_exists(store: ObjectStore, run: str) -> None:
 
 
 def read_identity(store: ObjectStore) -> RunIdentity | None:
-    """The identity of whatever run the store holds, deleted or not; None if it holds none."""
+    """Returns the identity of the run in this store, deleted or not; None if it holds no run."""
     try:
         return decode_json(store.get(IDENTITY_KEY), RunIdentity, IDENTITY_KEY)
     except ObjectMissing:
@@ -175,8 +177,9 @@ def _swaps_lost() -> StoreError:
 def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
-    """Run the block while this configuration agrees with the run's. When it no longer does, `stop`
-    is set and the difference is raised at the end of the block.
+    """Compare this configuration with the run's at the start and, in a thread, while the block
+    runs. At a difference that is not `accepted` the thread sets `stop`, and the end of the block
+    raises the difference. A store that cannot be read is logged and read again later.
     """
     refused: list[RollstreamError] = []
     ended = threading.Event()

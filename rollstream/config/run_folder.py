@@ -1,8 +1,9 @@
-"""A run's folder: its files, and the configuration that it was started with.
+"""Names the files of a run's folder and guarantees that a folder belongs to one configuration.
 
-A folder belongs to one configuration: starting another one in it is refused with the difference
-shown, so that no log mixes two runs, unless the change is accepted. Incidental settings
-(`storage.settings.Scope`) may change.
+A run with another configuration cannot start in the folder, so no log mixes two runs: the error
+shows the differences, unless the user accepts the change. Incidental settings
+(`storage.settings.Scope`) may always change. Relative URLs of the log and the object store name
+places inside the folder.
 """
 
 import json
@@ -41,7 +42,7 @@ FOLDER_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of one run."""
+    """Names the files of one run below `path`."""
 
     path: Path
 
@@ -51,7 +52,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The starting policy, written by the warm-up."""
+        """The Hugging Face folder of the starting policy; the warm-up writes it."""
         return self.path / "model"
 
     @property
@@ -68,36 +69,36 @@ class RunFolder:
 
 
 def folder_of_run(configuration: Configuration) -> RunFolder:
-    """The folder of this configuration's run."""
+    """Returns the folder of this configuration's run, by default `runs/NAME`."""
     return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
 
 
 def bus_url(configuration: Configuration, folder: Path) -> str:
-    """The URL of the bus; a relative path is inside the run's folder."""
+    """Returns the URL of the log; a relative path is inside the run's folder."""
     return url_inside(configuration.bus, folder)
 
 
 def store_url(configuration: Configuration, folder: Path) -> str:
-    """The URL of the object store; a relative path is inside the run's folder."""
+    """Returns the URL of the object store; a relative path is inside the run's folder."""
     return url_inside(configuration.store, folder)
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
-    """The run's store, opened. Raises `ConfigurationError` if it ignores conditional writes."""
+    """Open the run's store. Raises `ConfigurationError` if the store ignores conditional writes."""
     store = open_store(store_url(configuration, folder), configuration.sync)
     check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
     return store
 
 
 def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
-    """The run's log, opened; large records are resolved."""
+    """Open the run's log; its reads replace claim checks by the large records from the store."""
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
 
 
 def run_folder(path: str | Path) -> RunFolder:
-    """The run at `path`, its folder or its `config.json`. Raises `ConfigurationError` without a run
-    there.
+    """Returns the folder of the run at `path`, which is that folder or its `config.json`. Raises
+    `ConfigurationError` if there is no run.
     """
     given = Path(path).absolute()
     folder = RunFolder(given.parent if given.name == "config.json" else given)
@@ -107,7 +108,7 @@ def run_folder(path: str | Path) -> RunFolder:
 
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:
-    """The Hugging Face folder of version 0: the given one, or the one that the warm-up made."""
+    """Returns the Hugging Face folder of version 0: the configured one, else the warm-up's."""
     given = configuration.model.path
     return find_hf_folder(given) if given else RunFolder(folder).model
 
@@ -129,8 +130,8 @@ def write_configuration(
     """Make the folder and write `config.json`. Raises `ConfigurationError` if an existing one
     differs in an essential setting and the change is not `accepted`.
 
-    A folder without one is claimed only once `reach` returned. Otherwise a mistyped URL would claim
-    the folder, and the corrected command would be refused as another configuration.
+    A folder without a `config.json` gets one only after `reach` returned. Otherwise a mistyped URL
+    would claim the folder, and the corrected command would be refused as another configuration.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The sources of settings: files, the environment and `--set`, each a layer of values with their
-origin.
+"""Reads settings from files, the environment and `--set`, each into one layer of values.
 
-A layer does not validate its values; it keeps for every dotted key the origin that an error names.
+A layer keeps the origin of every dotted key, which an error message names. It does not validate its
+values: `config.validate_layers` validates the merged layers once.
 """
 
 import json
@@ -20,7 +20,9 @@ from rollstream.errors import ConfigurationError
 ENVIRONMENT_PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
 RESERVED_VARIABLES = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
-"""Variables with this prefix that are no settings: they concern one process, not the run."""
+"""Variables with `ENVIRONMENT_PREFIX` that are no settings: they concern one process, not the
+run.
+"""
 
 REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
 """Settings that earlier releases had and this one refuses, each with its default. A recorded
@@ -30,13 +32,13 @@ configuration may still hold them at their default (`config.load`).
 
 @dataclass(frozen=True, slots=True)
 class SettingLayers:
-    """Nested values, and the origin of each leaf by dotted key."""
+    """Holds nested `values`, and in `origins` the source of each leaf by dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set one leaf; missing tables are created."""
+        """Set one leaf and create the tables above it; the text `null` becomes None."""
         _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
         at = self.values
@@ -51,8 +53,8 @@ class SettingLayers:
 
 
 def file_layer(path: Path) -> SettingLayers:
-    """The settings in a `.toml` or `.json` file. Raises `ConfigurationError` if it is missing or
-    not readable.
+    """Returns the settings of a `.toml` or `.json` file. Raises `ConfigurationError` if the file is
+    missing or not readable.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,8 +75,8 @@ def file_layer(path: Path) -> SettingLayers:
 
 
 def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
-    """`ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`; every variable with the prefix must be a
-    setting.
+    """Returns the settings in environment variables: `ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`.
+    Every variable with the prefix must be a setting or in `RESERVED_VARIABLES`.
     """
     layers = SettingLayers()
     for name, text in sorted(environment.items()):
@@ -86,7 +88,7 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
 
 
 def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> SettingLayers:
-    """Settings given as `trainer.lr=1e-4`; the last one of a key wins."""
+    """Returns the settings of texts such as `trainer.lr=1e-4`; the last text of a key wins."""
     layers = SettingLayers()
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -99,7 +101,7 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Setting
 
 
 def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
-    """Merge both layers; `above` wins, and `below` is changed."""
+    """Write the values of `above` over those of `below`; returns the changed `below`."""
     for key, origin in above.origins.items():
         value: Any = above.values
         for part in key.split("."):
@@ -109,7 +111,7 @@ def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
 
 
 def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """The dotted key and annotation of every setting, including those in tables."""
+    """Returns the type annotation of every setting by dotted key, including those in tables."""
     found: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -121,7 +123,7 @@ def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_text(kind: Any) -> bool:
-    """Whether a setting of this annotation holds text."""
+    """Returns whether a setting with this annotation holds text (or None)."""
     if get_origin(kind) in (Union, types.UnionType):
         return set(get_args(kind)) <= {str, type(None)}
     return kind is str
@@ -137,14 +139,14 @@ def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], ori
 
 
 def _refuse_unwritable(key: str, value: Any, where: str) -> None:
-    """Raise `ConfigurationError` for a value that `config.json` cannot hold, also inside lists and
-    their tables.
+    """Raise `ConfigurationError` for a value that `config.json` cannot hold (a date, infinity,
+    NaN), also inside lists and their tables.
     """
     if isinstance(value, list | dict):
         inside = cast(list[Any] | dict[str, Any], value)
-        pairs = inside.items() if isinstance(inside, dict) else [(key, one) for one in inside]
-        for name, one in pairs:
-            _refuse_unwritable(name, one, where)
+        pairs = inside.items() if isinstance(inside, dict) else [(key, item) for item in inside]
+        for name, item in pairs:
+            _refuse_unwritable(name, item, where)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"{key} must be finite, got {value} ({where})")
     elif not isinstance(value, str | int | float | None):  # TOML's dates and times
@@ -152,8 +154,8 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """The text as a TOML value; the text itself if the setting holds text or it is no TOML
-    value.
+    """Parse the text as a TOML value; returns the text itself if the setting holds text, or if the
+    text is no TOML value that `config.json` can hold.
     """
     if takes_text(setting_types(model).get(key)):
         return text

@@ -1,5 +1,6 @@
-"""The observable state of one process (its metrics sources, its readers, and its loop's progress),
-and its HTTP endpoint: `/metrics` for Prometheus, `/healthz`, and a file with its address.
+"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`),
+and records the endpoint's address in a file of the run's folder. Roles register metrics sources and
+topic readers with the process's `ProcessMetrics`.
 
 A role polls its stop event once per iteration of its loop. The event records the time of each poll,
 so roles need no code for liveness and pay only for reading a clock.
@@ -8,8 +9,8 @@ A failing source loses only its own metrics: the error is logged once per source
 counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error. An
 error of a page is logged and answered with 500.
 
-`RUN/metrics/endpoints/<name>.json` is replaced by each start under that name and removed at a clean
-end; after `kill -9` it stays until the next start. No error here ends a role: if the address is
+Each start under a name replaces `RUN/metrics/endpoints/<name>.json`, and a clean end removes it;
+after `kill -9` it stays until the next start. No error here ends a role: if the address is
 unavailable, the role logs a warning and works without metrics.
 """
 
@@ -44,7 +45,9 @@ ReadersSource = Callable[[], Sequence[TopicReader]]
 
 
 class TimedStopEvent(threading.Event):
-    """The stop event of a role; records when it was last polled."""
+    """Is the stop event of a role and records in `turned_s` when the role last polled it, on
+    `clock`.
+    """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -70,8 +73,9 @@ class TimedStopEvent(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """`starting` until the role offers metrics (a standby stays so until it holds the lease);
-    `stalled` if its loop has made no iteration for too long.
+    """States whether a role's loop makes progress: `starting` until the role offers metrics (a
+    standby stays so until it holds the lease), `stalled` if its loop has made no iteration for too
+    long. `turn_age_s` are the seconds since its last iteration.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]
@@ -79,25 +83,27 @@ class LoopHealth:
 
 
 class ProcessMetrics:
-    """One process: roles register sources, the endpoint reads them. Roles must use `stop`."""
+    """Connects the roles of one process with its endpoint: roles register sources, the endpoint
+    reads them. A role's loop must poll `stop`, which is also how its liveness is measured.
+    """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._asked = clock, stop
         self.stop = TimedStopEvent(stop, clock)
         self.sources: list[MetricsSource] = []
         self.dependencies: list[MetricsSource] = []
-        """Sources of what the role uses, such as its log; they do not mark the role as running."""
+        """Sources of parts that the role uses, such as its log; they do not mark it as running."""
         self.readers: list[ReadersSource] = []
 
     def offer(self, source: MetricsSource, readers: ReadersSource | None = None) -> None:
-        """Add metrics and readers to what the endpoint serves."""
+        """Serve these metrics and readers too; from now on the role counts as running."""
         self.sources.append(source)
         if readers is not None:
             self.readers.append(readers)
 
     def turn_by(self, stop: threading.Event) -> TimedStopEvent:
-        """The event that the role's loop polls from now on, set with `stop`: of a loop that ends by
-        something else than its process's stop event.
+        """Returns the event that the role's loop polls from now on; it is set when `stop` is. It
+        serves a loop that ends by another event than its process's stop event.
         """
         self.stop = TimedStopEvent(stop, self._clock)
         return self.stop
@@ -107,8 +113,8 @@ class ProcessMetrics:
         return max(0.0, self._clock() - self.stop.turned_s)
 
     def health(self, stalled_s: float) -> LoopHealth:
-        """Returns the state; `stalled` after `stalled_s` seconds without an iteration of
-        the loop.
+        """Returns the health; the role is `stalled` after `stalled_s` seconds without an iteration
+        of its loop.
         """
         age = self.turn_age_s()
         if age > stalled_s:
@@ -124,7 +130,7 @@ T = TypeVar("T")
 
 
 class MetricsCollector(Collector):
-    """Adds `labels` (run, role, name) to every series."""
+    """Reads all sources at each scrape and adds `labels` (run, role, name) to every series."""
 
     def __init__(self, watch: ProcessMetrics, labels: Mapping[str, str]) -> None:
         self._watch, self._labels = watch, dict(labels)
@@ -150,7 +156,9 @@ class MetricsCollector(Collector):
         yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
 
     def _of_readers(self) -> dict[str, MetricValue]:
-        """Metrics of the readers by topic; `behind` is that of the reader furthest behind."""
+        """Returns the readers' metrics by topic. Of several readers of a topic, `behind_records`
+        is the largest lag, and the other metrics are sums.
+        """
         behind: dict[str, float] = {}
         totals: dict[str, dict[str, float]] = {"dead": {}, "void": {}, "lost": {}}
         for read in list(self._watch.readers):
@@ -161,12 +169,12 @@ class MetricsCollector(Collector):
                     behind[topic] = max(left, behind.get(topic, 0))
                 for name, by_topic in totals.items():
                     by_topic[topic] = by_topic.get(topic, 0) + getattr(reader, name)
-        by_name = {"behind_records": behind, **{f"{n}_total": one for n, one in totals.items()}}
+        by_name = {"behind_records": behind, **{f"{n}_total": sums for n, sums in totals.items()}}
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _read(self, read: Callable[[], T], otherwise: T) -> T:
-        """Returns a source's value, or `otherwise` if it raises: an error must not fail the
-        scrape.
+        """Returns a source's value, or `otherwise` if the source raises: its error must not fail
+        the scrape.
         """
         try:
             return read()
@@ -185,7 +193,7 @@ class MetricsCollector(Collector):
 
 
 def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
-    """Returns one family with its series."""
+    """Returns one metric family with its series, in the form that Prometheus' encoder takes."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
     if isinstance(value, MetricHistogram):
@@ -222,7 +230,7 @@ CLIENT_S = 5.0  # longest read or write of a client
 PageResponse = tuple[int, str, bytes]
 """Status, content type and body."""
 PageHandler = Callable[[str], PageResponse]
-"""Returns the response to a request with this `Accept` header."""
+"""A handler gets a request's `Accept` header and returns the response."""
 TEXT = "text/plain; charset=utf-8"
 
 

@@ -1,9 +1,8 @@
-"""Forwards a run's metrics files to TensorBoard or Weights & Biases; it runs as a process apart
-from the roles.
+"""Forwards a run's metrics files to TensorBoard or Weights & Biases, from a process of its own.
 
-Each library is imported only here, and only if its target is used. Points of `trainer.jsonl` and
-`eval.jsonl` use the training step; lines of the supervisor and of processes have none and use their
-line number.
+Each target's library is imported only here, and only if the target is used. Points of
+`trainer.jsonl` and `eval.jsonl` carry the training step; lines of the supervisor and of processes
+have no step, so their points carry the line number.
 
 Delivery is at least once: (1) lines are logged, (2) the sink flushes, (3) the file positions are
 stored. A crash before (3) logs the same lines again, at the same steps.
@@ -30,8 +29,8 @@ _NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})
 
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
-    """`values` of `series` at `step`; `time_s` is seconds since the epoch if the line has a
-    time.
+    """Holds the numbers of one line: `values` of `series` at `step`. `time_s` is in seconds since
+    the epoch, None if the line has no time.
     """
 
     series: str
@@ -41,7 +40,9 @@ class MetricPoint:
 
 
 def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint | None:
-    """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None without numbers."""
+    """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None if the line holds no
+    metric.
+    """
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
     if stem == "supervisor":
@@ -72,14 +73,14 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 class Sink(Protocol):
-    """`where` tells the user where the points appear."""
+    """Passes points to one target; `where` is a text for the user: the place of the points."""
 
     where: str
 
     def log(self, point: MetricPoint) -> None: ...
 
     def flush(self) -> None:
-        """After return, all points are on disk or in the library's own process."""
+        """Returns once all logged points are on disk or in the library's own process."""
         ...
 
     def close(self) -> None: ...
@@ -158,9 +159,8 @@ READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """Everything before `offset` was forwarded: `line` lines, the last one of `before` bytes.
-
-    `hash` is that of the last line. It detects a file that was replaced by another run's, which
+    """States that everything before `offset` was forwarded: `line` lines, the last of them `before`
+    bytes long and of this `hash`. The hash detects a file that another run's file replaced, which
     would otherwise be forwarded from its middle.
     """
 
@@ -172,7 +172,9 @@ class FilePosition(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MetricsLine:
-    """One line with its number from 1; `values` is None if it is not a JSON object."""
+    """Holds one line with its number from 1 and the position `after` it; `values` is None if the
+    line is not a JSON object.
+    """
 
     number: int
     values: dict[str, Any] | None
@@ -180,9 +182,8 @@ class MetricsLine:
 
 
 def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
-    """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; none without a file.
-
-    Raises `CorruptObject` if the file is not the one in which the position was recorded.
+    """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; no lines if the file
+    does not exist. Raises `CorruptObject` if the position was recorded in another file.
     """
     try:
         with path.open("rb") as file:
@@ -205,7 +206,9 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
 
 
 def _in_thinned(path: Path, place: FilePosition) -> FilePosition:
-    """The position behind the last forwarded line, after the file's older lines were thinned."""
+    """Find the last forwarded line by its hash, after a run thinned the file's older lines, and
+    return the position behind it.
+    """
     offset = 0
     for raw in path.read_bytes().splitlines(keepends=True):
         offset += len(raw)
@@ -236,8 +239,8 @@ log = logging.getLogger(__name__)
 
 
 class ForwardState(msgspec.Struct, frozen=True):
-    """`RUN/metrics/forward-<to>.json`: the id of the target's run, and each file's next
-    position.
+    """The content of `RUN/metrics/forward-<to>.json`: the id of the run in the target, and the next
+    position in each metrics file.
     """
 
     id: str
@@ -245,7 +248,9 @@ class ForwardState(msgspec.Struct, frozen=True):
 
 
 class Forwarder:
-    """One target of one run; raises `LeaseHeld` if another process forwards to it."""
+    """Forwards one run to one target. The constructor raises `LeaseHeld` if another process
+    forwards this run to it.
+    """
 
     def __init__(self, metrics: Path, to: str, open_sink: Callable[[str], Sink]) -> None:
         self._metrics, self._file = metrics, metrics / f"forward-{to}.json"

@@ -1,10 +1,11 @@
 """Brings a `RunState` up to date from a run's log and metrics files, without writing.
 
-Completions are fetched before the admissions and the ledger but applied after them. So a completion
-is never applied to a state that is older than itself, and the counts are correct. For a live view
-of an old run only a tail is read: the last ledger records, the admissions since then, and the
-trajectories since the admission of the oldest open group. A report reads everything, archive
-included. Undecodable bytes are counted, never dead-lettered again.
+`RunFeed` fetches completions (trajectories and annotations) before the admissions and the ledger,
+and applies them afterwards. So it never applies a completion to a state that is older than the
+completion, and the counts are correct. For a live view of an old run it reads only a tail: the last
+ledger records, the admissions since then, and the trajectories since the admission of the oldest
+open group. A report reads everything, archive included. Undecodable bytes are counted, never
+dead-lettered again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +31,17 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Positions before the last `records_max` records, divided evenly among partitions."""
+    """Returns the positions before the last `records_max` records, which are divided evenly among
+    the partitions.
+    """
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """Positions of the first records appended at or after `time_s`, by bisection.
-
-    Append times in a partition may be slightly out of order: the position is as inexact as the
+    """Find by bisection, in each partition, the position of the first record that was appended at
+    or after `time_s`. Append times may be slightly out of order, so a position is as inexact as the
     writers' clocks.
     """
     begin, end = bus.begin(topic), bus.end(topic)
@@ -80,10 +82,10 @@ TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier on
 class JsonLinesTail:
     """Reads a growing file of JSON lines, starting from a bounded tail.
 
-    `path` may not exist yet. It may be replaced by a thinned file: reading continues behind the
-    last line that was read. An incomplete last line (in progress, or truncated by a kill) is read
-    once its newline arrives. A line that is not a JSON object is counted and skipped: a monitor
-    must not fail on a foreign file.
+    `path` may not exist yet. Its writer may replace it by a thinned file: reading continues behind
+    the last line that was read. An incomplete last line (in progress, or truncated by a kill) is
+    read once its newline arrives. A line that is not a JSON object is skipped and counted in
+    `broken`: a monitor must not fail on a foreign file.
     """
 
     path: Path
@@ -135,7 +137,7 @@ class JsonLinesTail:
 
 CONTEXT_TOPICS = ("ledger", "admissions", "prompts", "weights", "status", "applied")
 COMPLETION_TOPICS = ("trajectories", "annotations")
-FIRST_TOPICS = ("prompts", "admissions", "ledger")  # hold the run's first records
+FIRST_TOPICS = ("prompts", "admissions", "ledger")  # one of them holds the run's first record
 AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
 RECORDS_MAX = 4096  # per topic and refresh
 TAIL_RECORDS = 20_000  # newest records per topic behind a new state: takes of a thousand steps
@@ -144,11 +146,13 @@ SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
 
 
 class RunFeed:
-    """Call `follow` often. One call reads about `RECORDS_MAX` records per topic, so the view of a
-    large run stays responsive while it catches up.
+    """Applies a run's new records and metrics lines to a state at each call of `follow`. One call
+    reads about `RECORDS_MAX` records per topic, so the view of a large run stays responsive while
+    it catches up.
 
-    With `tail` None everything is read, archive included, except old prompts and annotations. Then
-    `also` is called with each record after `RunState.apply`.
+    `tail` bounds the records per topic that a new state starts with. With None the feed reads
+    everything, archive included, except old prompts and annotations. `also` is called with each
+    record after `RunState.apply`.
     """
 
     def __init__(
@@ -169,11 +173,11 @@ class RunFeed:
         self._dead_letters: DeadLetterReader | None = None
         self._slow_s = float("-inf")
         self._is_idle = False
-        """The last call read nothing."""
+        """True if the last call read nothing."""
 
     def follow(self, state: RunState, now_s: float) -> bool:
-        """Read once; returns True while records remain that were in the log at the start. The
-        caller should then call again at once.
+        """Read new records and lines once and apply them to `state`. Returns True while records
+        remain that were in the log at the start; the caller should then call again at once.
         """
         if not self._topics:
             self._open_context(state)
@@ -240,12 +244,12 @@ class RunFeed:
         view = self._topics.get(topic)
         found = view.poll(RECORDS_MAX, exact=exact) if view else []
         if found:
-            newest_s = max(one.time_s for one in found)
+            newest_s = max(record.time_s for record in found)
             state.newest_s[topic] = max(newest_s, state.newest_s.get(topic, newest_s))
         return found
 
     def _is_behind(self) -> bool:
-        return any(one.is_behind(self._ends[topic]) for topic, one in self._topics.items())
+        return any(view.is_behind(self._ends[topic]) for topic, view in self._topics.items())
 
     def _apply(self, state: RunState, found: Sequence[LogRecord]) -> None:
         for one in found:
@@ -284,8 +288,9 @@ class RunFeed:
         state.unarchived = {topic: one for topic, one in left.items() if one is not None}
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
-        """Read from the store what the log lacks: the archive's term, and whether the run is a
-        fork. An unreachable store is not asked again, because each attempt takes all its retries.
+        """Read two facts from the store that the log lacks: the archive's term, and whether the run
+        is a fork. An unreachable store is not read again, because each attempt takes all its
+        retries.
         """
         try:
             state.is_fork = state.is_fork or read_parentage(store) is not None
@@ -298,8 +303,8 @@ class RunFeed:
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
-    """Returns the records that the archive has not committed. None if it committed all of them, or
-    none ever (the run has no archive).
+    """Returns the number and age of the topic's records that the archive has not committed. None if
+    the archive committed all records, or never any (the run has no archive).
     """
     committed = bus.committed(ARCHIVE_GROUP, topic)
     if not committed:

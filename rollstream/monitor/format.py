@@ -1,4 +1,6 @@
-"""Formats values for a terminal: short, and without control characters that move the cursor."""
+"""Formats values for a terminal as short texts; foreign text loses its control characters, which
+could move the cursor.
+"""
 
 from collections.abc import Sequence
 
@@ -11,14 +13,14 @@ GAP = "\N{NO-BREAK SPACE}"  # thousands separator that prevents a line break ins
 
 
 def clock(seconds: float) -> str:
-    """`2:05`, `1:02:05`."""
+    """Formats a duration as a clock: `2:05`, `1:02:05`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def age(seconds: float) -> str:
-    """`0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
+    """Formats an age: `0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}{GAP}s"
     if seconds < 99.5:
@@ -30,17 +32,17 @@ def age(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """`12 345`."""
+    """Formats a number with groups of three digits: `12 345`."""
     return f"{value:,.0f}".replace(",", GAP)
 
 
 def plural(number: int, word: str) -> str:
-    """`1 move`, `2 moves`."""
+    """Formats a number of things: `1 move`, `2 moves`."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
 def short_number(value: float) -> str:
-    """At most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
+    """Formats a number in at most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or unit == "T":
             break
@@ -49,7 +51,7 @@ def short_number(value: float) -> str:
 
 
 def byte_size(count: str | int | float | None) -> str:
-    """Formats a size in powers of 1000 bytes."""
+    """Formats a size in powers of 1000 bytes; None becomes `–`."""
     if count is None:
         return "–"
     size, unit = float(count), 0
@@ -59,7 +61,7 @@ def byte_size(count: str | int | float | None) -> str:
 
 
 def share(value: float) -> str:
-    """`61%`; a positive value below 0.5 % is `<1%`, never `0%`."""
+    """Formats a share of 1: `61%`. A positive value below 0.5 % is `<1%`, never `0%`."""
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 

@@ -1,7 +1,7 @@
 """Tracks which groups are open and how the others ended (invariants 1 and 2).
 
-In whatever order the topics are read, an ended group is not open and is counted once. Memory is
-bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
+Topics may be read in any order: an ended group is never open and counts once. Memory is bounded by
+the open groups, plus `ENDED_KEPT` end times by which late records are recognised.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,7 +14,9 @@ from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 @dataclass(slots=True)
 class Intervals:
-    """Disjoint intervals in order; gaps of up to `joined` are closed."""
+    """Holds disjoint intervals in ascending order and closes gaps of up to `joined` between
+    them.
+    """
 
     joined: float = 0
     starts: list[float] = field(default_factory=list[float])
@@ -40,12 +42,12 @@ class Intervals:
 
 @dataclass(slots=True)
 class NumberSet:
-    """A set of whole numbers; memory grows with the gaps between them. Groups end nearly in order,
-    so the gaps are few.
+    """Is a set of whole numbers whose memory grows with the gaps between them. Groups end nearly in
+    order, so the gaps are few.
     """
 
     held: Intervals = field(default_factory=Intervals)
-    """Number n is [n, n + 1]."""
+    """Number n is held as the interval [n, n + 1]."""
 
     def add(self, number: int) -> bool:
         """Add the number; returns True if the set did not hold it."""
@@ -68,7 +70,9 @@ OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample
 
 @dataclass(slots=True)
 class WatchedGroup:
-    """An admitted group; `ready_s` is the time at which it was ready for training."""
+    """Holds the progress of an admitted group. `finished_s` is the time at which all its
+    trajectories had finished, `ready_s` the time at which it was ready for training; None before.
+    """
 
     trajectories: frozenset[str]
     admitted_s: float
@@ -91,13 +95,15 @@ class WatchedGroup:
 
 @dataclass(slots=True)
 class GroupTracker:
-    """Folds records into group states; `names` are the annotations that training needs."""
+    """Folds records into the states of all groups; `names` are the annotations without which
+    training cannot use a sample.
+    """
 
     names: frozenset[str] = frozenset({OWN_REWARD})
     admitted: NumberSet = field(default_factory=NumberSet)
     open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
     endings: Counter[str] = field(default_factory=Counter[str])
-    """One of `GROUP_ENDINGS` → number of groups."""
+    """The number of groups by ending, one of `GROUP_ENDINGS`."""
     newest: int = -1
     """Highest group number admitted."""
     late: int = 0
@@ -105,13 +111,13 @@ class GroupTracker:
     duplicate: int = 0
     """Repeated completions of a trajectory while its group was open."""
     annotations: int = 0
-    """Number of annotations."""
+    """Annotations applied."""
     late_annotations: int = 0
     """Annotations appended after their group had ended."""
     _ended: NumberSet = field(default_factory=NumberSet)
     _poisoned: NumberSet = field(default_factory=NumberSet)
     _reopened: set[int] = field(default_factory=set[int])
-    """Groups of superseded takes until the record that closes them."""
+    """Poisoned groups (the learner could not compute their take), until a record closes them."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
@@ -157,14 +163,16 @@ class GroupTracker:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """Undo the training of a poisoned group; its `GroupClosed` record follows. Idempotent."""
+        """Undo the training of a poisoned group, whose take the learner could not compute; its
+        `GroupClosed` record follows. Idempotent.
+        """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
             self._reopened.add(group)
 
     def outcomes(self) -> dict[str, int]:
-        """Returns the number of admitted groups, and of these by ending; the counts add up
-        (invariant 1).
+        """Returns the number of admitted groups, and how many of them had each ending or are open;
+        the counts add up (invariant 1).
         """
         ended = {ending: self.endings[ending] for ending in GROUP_ENDINGS}
         is_open = len(self.open) + len(self._reopened)

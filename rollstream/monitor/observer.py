@@ -1,4 +1,5 @@
-"""Observes one run: brings a `RunState` up to date; returns its metrics and warnings.
+"""Observes one run: keeps a `RunState` up to date through a `RunFeed` and returns the metrics and
+warnings of the moment.
 
 An observer never writes to the run. A read error does not end it: the error appears in
 `RunSnapshot.trouble` and the metrics keep their previous values.
@@ -50,7 +51,7 @@ from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
 ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
-"""In this order: no progress, wrong data, nothing to learn from, avoidable slowness."""
+"""All warnings, most urgent first: no progress, wrong data, nothing to learn from, slowness."""
 
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
@@ -71,7 +72,7 @@ class RunObserver:
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
-    """The log holds records that were not read yet."""
+    """True while the log holds records that were not read yet."""
     state: RunState = field(init=False)
     _feed: RunFeed | None = None
 
@@ -133,8 +134,8 @@ def open_log_and_archive(configuration: Configuration, folder: Path) -> LogView:
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
-    """Returns the run's standing from about 20 small reads, however long the run is. Raises a
-    `RollstreamError` if the log cannot be reached.
+    """Returns the run's standing (its step and whether it runs) from about 20 small reads, however
+    long the run is. Raises a `RollstreamError` if the log cannot be reached.
     """
     plan = run_settings_of(configuration)
     state = plan.state()

@@ -1,7 +1,8 @@
-"""Progress of a run: speed and lag over its last steps, and its phase. Pure.
+"""Computes the progress of a run from its `RunState`: speed and lag over the last steps, and the
+run's phase. All functions are pure.
 
 The supervisor records how a run ended. A run without a supervisor (on a cluster), or with a killed
-one, counts as ended after a period without records.
+supervisor, counts as ended after a period without records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,11 @@ RATE_S = 60.0  # window of the trajectories per second
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """Speed over the last `recent_steps` steps and over the last minute."""
+    """Holds the run's speed over the last `recent_steps` steps, and of generation over the last
+    minute. `step_s` is the median duration of a step, `since_step_s` the age of the last one,
+    `left_s` the estimated time to the run's last step; None if unknown. Speeds without another unit
+    are in tokens.
+    """
 
     step_s: float | None
     since_step_s: float | None
@@ -37,9 +42,9 @@ class RunPace:
 
 @dataclass(frozen=True, slots=True)
 class LagSummary:
-    """Generated tokens of the last trajectories by lag, `finish` at finish and `trained` when
-    trained. `mean` is the mean lag when trained over the last steps, `masked_share` the share of
-    their tokens above `max_lag`.
+    """Counts the generated tokens of the last trajectories by lag: in `finish` by the lag when the
+    trajectory finished, in `trained` by the lag when it was trained. `mean` is the mean lag when
+    trained over the last steps, `masked_share` the share of their tokens above `max_lag`.
     """
 
     finish: Mapping[int, int]
@@ -143,9 +148,9 @@ ENDINGS: Mapping[str, StandingState] = {
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """A run in one line: `step` of `steps` are done. `newest_s` is the time of the newest record in
-    seconds since the epoch, None for a run without records, whose state is `new`. `phase` describes
-    the state in one to three words.
+    """Describes a run in one line: `step` of `steps` are done. `newest_s` is the time of the newest
+    record in seconds since the epoch, None for a run without records, whose state is `new`. `phase`
+    describes the state in one to three words.
     """
 
     state: StandingState
@@ -154,7 +159,7 @@ class RunStanding:
     steps: int
     newest_s: float | None
     is_starting: bool
-    """A process started so recently that it may not have written a record yet."""
+    """True if a process started so recently that it may not have written a record yet."""
 
     @property
     def is_over(self) -> bool:
@@ -168,13 +173,13 @@ class RunStanding:
 
 
 def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
-    """Returns the standing at `now_s`."""
+    """Returns the standing at `now_s`; the run has `steps` steps in all."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
     quiet_s = 0.0 if newest_s is None else now_s - newest_s
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
     is_starting = now_s - max(starts, default=float("-inf")) < STARTING_S
-    is_warming_up = state.weights is None and not state.rollouts  # which writes no records
+    is_warming_up = state.weights is None and not state.rollouts  # a warm-up writes no records
     is_quiet = quiet_s > QUIET_S and not is_starting and not is_warming_up
     ending = _last_ending(state)
     if ending is None and step >= steps and _is_idle(state, now_s, quiet_s):

@@ -1,8 +1,9 @@
-"""Metrics of one moment: rollouts, scheduling, the mismatch of engine and trainer by task. Pure.
+"""Computes metrics of one moment from a `RunState`: of rollouts, of scheduling, and of the mismatch
+of engine and trainer by task. All functions are pure.
 
 `consumers/trainer/learn/mismatch.py` defines the mismatch, which needs tokens of lag 0. If rollouts
-run ahead, few steps have such tokens (the first step always does), so it covers the last steps that
-compared any tokens, however old these steps are.
+run ahead, few steps have such tokens (the first step always does), so the mismatch here covers the
+last steps that compared any tokens, however old these steps are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ SILENT_S = 5.0  # ten heartbeats; a loop without progress for as long is `stalle
 
 @dataclass(frozen=True, slots=True)
 class RolloutSnapshot:
-    """One rollout. `verified` is False if its weights were not checked, or are not the announced
-    ones.
+    """Shows one rollout: its trajectories, KV cache (in tokens), weights and speed. `verified` is
+    False if its weights were not checked, or differ from the announced ones.
     """
 
     name: str
@@ -35,13 +36,13 @@ class RolloutSnapshot:
     silent_s: float
     state: str
     queued: int = 0
-    """Part of `waiting` that was not submitted to the engine yet."""
+    """The part of `waiting` that was not submitted to the engine yet."""
 
     def is_alive(self) -> bool:
         return self.state not in ("silent", "leaving")
 
     def severity_key(self) -> tuple[bool, bool, float]:
-        """Sort key that puts the worst first: silent, then unverified, then idle rollouts."""
+        """Returns a sort key that puts the worst first: silent, then unverified, then idle ones."""
         return (self.state != "silent", self.verified, -self.idle_share)
 
 
@@ -99,7 +100,7 @@ def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> 
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """`rollout-2` before `rollout-10`."""
+    """Returns a sort key that puts `rollout-2` before `rollout-10`."""
     parts: list[str] = []
     for character in name:
         if parts and parts[-1][-1].isdecimal() == character.isdecimal():
@@ -115,9 +116,9 @@ COMPARED_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskMismatch:
-    """One task's |Δ log p| in nats over `tokens` tokens of lag 0; mean and KL estimate are weighted
-    by tokens. `step` is the newest step with such tokens. If the task's newest step had none,
-    `near_mean` is its mean at its smallest lag, `near_lag`.
+    """Holds one task's |Δ log p| between engine and trainer, in nats, over `tokens` tokens of lag
+    0; mean and KL estimate are weighted by tokens. `step` is the newest step with such tokens. If
+    the task's newest step had none, `near_mean` is its mean at its smallest lag, `near_lag`.
     """
 
     tokens: int
@@ -169,8 +170,9 @@ MOVES_SHOWN = 3  # newest moves that are listed one by one
 
 @dataclass(frozen=True, slots=True)
 class LengthPredictions:
-    """The last trajectories with a predicted length: their number, the medians of predicted
-    (`expected`) and generated (`real`) tokens, and the median error as a share of `real`.
+    """Compares predicted with generated lengths of the last `count` trajectories that had a
+    prediction: medians of predicted (`expected`) and generated (`real`) tokens, and the median
+    error as a share of the generated ones.
     """
 
     count: int
@@ -181,9 +183,10 @@ class LengthPredictions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
-    """`queued` assignments wait at rollouts for their turn or for newer weights; `waiting` requests
-    wait in engines for a slot or KV space. `moves` and `moved` count the moves and their requests
-    of the last minute; `newest` lists the last moves with their ages in seconds.
+    """Counts waiting and moved work: `queued` assignments wait at rollouts for their turn or for
+    newer weights, `waiting` requests wait in engines for a slot or KV space. `moves` and `moved`
+    count the moves of the last minute and the requests in them; `newest` lists the last moves with
+    their ages in seconds. `foreseen` is None without predicted lengths.
     """
 
     queued: int

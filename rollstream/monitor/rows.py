@@ -1,6 +1,6 @@
-"""The metrics of a moment as named rows of short parts; `table.py` wraps them to a width.
+"""Writes a `RunSnapshot` as named rows of short texts, which `table.py` wraps to a width.
 
-Rows of the highest `rank` are dropped first if there is little room; rank 0 always stays.
+If there is little room, the view drops rows of the highest `rank` first; rank 0 always stays.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ DRAFTS_MAX = 4  # (pass, task) pairs
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """A name, its parts, and a sparkline that follows the first line of parts."""
+    """Holds a row's name, its parts, and a sparkline that follows the first line of parts."""
 
     name: str
     parts: tuple[str, ...]
@@ -83,7 +83,9 @@ def evaluation_text(at: RunSnapshot) -> str:
 
 
 def lag_text(at: RunSnapshot, when: str) -> str:
-    """Returns mean and maximum of the last step."""
+    """Returns mean and maximum of the last step's lag; `when` is `finish` or `consumed`
+    (trained).
+    """
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
 
@@ -94,8 +96,8 @@ def _metric(at: RunSnapshot, name: str, form: str) -> str:
 
 
 def _tasks(at: RunSnapshot) -> Iterator[str]:
-    """Mean reward of each task, the lowest first."""
-    rewards = sorted(at.task_rewards.items(), key=lambda one: one[1])
+    """Yields the mean reward of each task, the lowest first."""
+    rewards = sorted(at.task_rewards.items(), key=lambda item: item[1])
     for task, reward in rewards[:TASKS_MAX]:
         yield f"{plain_text(task, 24)} {reward:.3f}"
     if len(rewards) > TASKS_MAX:
@@ -138,7 +140,9 @@ def _lengths(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _drafts(at: RunSnapshot) -> Iterator[str]:
-    """Draft metrics by pass and task: all for the newest pass, acceptance for the others."""
+    """Yields draft metrics by pass and task: all metrics of the newest pass, and the acceptance of
+    the others.
+    """
     newest = at.drafts[0].number
     mixed = len({one.task for one in at.drafts}) > 1
     for one in at.drafts[:DRAFTS_MAX]:
@@ -161,7 +165,9 @@ def _lookups(found: DraftTotals) -> Iterator[str]:
 
 
 def _moves(at: RunSnapshot) -> Iterator[str]:
-    """Moves of the last minute, then the newest ones with source and destination."""
+    """Yields the number of moves in the last minute, then the newest moves with source and
+    destination.
+    """
     found = at.scheduling
     if not found.newest:
         yield "none yet"
@@ -203,7 +209,7 @@ def _samples(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _mismatch(at: RunSnapshot) -> Iterator[str]:
-    """Mismatch of engine and trainer by task, the largest first."""
+    """Yields the mismatch of engine and trainer by task, the largest first."""
     tasks = sorted(at.mismatch.items(), key=lambda one: -max(one[1].mean, one[1].near_mean))
     for task, found in tasks[:TASKS_MAX]:
         name = plain_text(task, 24)

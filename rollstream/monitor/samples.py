@@ -1,4 +1,6 @@
-"""The last trajectories and takes: lag histograms, rewards by task, draft totals, rates. Pure."""
+"""Keeps the last trajectories and takes of a run in bounded memory, and computes lag histograms,
+rewards by task, totals of drafted tokens and rates from them, without I/O.
+"""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
@@ -13,10 +15,9 @@ from rollstream.streams.values import accepted_tokens
 
 @dataclass(frozen=True, slots=True)
 class DraftTotals:
-    """`tokens` tokens were generated in `steps` forward passes over their rows.
-
-    Of `asked` look-ups, which took `lookup_s` seconds, `found` returned a draft. The drafts held
-    `guessed` tokens, of which `right` were accepted.
+    """Sums up speculative decoding: `tokens` tokens were generated in `steps` forward passes over
+    their rows. Of `asked` look-ups for a draft, which took `lookup_s` seconds, `found` returned
+    one. The drafts held `guessed` tokens, of which the model accepted `right`.
     """
 
     tokens: int = 0
@@ -32,33 +33,33 @@ class DraftTotals:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the draft tokens; None without draft tokens."""
+        """Returns the accepted share of the draft tokens; None without draft tokens."""
         return self.right / self.guessed if self.guessed else None
 
     @property
     def per_step(self) -> float:
-        """Tokens per row and step; 1 without drafts."""
+        """Returns the tokens per row and forward pass; 1 without drafts."""
         return self.tokens / max(1, self.steps)
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the look-ups that returned a draft; None without look-ups."""
+        """Returns the share of the look-ups that found a draft; None without look-ups."""
         return self.found / self.asked if self.asked else None
 
     @property
     def wrong_per_token(self) -> float:
-        """The cost of drafting: rejected draft tokens per generated token."""
+        """Returns the cost of drafting: rejected draft tokens per generated token."""
         return (self.guessed - self.right) / max(1, self.tokens)
 
     @property
     def lookup_us(self) -> float | None:
-        """Mean microseconds per look-up; None without look-ups."""
+        """Returns the mean microseconds per look-up; None without look-ups."""
         return 1e6 * self.lookup_s / self.asked if self.asked else None
 
 
 @dataclass(frozen=True, slots=True)
 class PassDrafts:
-    """Totals of one task in pass `number` (from 1; None: unknown) over the prompts."""
+    """Holds the totals of one task in pass `number` over the prompts (from 1; None: unknown)."""
 
     number: int | None
     task: str
@@ -69,17 +70,18 @@ def draft_totals_of(record: Trajectory) -> DraftTotals | None:
     """Returns the record's draft totals, or None without draft statistics."""
     if record.drafts is None:
         return None
-    of, tokens = record.drafts, len(record.logprobs)
+    stats, tokens = record.drafts, len(record.logprobs)
+    accepted = accepted_tokens(stats)
     return DraftTotals(
-        tokens, of.steps, of.guessed, accepted_tokens(of), of.asked, of.found, of.lookup_s
+        tokens, stats.steps, stats.guessed, accepted, stats.asked, stats.found, stats.lookup_s
     )
 
 
 def passes_newest_first(
     found: Mapping[tuple[int | None, str], DraftTotals],
 ) -> tuple[PassDrafts, ...]:
-    """Sorts (pass, task) → totals: the newest pass first, passes of unknown number last."""
-    ordered = sorted(found, key=lambda one: (-(one[0] or 0), one[1]))
+    """Sorts totals by (pass, task): the newest pass first, passes of unknown number last."""
+    ordered = sorted(found, key=lambda key: (-(key[0] or 0), key[1]))
     return tuple(PassDrafts(number, task, found[number, task]) for number, task in ordered)
 
 
@@ -88,7 +90,7 @@ SAMPLES_KEPT = 2048  # ten steps of the quickstart, at about 0.5 KB each
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """Summary of a finished trajectory; `spans` are (version number, generated tokens)."""
+    """Summarises a finished trajectory; `spans` are (version number, generated tokens)."""
 
     trajectory: str
     group: int
@@ -106,7 +108,9 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class TaskRewards:
-    """The number of the last complete groups, and how many of them had all rewards equal."""
+    """Sums up the last complete `groups` of one task: `equal` of them had all rewards equal, and
+    `reward_mean` is the mean over their samples.
+    """
 
     groups: int
     equal: int
@@ -115,7 +119,9 @@ class TaskRewards:
 
 @dataclass(slots=True)
 class RecentSamples:
-    """First completion of each trajectory, bounded; the oldest are evicted first."""
+    """Keeps the first completion of each of the last `SAMPLES_KEPT` trajectories, and the last
+    takes.
+    """
 
     terms: Mapping[str, float] = field(default_factory=lambda: {OWN_REWARD: 1.0})
     """Weights of the annotations whose sum is the reward; `reward` may be in the sample itself."""
@@ -164,25 +170,25 @@ class RecentSamples:
         self.taken.extend((member.trajectory, record.step - 1) for member in record.members)
 
     def lag_at_finish(self) -> dict[int, int]:
-        """Generated tokens by lag at finish, in steps."""
+        """Counts generated tokens by their lag in steps when the trajectory finished."""
         return _histogram((one, one.trainer_version) for one in self.finished.values())
 
     def lag_when_trained(self) -> dict[int, int]:
-        """Generated tokens by lag when taken; those above `max_lag` were masked."""
+        """Counts generated tokens by their lag when taken; those above `max_lag` were masked."""
         known = ((self.finished.get(name), version) for name, version in self.taken)
         return _histogram((one, version) for one, version in known if one is not None)
 
     def finishes(self) -> Mapping[str, int]:
-        """`stop`, `length`, `dead` → trajectories."""
+        """Counts trajectories by `stop`, `length` and `dead`."""
         return Counter(one.finish for one in self.finished.values())
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Reasons of dead trajectories with their counts, the most frequent first."""
+        """Counts the reasons of dead trajectories, the most frequent first."""
         dead = (one.reason for one in self.finished.values() if one.finish == "dead")
         return Counter(dead).most_common()
 
     def predicted_lengths(self) -> list[tuple[int, int]]:
-        """(predicted, generated) lengths of trajectories whose assignment predicted a length."""
+        """Returns (predicted, generated) lengths of trajectories whose assignment predicted one."""
         return [
             (one.predicted, sum(tokens for _, tokens in one.spans))
             for one in self.finished.values()
@@ -190,8 +196,8 @@ class RecentSamples:
         ]
 
     def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], DraftTotals]:
-        """Draft totals by (pass over the prompts from 1, task). `epochs` maps a group to its pass
-        from 0; an unknown pass is None.
+        """Returns the draft totals by (pass over the prompts from 1, task). `epochs` maps a group
+        to its pass from 0; an unknown pass is None.
         """
         found: dict[tuple[int | None, str], DraftTotals] = {}
         for one in self.finished.values():
@@ -202,8 +208,8 @@ class RecentSamples:
         return found
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
-        """Finished trajectories and their generated tokens per second, over the last `window_s`
-        seconds, or since the first kept trajectory if that is later.
+        """Returns finished trajectories per second and their generated tokens per second, over the
+        last `window_s` seconds, or since the first kept trajectory if that is later.
         """
         kept = self.finished.values()
         recent = [one for one in kept if one.finished_s >= now_s - window_s]
@@ -214,8 +220,8 @@ class RecentSamples:
         return len(recent) / seconds, tokens / seconds
 
     def tasks(self, samples: int) -> dict[str, TaskRewards]:
-        """Rewards by task, over groups with all `samples` completions kept. Dead and unscored
-        trajectories are left out, and so are groups with fewer than two rewards.
+        """Returns the rewards by task, over groups of which all `samples` completions are kept.
+        Dead and unscored trajectories are left out, and so are groups with fewer than two rewards.
         """
         groups: dict[int, list[FinishedSample]] = {}
         for one in self.finished.values():

@@ -1,6 +1,5 @@
-"""The metrics of one moment: a pure function of state, settings and time.
-
-The view draws a `RunSnapshot`; the warnings are functions of it.
+"""Computes a `RunSnapshot`, the metrics of one moment, as a pure function of state, settings and
+time. The view draws the snapshot; the warnings are functions of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,9 @@ from rollstream.supervisor.supervisor import RoleState
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """`kind` is stable while the problem lasts; `what` is the problem, `do` the advice."""
+    """Warns of one problem: `what` describes it, `do` is the advice, and `kind` names it, with one
+    value as long as the problem lasts.
+    """
 
     kind: str
     what: str
@@ -43,7 +44,7 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings that the monitor needs and that the log lacks, under their own names."""
+    """Holds the settings that the monitor needs and the log lacks, each under its own name."""
 
     run: str
     seed: int
@@ -59,9 +60,9 @@ class RunSettings:
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
     is_paced: bool = False
-    """Lengths and times are drawn or computed; no model runs."""
+    """True if lengths and times are drawn or computed, and no model runs."""
     is_float32: bool = False
-    """Engine, trainer and published weights all use float32: they differ only by rounding."""
+    """True if engine, trainer and published weights all use float32 and differ only by rounding."""
 
     def groups_max(self) -> int:
         """Returns the largest number of open groups that `max_lag` permits (invariant 5)."""
@@ -70,7 +71,7 @@ class RunSettings:
         return (self.max_lag + 1) * self.groups_per_step
 
     def state(self) -> RunState:
-        """Returns an empty state that requires this run's annotations of a sample."""
+        """Returns an empty state; a sample is ready in it with this run's required annotations."""
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
         return RunState(groups=GroupTracker(names), samples=RecentSamples(self.reward_terms))
 
@@ -107,7 +108,9 @@ TASK_REWARD_PREFIX = "reward_mean/"  # metrics of a step by task
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """Waiting groups and prompts, and the seconds that the oldest has waited; None without any."""
+    """Counts waiting groups and prompts. Each field in seconds is the time that the oldest of its
+    kind has waited, None if none waits.
+    """
 
     open_groups: int
     ready_groups: int
@@ -115,19 +118,19 @@ class GroupQueue:
     open_group_s: float | None
     ready_group_s: float | None
     unscored_group_s: float | None
-    """Age of the oldest group that lacks only annotations."""
+    """Waiting time of the oldest group that lacks only annotations."""
     unread_prompt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """Groups by ending; the last trajectories by finish, with `late` and `duplicate` counted since
-    the view started; the most frequent reasons of dead trajectories.
+    """Counts groups by ending and the last trajectories by finish, together with the `late` and
+    `duplicate` ones since the view started. `dead_reasons` are the most frequent ones.
     """
 
     groups: Mapping[str, int]
     is_tail: bool
-    """The run's first groups are not included."""
+    """True if the run's first groups are not included."""
     trajectories: Mapping[str, int]
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
@@ -136,7 +139,7 @@ class OutcomeCounts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDeath:
-    """A process that ended unexpectedly; `code` −9 means signal 9."""
+    """Describes a process that ended unexpectedly; `code` −9 means signal 9."""
 
     role: str
     code: int
@@ -145,8 +148,9 @@ class ProcessDeath:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """Everything that the view shows; unknown values are None or absent. `record_ages` maps each
-    topic to the seconds since its newest record.
+    """Holds everything that the view shows; unknown values are None or absent. `record_ages` maps
+    each topic to the seconds since its newest record, `unarchived_s` to the number of its records
+    that are not archived and the age of the oldest.
     """
 
     title: str
@@ -155,9 +159,9 @@ class RunSnapshot:
     phase: str
     is_over: bool
     is_quiet: bool
-    """No record is written although the run is not over."""
+    """True if no record is written although the run is not over."""
     is_starting: bool
-    """A process started so recently that it may not have written a record yet."""
+    """True if a process started so recently that it may not have written a record yet."""
     step: int
     steps: int
     pace: RunPace
@@ -168,7 +172,7 @@ class RunSnapshot:
     tasks: Mapping[str, TaskRewards]
     mismatch: Mapping[str, TaskMismatch]
     skipped: int
-    """Kept steps with an update that was skipped because it was not finite."""
+    """The number of kept steps with an update that was skipped because it was not finite."""
     refused: Mapping[str, int]
     """Trajectories that the kept steps could not train, by kind (`streams/admissible.py`)."""
     foreign: Mapping[str, int]
@@ -192,7 +196,7 @@ class RunSnapshot:
     deaths: tuple[ProcessDeath, ...]
     notes: tuple[str, ...]
     trouble: str = ""
-    """Why the metrics could not be refreshed; "" if they were."""
+    """The error because of which the metrics could not be refreshed; "" if they were."""
     concerns: tuple[RunWarning, ...] = ()
 
 
@@ -257,7 +261,7 @@ def take_snapshot(
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
-    """Mean reward of each task over the last steps that trained it."""
+    """Returns the mean reward of each task over the last steps that trained it."""
     found: dict[str, list[float]] = {}
     for done in recent:
         for name, value in done.metrics.items():
@@ -267,8 +271,10 @@ def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
 
 
 def _means(tasks: Mapping[str, TaskRewards]) -> dict[str, float]:
-    """Mean rewards of the last trajectories, used if the trainer records none by task."""
-    return {task: one.reward_mean for task, one in tasks.items()} if len(tasks) > 1 else {}
+    """Returns the mean rewards of the last trajectories, for a run whose trainer records none by
+    task; nothing for a run of one task.
+    """
+    return {task: found.reward_mean for task, found in tasks.items()} if len(tasks) > 1 else {}
 
 
 def _queue(state: RunState, at_s: float) -> GroupQueue:
@@ -303,7 +309,7 @@ def _age(time_s: float | None, at_s: float) -> float | None:
 
 
 def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """Newest first."""
+    """Returns the deaths that the supervisor recorded, the newest first."""
     return tuple(
         ProcessDeath(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
         for one in reversed(state.events)

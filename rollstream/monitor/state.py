@@ -1,8 +1,8 @@
-"""The state of a run for all who look at it: one pure fold over records and metrics lines.
+"""Folds a run's records and metrics lines into one `RunState`, without I/O.
 
-`rollstream top`, the report, the warnings and `rollstream ls` use it, so a count that two of them
-print is the same count. Its size is bounded however old and large the run is: it holds the last
-steps, heartbeats and trajectories, the open groups, the restarted roles, and counts.
+`rollstream top`, the report, the warnings and `rollstream ls` all read this state, so they print
+the same counts. Its size is bounded however old and large the run is: it holds the last steps,
+heartbeats and trajectories, the open groups, the restarted roles, and counts.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -42,8 +42,8 @@ FOREIGN_TOPICS = ("partials", "status", "applied")
 
 
 class RequestMove(msgspec.Struct, frozen=True):
-    """At `time_s` (seconds since the epoch) dispatch moved `requests` requests from `source` to
-    `destination`; planning took `plan_s` seconds.
+    """States that dispatch moved `requests` requests from rollout `source` to `destination` at
+    `time_s` (seconds since the epoch); planning took `plan_s` seconds.
     """
 
     time_s: float
@@ -60,8 +60,8 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
-    """Returns foreign records by topic that dispatch refused since the last such line, as a line of
-    `moves.jsonl`.
+    """Returns a line of `moves.jsonl` that counts by topic the foreign records which dispatch
+    refused since its previous such line. A record is foreign if no role of this run writes it.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
@@ -72,7 +72,7 @@ def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
 
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
-    """Returns None for a line that is not a move: a monitor must not fail on a foreign line."""
+    """Returns the line's move; None for any other line, because a monitor must not fail on it."""
     try:
         return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
     except msgspec.ValidationError:
@@ -89,12 +89,12 @@ MOVES_KEPT = 1024
 TERMS_KEPT = 8192
 HOLES_KEPT = 64
 FORKED_ROLES = ("trainer", "prompts")  # `rollstream fork` itself holds their first term
-TERMLESS = ("eval", "scorer-")  # names of roles without terms
+TERMLESS = ("eval", "scorer-")  # begins of the names of processes without terms
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Dead letters of one topic, and the reason of the newest."""
+    """Counts the dead letters of one topic and keeps the reason of the newest."""
 
     count: int
     reason: str
@@ -102,7 +102,9 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """Records of one topic that the archive has not committed, and the time of the oldest."""
+    """Counts the records of one topic that the archive has not committed; `oldest_s` is the append
+    time of the oldest, in seconds since the epoch.
+    """
 
     records: int
     oldest_s: float
@@ -110,7 +112,9 @@ class ArchiveBacklog:
 
 @dataclass(slots=True)
 class RunState:
-    """Applies records of any topic; applying one twice changes at most a count of repeats."""
+    """Holds the state of a run and applies records of any topic to it. Applying a record twice
+    changes at most a count of repeats.
+    """
 
     groups: GroupTracker = field(default_factory=GroupTracker)
     samples: RecentSamples = field(default_factory=RecentSamples)
@@ -118,45 +122,47 @@ class RunState:
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
     )
-    """Last heartbeats of each rollout in its newest term."""
+    """The last heartbeats of each rollout in its newest term."""
     weights: WeightsAnnounced | None = None
     announced: OrderedDict[Version, str] = field(default_factory=OrderedDict[Version, str])
-    """Announced versions and the hashes of their manifests."""
+    """The hash of the manifest of each announced version."""
     applied: dict[str, Applied] = field(default_factory=dict[str, Applied])
-    """Newest `Applied` record of each rollout."""
+    """The newest `Applied` record of each rollout."""
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
-    """Published, not yet admitted groups and their publication times."""
+    """The publication time of each group that is published and not admitted yet."""
     epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
-    """Pass over the prompts, from 0, of the newest published groups."""
+    """The pass over the prompts, from 0, of each of the newest published groups."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
     events: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """Events of the supervisor."""
+    """Starts, deaths and endings that the supervisor recorded."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
     foreign: Counter[str] = field(default_factory=Counter[str])
     """Readable records that dispatch refused as foreign, by topic."""
     terms: dict[str, int] = field(default_factory=dict[str, int])
-    """Newest term of each role and rollout, from the second term on."""
+    """The newest term of each role and rollout, from the second term on."""
     relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Newest term and restarts of each relay; the relays of a run share one sequence of terms."""
+    """The newest term of each relay and how often it restarted. The relays of a run share one
+    sequence of terms, so a term alone does not tell the restarts.
+    """
     deaths: Counter[str] = field(default_factory=Counter[str])
-    """Deaths by role, as far as a supervisor recorded them."""
+    """The number of deaths by role, as far as a supervisor recorded them."""
     is_fork: bool = False
     began_s: float | None = None
-    """Time of the first kept record."""
+    """The append time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Append time of each topic's newest record."""
+    """The append time of each topic's newest record."""
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
     unreadable: int = 0
     holes: list[str] = field(default_factory=list[str])
     """The first parts of the log that cannot be read although they were not truncated."""
     is_tail: bool = False
-    """Counts do not cover the start of the run."""
+    """True if the counts do not cover the start of the run."""
 
     def apply(self, record: Record, time_s: float = 0.0) -> None:
         """Apply one record that was appended at `time_s`."""
@@ -203,7 +209,9 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """Apply a line of `eval.jsonl`; a line without a step is ignored."""
+        """Apply a line of `eval.jsonl`, which replaces an earlier line of its step; a line without
+        a step is ignored.
+        """
         if isinstance(line.get("step"), int):
             lines = [*(one for one in self.evaluations if one["step"] != line["step"]), line]
             self.evaluations.clear()
@@ -229,8 +237,8 @@ class RunState:
             self.moves.append(move)
 
     def apply_hole(self, hole: "Hole") -> None:
-        """Apply a part of the log that cannot be read. What was truncated without an archive is no
-        fault: the counts then do not cover the start of the run.
+        """Apply a part of the log that cannot be read. A part that was truncated without an archive
+        is no fault: the counts then do not cover the start of the run.
         """
         if hole.reason == "truncated":
             self.is_tail = True
@@ -245,9 +253,9 @@ class RunState:
                 del self.terms[next(iter(self.terms))]
 
     def restarts(self) -> dict[str, int]:
-        """Returns how often each role started again, without those that never did: the terms after
-        its first, under any supervisor or orchestrator. Of roles without terms it is the number of
-        their recorded deaths.
+        """Returns the number of restarts of each role that restarted: its terms after the first,
+        under any supervisor or orchestrator. For roles without terms it is the number of their
+        recorded deaths.
         """
         forked = FORKED_ROLES if self.is_fork else ()
         found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}

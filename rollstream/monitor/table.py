@@ -1,6 +1,5 @@
-"""Blocks of the view as lines of text: metrics, lag, rollouts, warnings.
-
-Each block is laid out for a given number of columns, so that the terminal cuts nothing off.
+"""Lays out the blocks of the view (metrics, lag, rollouts, warnings) as lines of text, each for a
+given number of columns, so that the terminal cuts nothing off. `view.py` joins the blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ NOTES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class RolloutColumn:
-    """A column of the rollouts' table; `styles` has one entry per cell, or is empty."""
+    """Holds one column of the rollouts' table; `styles` has one entry per cell, or is empty."""
 
     head: str
     cells: Sequence[str]
@@ -68,7 +67,7 @@ def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
     highest = min(max(both), room - 1)
     heads = [str(lag) for lag in range(highest + 1)]
     heads[-1] += "+" if max(both) > highest else ""
-    head = "".join(f"{one:>{LAG_COLUMNS}}" for one in heads)
+    head = "".join(f"{label:>{LAG_COLUMNS}}" for label in heads)
     lines = [Text(f"{'lag':<{NAME_COLUMNS}}{head}  mean   max", "dim")]
     for name, histogram, when in (
         ("at finish", at.lag.finish, "finish"),
@@ -85,7 +84,7 @@ def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
 
 
 def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
-    """Returns the rollouts; if they exceed `rows` lines, only the worst ones."""
+    """Returns a table with a line per rollout; if they exceed `rows` lines, only the worst ones."""
     if not lines:
         return [Text("rollouts   none yet", "dim")]
     shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]

@@ -1,8 +1,9 @@
-"""The whole view for a terminal of a given size: one column of blocks, or two on wide terminals.
+"""Draws a `RunSnapshot` as one frame that fits a terminal of a given size: one column of blocks, or
+two on wide terminals.
 
-If the view does not fit the height, detail is reduced in the order of `DETAIL_LEVELS`, and only
-the worst rollouts are listed. `LiveView` is that of `rollstream run`: on a terminal it redraws a
-frame, elsewhere it prints lines. `TerminalKeys` reads the quit keys of `rollstream top`.
+If the frame does not fit the height, it shows less detail in the order of `DETAIL_LEVELS`, and
+only the worst rollouts. `rollstream run` shows its run by a `LiveView`, which redraws the frame on
+a terminal and prints lines elsewhere. `rollstream top` reads its quit keys by `TerminalKeys`.
 """
 
 import os
@@ -46,13 +47,15 @@ ROWS_MAX = 16  # rollouts if the height is unknown
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """Amount of detail: metrics up to `rank`, `warnings` warnings, with or without their advice."""
+    """Sets the amount of detail: rows of metrics up to `rank`, at most `warnings` warnings, with or
+    without their advice.
+    """
 
     rank: int
     warnings: int
     advice: bool = True
     is_spaced: bool = False
-    """Blank lines between blocks."""
+    """True for blank lines between blocks."""
 
 
 DETAIL_LEVELS = (
@@ -66,7 +69,7 @@ DETAIL_LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class TerminalSize:
-    """A terminal's size; `lines` is None for unlimited height (a pipe)."""
+    """Holds a terminal's size; `lines` is None for unlimited height (a pipe)."""
 
     columns: int
     lines: int | None = None
@@ -74,7 +77,9 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True)
 class FrameBody:
-    """The blocks between the progress bar and the frame's lower edge."""
+    """Holds the blocks between the progress bar and the frame's lower edge: metrics and rollouts,
+    side by side if `is_wide`, and notes and warnings `below` them. `is_airy` adds blank lines.
+    """
 
     figures: list[Text]
     rollouts: list[Text]
@@ -187,7 +192,9 @@ LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka cost
 
 
 class LiveView:
-    """Call `show` often, from one thread; it refreshes at most once per interval."""
+    """Shows a run on a console until its block ends. Call `show` often, from one thread; it
+    refreshes at most once per interval. With `as_json` it prints one JSON line per step.
+    """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
         self._observer, self._console, self._as_json = observer, console, as_json
@@ -227,7 +234,7 @@ QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arr
 class TerminalKeys:
     """Reads single keys without Enter; restores the terminal's mode on exit.
 
-    Without a terminal as standard input no key is read, and `asked_to_quit` only waits.
+    If standard input is no terminal, `asked_to_quit` reads no key and only waits.
     """
 
     def __init__(self) -> None:
@@ -250,9 +257,8 @@ class TerminalKeys:
         if not select.select(watched, [], [], wait_s)[0]:
             return False
         pressed = os.read(self._file, 64)
-        return not pressed or any(
-            key in pressed for key in QUIT_KEYS
-        )  # no bytes: the terminal closed
+        # No bytes mean that the terminal closed.
+        return not pressed or any(key in pressed for key in QUIT_KEYS)
 
 
 def _is_terminal() -> bool:

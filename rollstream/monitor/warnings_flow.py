@@ -1,10 +1,9 @@
-"""Warnings about the flow (overdue steps, silent or starved processes, high lag) and about the log
-(unreadable records, a late archive, wrong weights, mismatch of engine and trainer).
+"""Warns about the flow of a run (overdue steps, silent or starved processes, high lag) and about
+its log (unreadable records, a late archive, wrong weights, mismatch of engine and trainer).
 
-The mismatch warning compares log-probabilities of engine and trainer for the same tokens and
-version; `docs/explanation/learning.md` lists its causes.
-
-Pure, one function per warning; the comment of each threshold holds its arithmetic.
+Each warning is one pure function of a `RunSnapshot`, which yields nothing for a healthy run; the
+comment of each threshold holds its arithmetic. The mismatch warning compares log-probabilities of
+engine and trainer for the same tokens and version; `docs/explanation/learning.md` lists the causes.
 """
 
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ steps takes two medians, and a restart of the trainer about 10 s.
 FIRST_STEP_S = 600.0
 """The default deadline of a group: a single straggler cannot explain a longer wait."""
 IDLE_SHARE = 0.5
-"""Half of the slots' time is unused."""
+"""Above it half of the slots' time is unused."""
 WAIT_SHARE = 0.5
-"""The trainer could finish a step in half the time."""
+"""Above it the trainer could finish a step in half the time."""
 STEPS_MIN = 5
-"""Steps before means are evaluated: the first ones wait for the first trajectories."""
+"""The fewest steps whose means are judged: the first steps wait for the first trajectories."""
 FULL_SHARE = 0.9
 """Share of the permitted open groups; above it rollouts soon wait for admissions."""
 LAG_SHARE = 0.8
@@ -33,13 +32,13 @@ LAG_SHARE = 0.8
 MASKED_SHARE = 0.05
 """One generated token in twenty is masked for its lag."""
 EXPIRED_SHARE, EXPIRED_MIN = 0.02, 2
-"""One group in fifty; a single one may be a straggler."""
+"""One group in fifty and at least two: a single one may be a straggler."""
 DEATHS_MIN, DEATHS_S = 3, 600.0
 """Three deaths in ten minutes are more than an accident."""
 
 
 def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
-    """No record is written although the run is not over: its processes are gone."""
+    """Warns if no record is written although the run is not over: its processes are gone."""
     if at.is_quiet:
         quiet_s = min(at.record_ages.values(), default=0.0)
         yield RunWarning(
@@ -85,7 +84,9 @@ def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Idle slots; the advice depends on the missing input: admissions or prompts."""
+    """Warns of idle slots; the advice depends on the input that is missing, admissions or
+    prompts.
+    """
     alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
         return
@@ -114,7 +115,7 @@ def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Nearly all permitted open groups wait for the trainer."""
+    """Warns if nearly all permitted open groups are complete and wait for the trainer."""
     most = at.plan.groups_max()
     if not at.is_over and at.step < at.steps and at.queue.ready_groups >= FULL_SHARE * most:
         bound = "ready_groups_max" if at.plan.max_lag is None else "max_lag"
@@ -178,8 +179,8 @@ of 0.06, so its mean error is 0.016, and that of log-probabilities about as much
 times that.
 """
 NEAR_NATS = 0.5
-"""Per step of lag: |Δ| then includes the learning in between, 0.03 to 0.14 a step in the
-quickstart after a short warm-up. Wrong weights differ by several nats.
+"""Mean |Δ| per step of lag: at a lag |Δ| includes the learning in between, 0.03 to 0.14 a step in
+the quickstart after a short warm-up. Wrong weights differ by several nats.
 """
 MISMATCH_ADVICE = (
     "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
@@ -190,7 +191,9 @@ MISMATCH_ADVICE = (
 
 
 def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
-    """One warning per task; at a lag above 0 only for more than training can explain."""
+    """Warns of each task whose engine and trainer differ by more than rounding; at a lag above 0,
+    of one that differs by more than training can explain.
+    """
     bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
     for task, found in at.mismatch.items():
         name = plain_text(task, 40)
@@ -215,8 +218,8 @@ MISMATCH_CHECKS = (engine_mismatch,)
 
 
 ARCHIVE_ROLLS = 3.0
-"""Multiple of `archive.roll_s`, the longest time after which the archive writes a record: by then
-it should have been written twice.
+"""Multiple of `archive.roll_s`, the longest time after which the archive writes a record: after
+three such times it should have written the record twice over.
 """
 
 
@@ -234,7 +237,7 @@ def dead_letters(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def unreadable_parts(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Even one is reported: records are lost, or a file of the archive is damaged."""
+    """Warns of even one unreadable part: records are lost, or a file of the archive is damaged."""
     if at.holes:
         first, *others = at.holes
         more = f", and {plural(len(others), 'other part')}" if others else ""

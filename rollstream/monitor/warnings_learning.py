@@ -1,6 +1,7 @@
-"""Warnings about the training data: rewards, lengths, dead trajectories, late annotations.
+"""Warns about the training data of a run: rewards, lengths, dead trajectories, late annotations.
 
-Pure, one function per warning; the comment of each threshold holds its arithmetic.
+Each warning is one pure function of a `RunSnapshot`, which yields nothing for a healthy run; the
+comment of each threshold holds its arithmetic.
 """
 
 from collections.abc import Iterator
@@ -9,21 +10,25 @@ from rollstream.monitor.format import age, count, plain_text, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 GROUPS_MIN = 16
-"""Groups before shares are evaluated: over 16, a share of 0.5 has a standard deviation of 0.13."""
+"""The fewest groups whose shares are judged: over 16 groups a share of 0.5 has a standard deviation
+of 0.13.
+"""
 EQUAL_SHARE = 0.9
 """At accuracy p, n samples have equal rewards with probability p^n + (1 − p)^n: for n = 8 that is
 0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only beyond p = 0.987 or below 0.013.
 """
 FILTERED_SHARE = 0.5
-"""Half of the generated tokens are unused: a step takes twice the tokens."""
+"""Above it half of the generated tokens are unused, so a step takes twice the tokens."""
 CONSTANT_STEPS = 10
 """At a true mean of 0.001, 1 920 samples (ten steps of the quickstart) are all 0 with probability
 0.999^1920 = 0.15; with any reward above that, hardly ever.
 """
 CUT_SHARE, CUT_MIN = 0.3, 64
-"""Every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard deviations."""
+"""Nearly every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard
+deviations.
+"""
 DEAD_SHARE, DEAD_MIN = 0.01, 2
-"""One in a hundred, and at least two: an unintended crash of a reward function."""
+"""One in a hundred and at least two deaths hint at an unintended crash of a reward function."""
 LATE_SHARE, LATE_MIN = 0.01, 2
 """Annotations that arrive after the end of their group are wasted work."""
 UNSCORED_SHARE = 0.5
@@ -31,7 +36,9 @@ UNSCORED_SHARE = 0.5
 
 
 def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
-    """A task whose groups carry no signal: advantages relative to their mean are all zero."""
+    """Warns of each task whose groups carry no signal: if all rewards of a group equal its mean,
+    all advantages are zero.
+    """
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue
@@ -47,7 +54,7 @@ def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
-    """A mean reward that stays at exactly 0 or 1."""
+    """Warns of a mean reward that stays at exactly 0 or 1."""
     rewards = at.rewards
     if not rewards or rewards[-1] not in (0.0, 1.0):
         return
@@ -127,7 +134,7 @@ def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Even one is reported: its groups count as trained, but had no effect."""
+    """Warns of even one skipped update: its groups count as trained, but had no effect."""
     if at.skipped:
         yield RunWarning(
             "skipped_updates",

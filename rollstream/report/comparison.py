@@ -1,8 +1,9 @@
-"""Compares runs: settings, outcomes, curves and state hashes of two, one page for several.
+"""Compares two runs by settings, outcomes, curves and state hashes, and draws several runs on one
+page.
 
-Curves are compared over the steps that both runs have; the number of compared steps is reported.
-Metrics that only one run measured are left out. On the page every metric has one chart, in which
-each run is a line; shares, timelines and reasons appear only on the pages of single runs.
+The comparison covers the steps that both runs have and reports their number; metrics that only one
+run measured are left out. The page has one chart per metric, in which each run is a line; shares,
+timelines and reasons appear only on the pages of single runs.
 """
 
 import json
@@ -34,12 +35,12 @@ CURVES: Mapping[str, str] = {
     "seconds": "seconds per step",
     "wait_s": "seconds waiting per step",
 }
-"""Metrics of a step and their display names."""
+"""The display names of a step's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCurve:
-    """A metric of steps or of evaluations under its display name."""
+    """Names a metric of steps, or of evaluations if `is_evaluated`, and its display name."""
 
     name: str
     metric: str
@@ -59,7 +60,7 @@ EVALUATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """A dotted key and its value in each run; None if a run lacks the key."""
+    """Holds a dotted key and its value in each of two runs; None if a run lacks the key."""
 
     key: str
     first: Any
@@ -68,9 +69,9 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class CurveComparison:
-    """One metric over the `compared` common steps: means over all of them and over the last fifth.
-
-    `apart` is the first compared step at which the runs differ, None if they never do.
+    """Compares one metric over the `compared` common steps: the means over all of them and over the
+    last fifth, for both runs, and all values in `first` and `second`. `apart` is the first step at
+    which the runs differ, None if they never do.
     """
 
     name: str
@@ -84,15 +85,15 @@ class CurveComparison:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The differences between two runs."""
+    """Holds the differences between two runs; `states_compared` is the number of common steps."""
 
     runs: tuple[str, str]
     settings: tuple[SettingDifference, ...]
     outcomes: tuple[Mapping[str, int], Mapping[str, int]]
     curves: tuple[CurveComparison, ...]
     states_apart: int | None
-    """First step whose hashes (of masters and optimiser, or of the published tensors) differ; None
-    if no common step does.
+    """The first step whose hashes differ (of masters and optimiser, or of the published tensors);
+    None if the hashes of all common steps are equal.
     """
     states_compared: int
 
@@ -123,7 +124,7 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
 
 
 def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
-    """Returns (metric, task) of the rewards by task, if a run mixes several tasks."""
+    """Returns (metric, task) of each reward by task; none if no run mixes several tasks."""
     prefix = "reward_mean/"
     names = {
         name
@@ -172,7 +173,7 @@ RUNS_MAX = 8  # lines with distinct colours
 
 @dataclass(frozen=True, slots=True)
 class OverlaidRun:
-    """One run of the page, with a name that is distinct on it."""
+    """Holds one run of the page, with a name that no other run of the page has."""
 
     name: str
     history: RunHistory
@@ -222,7 +223,7 @@ def _chart(runs: Sequence[OverlaidRun], curve: RunCurve) -> Chart:
 
 
 def _against_time(runs: Sequence[OverlaidRun]) -> list[Chart]:
-    """Progress per second, beside the other charts' progress per step."""
+    """Returns a chart of the reward per second of training; the other charts show it per step."""
     rewards = _lines(runs, _reward_by_second)
     return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
 

@@ -1,13 +1,15 @@
-"""The whole history of a run, folded from its log and metrics files; input of summaries and charts.
+"""Folds the log and the metrics files of a run into its whole history, from which summaries and
+charts are made.
 
-`RunHistory` adds to the `RunState` of `rollstream top` what charts need of every step and rollout.
-So it grows with the run: a name and two numbers per trajectory, and more with drafts.
+`RunHistory` adds the facts of every step and rollout that charts need to the `RunState` of
+`rollstream top`. So it grows with the run: a name and two numbers per trajectory, and more with
+drafts.
 
 Dropping samples by lag or at a deadline is a bias, mostly against long answers
-(docs/explanation/scheduling.md), so length and reward of dropped samples are compared with those of
-trained ones. A sample counts as dropped if the rule of a trained group left it out, or if it
-finished in an expired group. Dead trajectories are neither dropped nor trained; late rewards
-(annotations) are ignored.
+(docs/explanation/scheduling.md), so `DroppedSamples` compares length and reward of dropped samples
+with those of trained ones. A sample counts as dropped if the rule of a trained group left it out,
+or if it finished in an expired group. Dead trajectories are neither dropped nor trained; late
+rewards (annotations) are ignored.
 """
 
 from array import array
@@ -41,7 +43,7 @@ JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """A rollout serves this version from `time_s` on."""
+    """States that a rollout serves a version from `time_s` (seconds since the epoch) on."""
 
     time_s: float
     version: int
@@ -50,7 +52,9 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class RolloutHistory:
-    """One rollout, by name, over all its terms."""
+    """Holds the history of one rollout over all its terms: the times in which it generated, the
+    versions that it served, its idle seconds, its trajectories by finish and its tokens.
+    """
 
     busy: Intervals = field(default_factory=lambda: Intervals(JOINED_S))
     serving: list[ServedVersion] = field(default_factory=list[ServedVersion])
@@ -66,13 +70,13 @@ class RolloutHistory:
 DROPPED_MIN = 40
 """If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""
 SHARE_MIN = 0.02
-"""Share of the trained samples: fewer dropped ones hardly affect learning."""
-DIFFERENCE_MIN = 0.1
+"""Share of the trained samples: fewer dropped samples hardly affect learning."""
+DIFFERENCE_MIN = 0.1  # as a share of the trained samples' median
 
 
 @dataclass(slots=True)
 class SampleStats:
-    """Numbers of generated tokens, and the known rewards, of one kind of samples."""
+    """Holds the numbers of generated tokens and the known rewards of dropped or trained samples."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
     rewards: "array[float]" = field(default_factory=lambda: array("f"))
@@ -85,7 +89,9 @@ class SampleStats:
 
 @dataclass(frozen=True, slots=True)
 class DropComparison:
-    """Counts and medians of dropped and trained samples; None for the median of no values."""
+    """Compares counts and medians of dropped and trained samples; None for a median of no
+    values.
+    """
 
     dropped: int
     trained: int
@@ -97,7 +103,9 @@ class DropComparison:
 
 @dataclass(slots=True)
 class DroppedSamples:
-    """Folds the ledger, then first completions: apply the whole ledger before them."""
+    """Sorts samples into dropped and trained ones. Apply the whole ledger first, then the first
+    completion of each trajectory.
+    """
 
     dropped: SampleStats = field(default_factory=SampleStats)
     trained: SampleStats = field(default_factory=SampleStats)
@@ -141,8 +149,8 @@ class DroppedSamples:
 
 
 def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
-    """Yields a warning if a median differs by more than a tenth. Yields none if few samples were
-    dropped, in number or as a share of the trained ones.
+    """Yields a warning if a median of dropped and trained samples differs by more than a tenth.
+    Yields none if few samples were dropped, in number or as a share of the trained ones.
     """
     if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
         return
@@ -171,15 +179,15 @@ def _median(values: "array[float]") -> float | None:
 
 @dataclass(slots=True)
 class DraftHistory:
-    """Folds the first completions that carry draft statistics: a few sums per group. A group's pass
-    over the prompts is the number of groups with the same prompt up to it, so tasks need not record
-    it.
+    """Sums up drafted tokens by group from the first completions that carry draft statistics. A
+    group's pass over the prompts is the number of groups with the same prompt up to it, so tasks
+    need not record their passes.
     """
 
     _groups: dict[int, tuple[str, str, DraftTotals]] = field(
         default_factory=dict[int, tuple[str, str, DraftTotals]]
     )
-    """Prompt hash, task and totals of each group."""
+    """The prompt's hash, the task and the totals of each group."""
 
     def apply(self, record: Trajectory) -> None:
         guesses = draft_totals_of(record)
@@ -210,7 +218,10 @@ def _prompt_hash(record: Trajectory) -> str:
 
 @dataclass(slots=True)
 class RunHistory:
-    """`configuration` maps dotted keys to values; `events` are the supervisor's events."""
+    """Holds the whole history of a run. `configuration` maps dotted keys to values, `events` are
+    the supervisor's events, `concerns` the warnings at the newest record, and `reasons` counts why
+    groups and trajectories were not trained.
+    """
 
     state: RunState = field(default_factory=RunState)
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -237,7 +248,7 @@ class RunHistory:
         self.extend(record)
 
     def extend(self, record: Record) -> None:
-        """Apply one record that `state` has applied."""
+        """Apply one record that `state` has applied already."""
         if not isinstance(record, Trajectory):
             self.dropped.apply(record)
         match record:

@@ -1,5 +1,5 @@
-"""Reads the history of a finished, stopped or running run, without writing, and summarises it: its
-most important metrics, for terminal, report and JSON output.
+"""Reads the history of a finished, stopped or running run, without writing, and summarises it by
+its most important metrics, for terminal, report and JSON output.
 """
 
 import json
@@ -31,7 +31,7 @@ PACED_NOTE = "paced: drawn lengths and computed times, no model"
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """First and last value of a metric."""
+    """Holds the first and the last value of a metric."""
 
     first: float
     last: float
@@ -42,7 +42,10 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Unknown values are None. `seconds` excludes the warm-up."""
+    """Holds the most important metrics of a run; unknown values are None. `seconds` excludes the
+    warm-up. `goal_s` and `goal_step` are the time and the step at which the held-out accuracy
+    reached `ACCURACY_GOAL`.
+    """
 
     run: str
     seed: int
@@ -65,9 +68,9 @@ class RunSummary:
     outcomes: Mapping[str, int]
     restarts: int
     forked_from: str = ""
-    """Parent run and step of a fork; "" for other runs."""
+    """The parent run and step of a fork; "" for other runs."""
     is_paced: bool = False
-    """Lengths and times are drawn or computed; no model runs."""
+    """True if lengths and times are drawn or computed, and no model runs."""
     dropped: DropComparison | None = None
     """Samples dropped for their age, compared with trained ones."""
 
@@ -112,8 +115,9 @@ class RunSummary:
             rows.append(("lag when trained", lag))
         rows.append(("groups", ", ".join(f"{n} {name}" for name, n in self.outcomes.items())))
         if self.dropped is not None and self.dropped.length_dropped is not None:
-            one, other = self.dropped.length_dropped, self.dropped.length_trained or 0.0
-            words = f"{self.dropped.dropped} answers, median {one:.0f} tokens (trained {other:.0f})"
+            length, trained = self.dropped.length_dropped, self.dropped.length_trained or 0.0
+            number = self.dropped.dropped
+            words = f"{number} answers, median {length:.0f} tokens (trained {trained:.0f})"
             rows.append(("dropped for age", words))
         idle = ", ".join(f"{name} {share:.0%}" for name, share in self.idle_share.items())
         rows += [("idle", idle)] if idle else []
@@ -121,7 +125,7 @@ class RunSummary:
 
 
 def summarise(history: RunHistory) -> RunSummary:
-    """Returns the summary of a history. Pure."""
+    """Returns the summary of a history, without I/O."""
     span = history.span_s()
     lags = [value for _, value in history.metric("lag_consumed_mean")]
     lags_max = [value for _, value in history.metric("lag_consumed_max")]
@@ -176,12 +180,12 @@ def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
 
 
 def read_history(view: LogView, folder: RunFolder) -> RunHistory:
-    """Returns the run's history up to now, log and archive; the run may be running, and parts may
-    be missing. Its warnings are those that `rollstream top` showed when the newest record was
+    """Returns the run's history up to now, from log and archive; the run may be running, and parts
+    may be missing. Its warnings are those that `rollstream top` showed when the newest record was
     written: a report written a week later does not call the run silent.
     """
-    found = folder.configuration.exists()
-    configuration = load_for_viewing(folder.configuration) if found else None
+    is_configured = folder.configuration.exists()
+    configuration = load_for_viewing(folder.configuration) if is_configured else None
     plan = configuration and run_settings_of(configuration)
     history = RunHistory(
         state=plan.state() if plan else RunState(),
@@ -198,8 +202,8 @@ def read_history(view: LogView, folder: RunFolder) -> RunHistory:
         history.forked_from = str(parentage)
     if plan:
         newest_s = max(history.state.newest_s.values(), default=0.0)
-        seen = warnings_of(take_snapshot(history.state, plan, newest_s))
-        history.concerns = (*seen, *drop_bias_warnings(history.dropped.compared()))
+        shown = warnings_of(take_snapshot(history.state, plan, newest_s))
+        history.concerns = (*shown, *drop_bias_warnings(history.dropped.compared()))
     return history
 
 
@@ -211,7 +215,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def open_history(folder: RunFolder) -> RunHistory:
-    """Returns the run's history, read from its log and metrics files up to now."""
+    """Open the run's log and archive, and return its history up to now."""
     configuration = load_for_viewing(folder.configuration)
     with closing(open_log_and_archive(configuration, folder.path)) as view:
         assert view.bus is not None

@@ -1,9 +1,9 @@
-"""The timeline of a run: per rollout its generating times by version, its weight pulls, its moves
-and its deaths. Also the page of a simulation, with one timeline per simulated run: a move is an
-arrow from source to destination, a pull a short mark, a drain a tick.
+"""Draws the timeline of a run, with a row per rollout: its generating times by version, its weight
+pulls, its moves and its deaths. It also draws the page of a simulation, with one timeline per
+simulated run: a move is an arrow from source to destination, a pull a short mark, a drain a tick.
 
-Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis. A row has a
-bounded size: of a long run it shows the newest version in each pixel, and whether there was one.
+Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis. The size of a
+row is bounded: in a long run each pixel shows only the newest version of its time, if there is one.
 """
 
 from bisect import bisect_right
@@ -68,7 +68,9 @@ PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
-    """A part of a row; times are seconds since the epoch."""
+    """Marks the time in which a row used one version, or trained one step; times are seconds since
+    the epoch.
+    """
 
     start_s: float
     end_s: float
@@ -77,7 +79,7 @@ class TimelineBar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A process: its bars, a note at the right, and the times of its deaths."""
+    """Shows one process by its bars, a note at the right, and the times of its deaths."""
 
     name: str
     bars: tuple[TimelineBar, ...]
@@ -102,7 +104,7 @@ class TimeAxis:
         return self.offsets[index] + inside
 
     def shows(self, time_s: float) -> bool:
-        """True if the time is inside a period of activity, or shortly after one."""
+        """Returns whether the time is inside a period of activity, or shortly after one."""
         pieces = zip(self.starts, self.ends, strict=True)
         return any(start <= time_s <= end + PAUSE_SHOWN_S for start, end in pieces)
 
@@ -125,7 +127,7 @@ def timeline_rows(history: RunHistory) -> list[TimelineRow]:
     span = history.span_s()
     for name, rollout in sorted(history.rollouts.items())[:ROWS_MAX]:
         share = rollout.idle_s() / max(1e-9, span[1] - span[0]) if span else 0.0
-        pulls = tuple(sorted(rollout.serving, key=lambda one: one.time_s)[1:])
+        pulls = tuple(sorted(rollout.serving, key=lambda served: served.time_s)[1:])
         note = f"{min(1.0, share):.0%} idle"
         rows.append(TimelineRow(name, version_bars(rollout), note, died(name), pulls))
     return rows
@@ -133,14 +135,14 @@ def timeline_rows(history: RunHistory) -> list[TimelineRow]:
 
 def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
     """Returns the rollout's generating times, split at each new version."""
-    serving = sorted(rollout.serving, key=lambda one: one.time_s)
+    serving = sorted(rollout.serving, key=lambda served: served.time_s)
     if not serving:  # the records were truncated, in a run without an archive
         return ()
-    ends = [one.time_s for one in serving[1:]] + [float("inf")]
+    ends = [served.time_s for served in serving[1:]] + [float("inf")]
     return tuple(
-        TimelineBar(start, end, one.version)
-        for one, until in zip(serving, ends, strict=True)
-        for start, end in rollout.busy.within(one.time_s, until)
+        TimelineBar(start, end, served.version)
+        for served, until in zip(serving, ends, strict=True)
+        for start, end in rollout.busy.within(served.time_s, until)
     )
 
 
@@ -201,8 +203,8 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
 
 
 def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
-    """Yields a mark per pull; none if there are so many that they would hide the bars, whose shades
-    then show the versions.
+    """Yields a mark per pull. Yields none if there are so many that the marks would hide the bars;
+    the bars' shades then show the versions.
     """
     shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
     for pull in shown if len(shown) <= MARKS_MAX else ():
@@ -236,7 +238,7 @@ def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 def _thin_bars(
     row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 ) -> Iterator[str]:
-    """Yields a path per shade, of the pixels in which a bar with that shade is the newest one."""
+    """Yields a path per shade, which covers the pixels whose newest bar has that shade."""
     shades: dict[int, int] = {}  # pixel → shade of the newest version in it
     for bar in row.bars:
         x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
@@ -268,7 +270,7 @@ MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidt
 
 
 def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
-    """Write one page of all simulated runs."""
+    """Write one page with all simulated runs."""
     body = [
         heading(
             "Simulated cluster", "virtual time; docs/explanation/simulator.md describes the model"
@@ -296,8 +298,8 @@ def draw_simulation(result: "SimulationResult") -> str:
     parts = [MARKS]
     for row in rows:
         parts += _bars(row, tops[row.name], SIMULATED_BAR, axis, newest)
-    seen = [a for a in result.arrows if a.source in tops and a.target in tops]
-    parts += [_arrow(arrow, tops, axis) for arrow in seen[:ARROWS_SHOWN]]
+    shown = [a for a in result.arrows if a.source in tops and a.target in tops]
+    parts += [_arrow(arrow, tops, axis) for arrow in shown[:ARROWS_SHOWN]]
     return _drawing(f"Timeline of {result.policy}", parts, SIMULATED_ROW * len(rows), axis)
 
 

@@ -1,4 +1,6 @@
-"""The sections of `report.html` and their order; `page.py` defines their look."""
+"""Writes `report.html` from a run's history and summary: this module defines the sections and their
+order, `page.py` their look.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary
 from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
-TASKS_MAX = 8  # colours of the page
+TASKS_MAX = 8  # the page has as many distinct colours
 PASSES_MAX = 64  # lines of the table of drafts
 LINES_MAX = 200  # of the tables of rollouts and of restarts
 MISMATCH_NOTE = (
@@ -74,7 +76,7 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _learning(history: RunHistory) -> list[Chart]:
-    """Charts of the model's behaviour."""
+    """Returns charts of the model's behaviour: accuracy, answer styles, reward, length."""
     accuracy = (
         Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
         Series("greedy", history.evaluated("accuracy_greedy"), 2),
@@ -106,7 +108,9 @@ def _learning(history: RunHistory) -> list[Chart]:
 
 
 def _by_task(history: RunHistory) -> list[Chart]:
-    """Charts of rewards and accuracies by task, for the first eight tasks by name."""
+    """Returns charts of rewards, accuracies and mismatch by task, for the first eight tasks by
+    name.
+    """
     rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
     prefix = "accuracy_sampled/"
     names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
@@ -129,7 +133,7 @@ def _by_task(history: RunHistory) -> list[Chart]:
 
 
 def _mechanics(history: RunHistory) -> list[Chart]:
-    """Charts of the training: lag, times, loss and policy statistics."""
+    """Returns charts of the training: lag, times, loss and policy statistics."""
 
     def one(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
@@ -165,7 +169,9 @@ def _mechanics(history: RunHistory) -> list[Chart]:
 
 
 def draft_charts(drafted: DraftHistory) -> list[Chart]:
-    """Returns charts of acceptance and tokens per step over the passes; none for a single pass."""
+    """Returns charts of accepted draft tokens and of tokens per forward pass, over the passes over
+    the prompts; none for a single pass.
+    """
     passes = drafted.passes()
     if len({one.number for one in passes}) < 2:
         return []
@@ -206,7 +212,9 @@ def draft_charts(drafted: DraftHistory) -> list[Chart]:
 
 
 def _shares(history: RunHistory) -> tuple[Series, ...]:
-    """Shares of answer styles, the finally largest at the bottom; at most four series."""
+    """Returns the shares of answer styles as at most four series, with the style that is the
+    largest at the end at the bottom.
+    """
     lines = sorted(
         (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
     )
@@ -234,7 +242,7 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
 
 
 def _warnings(history: RunHistory) -> str:
-    """The warnings at the run's last record."""
+    """Returns a card with the warnings at the run's last record; "" without warnings."""
     rows = [(warning.what, warning.do) for warning in history.concerns]
     content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
@@ -277,7 +285,7 @@ def _dropped(history: RunHistory) -> str:
 
 
 def draft_table(drafted: DraftHistory) -> str:
-    """Returns a card with the table; "" without drafts."""
+    """Returns a card with draft totals by pass and task; "" without drafts."""
     passes = drafted.passes()
     if not passes:
         return ""

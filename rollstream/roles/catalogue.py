@@ -1,5 +1,5 @@
-"""All roles, each declared once: its command, the processes that `rollstream run` starts of it, and
-how it is run. Imports no role, so that `--help` and the supervisor start at once.
+"""Declares every role once: its command, the processes that `rollstream run` starts for it, and the
+function that runs it. The module imports no role, so `--help` and the supervisor start at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,28 +14,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """`ends`, `single_holder` and `stops_last` as in `supervisor.process.ProcessSpec`."""
+    """Declares one role. `ends`, `single_holder` and `stops_last` have the meaning that they have
+    in `supervisor.process.ProcessSpec`.
+    """
 
     name: str
-    """Its command, and the label of its metrics."""
+    """The role's command, and the label of its metrics."""
     purpose: str
     """The command's one-line help."""
     runs: str
-    """`module:function` below `rollstream.roles`; returns whether the role's work is done."""
+    """`module:function` below `rollstream.roles`; the function returns whether the role's work is
+    done.
+    """
     processes: Callable[["Configuration"], Sequence[str]]
-    """Names of the processes that `rollstream run` starts."""
+    """Returns the names of the processes that `rollstream run` starts."""
     threads: Callable[["Configuration"], int] = lambda c: 1
-    """Torch threads of each process."""
+    """Returns the number of torch threads of each process."""
     ends: Literal["run", "itself", "never"] = "never"
     single_holder: bool = False
     stops_last: bool = False
     reads_only: bool = False
-    """It never writes to the store, whose conditional writes are then not probed."""
+    """True if the role never writes to the store, so that conditional writes are not probed."""
     records_configuration: bool = False
-    """It records the run's configuration, and takes `--accept-config`."""
+    """True if the role records the run's configuration and takes `--accept-config`."""
 
     def load(self) -> Callable[["RoleContext"], bool]:
-        """The function that runs the role. Its module may import torch, which takes seconds."""
+        """Import and return the function that runs the role. Its module may import torch, which
+        takes seconds.
+        """
         module, _, function = self.runs.partition(":")
         return getattr(import_module(f"rollstream.roles.{module}"), function)
 
@@ -107,4 +113,4 @@ _ALL = (
     ),
 )
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
-"""By command, in the order in which `rollstream run` starts them."""
+"""All roles by command, in the order in which `rollstream run` starts them."""

@@ -1,5 +1,5 @@
-"""The context of a role: its launch options, its run's log and store, opened, its task and the
-bounds of its trajectories.
+"""Opens a role's context: the log and the store of its run beside its launch options; and builds
+the parts that several roles need, the task and the bounds of trajectories.
 
 Every role builds the task from the settings and the run's tokenizer, and checks that the model has
 all tokens that the task uses. Trainer, rollouts, replay and audit apply the bounds with the same
@@ -36,28 +36,28 @@ from rollstream.streams.values import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleLaunch:
-    """Which role this process runs, for which run, and with which options."""
+    """States the role that this process runs, its run, and its options."""
 
     role: str
     configuration: Configuration
     folder: Path
     name: str
-    """Name of the process, e.g. `rollout-0`; its log, metrics and term carry it."""
+    """The name of the process, e.g. `rollout-0`; its log, metrics and term carry it."""
     stop: threading.Event
-    """Set when the role is asked to stop."""
+    """This event is set when the role shall stop."""
     nonce: str
     """Identifies this process as holder of a lease."""
     handed_nonce: str | None = None
-    """Nonce of the predecessor that the supervisor reaped, whose lease may be taken at once."""
+    """The nonce of the predecessor that the supervisor reaped; its lease may be taken at once."""
     accept_config: bool = False
-    """Continue although the run had another configuration."""
+    """True to continue although the run had another configuration."""
     grace_s: float | None = None
-    """Seconds that a preemptible rollout has once it is asked to stop; None for other roles."""
+    """The seconds that a preemptible rollout has after a request to stop; None for other roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext(RoleLaunch):
-    """A launched role with its run's log and store opened."""
+    """Adds the opened log and store of its run to a launched role."""
 
     bus: Bus
     store: ObjectStore
@@ -67,7 +67,7 @@ class RoleContext(RoleLaunch):
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """Open the run's log and store for the block; all topics exist in it."""
+    """Open the run's log and store while the block runs; all topics of the run exist then."""
     bus = open_run_log_for_writing(launch.configuration, launch.folder)
     if isinstance(bus, ProvidesMetrics):
         watch.dependencies.append(bus.metric_values)
@@ -92,8 +92,8 @@ def set_torch_threads(threads: int) -> None:
 
 
 def engine_device(rollouts: RolloutSettings) -> str | None:
-    """The device of an engine, None where the engine chooses it. Raises `ConfigurationError` for a
-    device that this process does not see.
+    """Returns the device of an engine, None if the engine chooses it itself. Raises
+    `ConfigurationError` for a device that this process does not see.
     """
     import torch
 
@@ -115,7 +115,7 @@ def check_vocabulary(configuration: Configuration, task: Task) -> None:
     """
     path = configuration.model.path
     if path is None:
-        return  # the warm-up made it of the tokenizer's size
+        return  # the warm-up makes a model whose vocabulary has the tokenizer's size
     fields = read_hf_config(find_hf_folder(path))
     text: Mapping[str, Any] = fields.get("text_config") or fields
     size = text.get("vocab_size")
@@ -137,7 +137,9 @@ def _vocabulary_size(task: Task) -> int:
 
 
 def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
-    """The settings with the tokenizer's folder: the configured one, else the model's."""
+    """Returns the task's settings with the tokenizer's folder: the configured one, else the
+    model's.
+    """
     task = configuration.task
     if task.tokenizer is not None:
         return task
@@ -145,18 +147,20 @@ def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """The longest prompt in tokens that leaves room for an answer of the maximum length."""
+    """Returns the length, in tokens, of the longest prompt that leaves room for an answer of the
+    maximum length.
+    """
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
 def load_run_task(configuration: Configuration, folder: Path) -> Task:
-    """The task of a run that has its model."""
+    """Returns the task of a run whose model exists, because the tokenizer may be the model's."""
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
 
 
 def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
-    """The prompt at each position of the run, with its sampling parameters. Raises
-    `ConfigurationError` if the model lacks tokens of the task.
+    """Returns the order of the run's prompts: the prompt of each group, with its sampling
+    parameters. Raises `ConfigurationError` if the model lacks tokens of the task.
     """
     c = configuration
     task = load_run_task(c, folder)
@@ -173,13 +177,15 @@ def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
 
 
 def run_rule(c: Configuration, folder: Path) -> TrainingRule:
-    """The rule by which this run's trainer decides which samples of a group it trains."""
+    """Returns the rule by which this run's trainer decides which samples of a group it trains."""
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
     return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
 def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
-    """The bounds for a model with this vocabulary size; with None any token id passes."""
+    """Returns the bounds within which a trajectory can be trained, for a model with this vocabulary
+    size; with None any token id passes.
+    """
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
     return TrainingBounds(known, c.rollouts.context_max, keep_version)
@@ -193,13 +199,14 @@ def classify_engine_errors(
     is_first: bool = True,
     instead: str = "another engine (rollouts.engine)",
 ) -> Generator[None]:
-    """An engine, or an external server, is opened in the block, with the run's first version or a
-    later one. Its refusal is raised as `ConfigurationError` if it is final and as
-    `EngineUnavailable` if not; `instead` names the alternative to another model.
+    """Turn the refusal of an engine, or of an external server, that the block opens into
+    `ConfigurationError` if it is final and into `EngineUnavailable` if not. `is_first` states
+    whether the block opens the run's first version; `instead` names the alternative to another
+    model.
 
-    An error is final if one of our checks refuses the model or a setting by name. It is not final
-    if a library or the machine failed, if a later version was refused (the next one may be
-    accepted), or if an external server is misconfigured: then the role is started once more.
+    An error is final if a check of Rollstream refuses the model or a setting by name. It is not
+    final if a library or the machine failed, if a later version was refused (the next one may be
+    accepted), or if an external server is misconfigured: then the supervisor starts the role again.
     """
     try:
         yield

@@ -1,12 +1,12 @@
 """Builds each role from the configuration and runs it until it is done or stopped.
 
-A single-holder role runs inside its lease: it renews the lease in the background, and a higher term
-(`Fenced`) or a failed renewal ends the process with an error, so that two holders never act for
-long (invariant 7 voids the records that the earlier one still appends).
+A single-holder role runs inside its lease: a thread renews the lease, and a higher term (`Fenced`)
+or a failed renewal ends the process with an error, so two holders never act for long (invariant 7
+voids the records that the earlier holder still appends).
 
-Rollouts read through their node's relay, the trainer pushes to the relay chain. Without `[relay]
-enabled` the store is unchanged. A scorer is the task's reward or the configured function in a pool
-of processes.
+Rollouts read through their node's relay; the trainer pushes new versions to the chain of relays.
+Without `[relay] enabled` both use the store itself. A scorer runs the task's reward or the
+configured function in a pool of processes.
 """
 
 import os
@@ -55,8 +55,8 @@ ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share while others 
 
 
 def run_role(launch: RoleLaunch) -> bool:
-    """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` when
-    a higher term took the role over.
+    """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` if a
+    higher term took the role over.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
@@ -76,7 +76,7 @@ def run_role(launch: RoleLaunch) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Evaluate stored versions of a run now; yields the line of `eval.jsonl` of each."""
+    """Evaluate the stored versions of these numbers now; yields a line of `eval.jsonl` for each."""
     from rollstream.roles.evaluation import evaluate_stored
 
     launch = RoleLaunch(
@@ -92,7 +92,7 @@ def evaluate_versions(
 
 
 def _record_usage(folder: Path, name: str) -> None:
-    """Write peak resident memory and CPU time of this process to its metrics file."""
+    """Append peak resident memory and CPU time of this process to its metrics file."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {
         "time_s": time.time(),
@@ -106,8 +106,8 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """Hold the role's lease while the block runs; it is released at the end, so that the next
-    holder need not wait. Raises `Fenced` if it was lost.
+    """Wait for the role's lease and hold it while the block runs. The end of the block releases it,
+    so the next holder need not wait, or raises `Fenced` if the lease was lost.
     """
     candidate = LeaseCandidate(role, context.name, context.nonce, duration_s, context.handed_nonce)
     lease = _acquire(context, candidate)
@@ -210,13 +210,13 @@ def run_scorer(context: RoleContext) -> bool:
 
 
 def build_relay(context: RoleContext) -> Relay:
-    """This node's relay, under its next term."""
+    """Build this node's relay under its next term."""
     settings = context.configuration.relay
     return Relay(context.bus, context.store, settings, context.name, _relay_folder(context))
 
 
 def with_relay_reads(context: RoleContext) -> RoleContext:
-    """The context with the node's relay in front of its store."""
+    """Returns the context with the node's relay in front of its store."""
     settings = context.configuration.relay
     if not settings.enabled:
         return context
@@ -226,8 +226,8 @@ def with_relay_reads(context: RoleContext) -> RoleContext:
 
 
 def with_relay_push(context: RoleContext) -> RoleContext:
-    """The context with a store that also pushes what this process writes of new versions to the
-    relay chain.
+    """Returns the context with a store that also pushes the objects of new versions, as this
+    process writes them, to the relay chain.
     """
     settings = context.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
@@ -246,7 +246,7 @@ def _relay_folder(context: RoleContext) -> Path:
 
 
 def build_scorer(context: RoleContext) -> Scorer:
-    """The scorer, which resumes at its group's committed positions."""
+    """Build the scorer; it resumes at the committed positions of its consumer group."""
     c = context.configuration
     load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
     if c.scoring.function:

@@ -1,11 +1,11 @@
-"""The trainer as a role: builds a `Trainer` from the starting model, the settings and the role's
-context; with several processes rank 0 holds the role and the other ranks follow its ledger.
+"""Runs the trainer as a role: builds a `Trainer` from the starting model, the settings and the
+role's context. With several processes rank 0 holds the role and the other ranks follow its ledger.
 
-The environment shows that there are several (set by `rollstream train` or `torchrun`). Without it
-there is one process, and nothing of the sharded trainer is imported.
+Environment variables, which `rollstream train` or `torchrun` sets, state that there are several
+processes. Without them there is one, and nothing of the sharded trainer is imported.
 
-The starting model is the model in the run's folder or, under `trainer.learner = "paced"`, weights
-of the configured size.
+The starting model is the model in the run's folder or, under `trainer.learner = "paced"`, drawn
+weights of the configured size, which are changed but not trained.
 """
 
 import json
@@ -51,7 +51,9 @@ PACED_LEARNER = "paced"
 
 
 def run_train(context: RoleContext) -> bool:
-    """Train until the last step, as the only process, as rank 0, or as a rank that follows it."""
+    """Train until the last step, as the only process, as rank 0, or as a rank that follows rank 0.
+    Returns True when the run is complete.
+    """
     with join_rank_group(context) as ranks:
         if ranks is not None and ranks.rank:
             return follow_rank_0(context, ranks)
@@ -60,7 +62,7 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
-    """The weights of version 0, with the adapters that are trained if there are any."""
+    """Returns the weights of version 0, with the adapters to train if the run trains adapters."""
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
         return _with_adapters(load_model(str(model_folder(c, folder))), c)
@@ -81,8 +83,8 @@ def _with_adapters(model: PreTrainedModel, c: Configuration) -> PreTrainedModel:
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
-    """Write the model folder of a paced run: its vocabulary and its tokenizer, which every version
-    carries. The write is atomic; an existing folder is kept.
+    """Write the model folder of a paced run: the size of its vocabulary and its tokenizer, which
+    every version carries. The write is atomic; an existing folder is kept.
     """
     if folder.exists():
         return
@@ -97,8 +99,8 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """As `starting_model`: the weights, of which each rank reads its rows, or all where the
-    checkpoint does not have the model's own names.
+    """Returns the weights of version 0 for several ranks, each of which reads only its own rows. A
+    rank reads all rows if the checkpoint names its tensors differently from the model.
     """
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 
@@ -112,7 +114,7 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
 
 @contextmanager
 def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
-    """All ranks are connected while the block runs, and end together; None if this is the only
+    """Connect all ranks while the block runs; they end together. Yields None if this is the only
     process.
     """
     if not is_launched():
@@ -131,7 +133,9 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
 
 
 def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
-    """Train what rank 0 takes, as another rank of its model; True when the run is complete."""
+    """Train the micro-batches that rank 0 takes, as another rank of the same model. Returns True
+    when the run is complete.
+    """
     from rollstream.consumers.trainer.sharded.follower import build_follower
 
     c = context.configuration
@@ -150,7 +154,7 @@ SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
-    """The settings that the run's trainer follows, at every rank."""
+    """Returns the settings that the run's trainer follows at every rank."""
     c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, context.folder)
@@ -158,7 +162,9 @@ def trainer_plan(context: RoleContext) -> TrainerPlan:
 
 
 def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
-    """The model that the run starts from, as one that all ranks train if there are any."""
+    """Returns the model that the run starts from; with `ranks` it is one that all ranks train
+    together.
+    """
     c, folder = context.configuration, context.folder
     files = config_and_tokenizer_files(model_folder(c, folder))
     if ranks is None:
@@ -171,9 +177,9 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
-    """Train to the run's last step, with the other `ranks` if there are any; True when the run is
-    complete. Raises `ConfigurationError` for another configuration than the run had, unless
-    `context.accept_config`.
+    """Train to the run's last step, with the other `ranks` if there are any. Returns True when the
+    run is complete. Raises `ConfigurationError` if the run had another configuration, unless
+    `context.accept_config` is set.
     """
     c = context.configuration
     store_configuration(context.store, c)
@@ -205,9 +211,9 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
 
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Configuration and tokenizer files of a checkpoint folder; every version carries them beside
-    its weights. Folders from the Hub also contain other files (weights in other formats, pictures),
-    which are left out.
+    """Returns the content of the configuration and tokenizer files of a model's folder by file
+    name; every version carries them beside its weights. Folders from the Hub also contain other
+    files (weights in other formats, pictures), which are left out.
     """
     return {
         path.name: path.read_bytes()

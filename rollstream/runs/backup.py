@@ -1,13 +1,14 @@
-"""Backs up a run, living or not: a consistent cut of log and store, and the files of its folder
-that a resumed run reads (docs/how-to/backup-and-recover.md). It only reads the run.
+"""Backs up a run, living or not: copies a consistent cut of log and store, and the files of its
+folder that a resumed run reads (docs/how-to/backup-and-recover.md). It only reads the run.
 
-1. A cut (`cut.py`). 2. The log up to the cut, with offsets and timestamps. 3. What the cut names:
-   checkpoints, archive, versions, and the large records that the log names; then the terms of
-   roles. A term that was read before the cut may be below an `Opened` of the log, and a role would
-   draw it a second time. 4. `backup.json`. A backup without it is incomplete, and is refused.
+1. Fix a cut (`cut.py`). 2. Copy the log up to the cut, with offsets and timestamps. 3. Copy the
+   objects that the cut names: checkpoints, archive, versions, and the large records that the log
+   names; then the terms of roles. A term that was read before the cut may be below an `Opened` of
+   the log, and a role would draw that term a second time. 4. Write `backup.json`. A backup without
+   it is incomplete, and is refused.
 
-The run truncates and deletes meanwhile. Where it was faster, 1 to 3 are repeated, and only missing
-parts are copied. So is a backup that was interrupted.
+The run truncates and deletes meanwhile. If it removes a part before the copy reaches it, 1 to 3 are
+repeated, and only missing parts are copied. A backup that was interrupted continues the same way.
 """
 
 import re
@@ -49,14 +50,14 @@ LOG, STORE, FOLDER = "log/", "store/", "folder/"
 SEGMENT_BYTES = 32 << 20
 CUTS_MAX = 200  # each copies less than the one before, also of a run that truncates at each step
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
-"""Copied first: dispatch truncates them every few seconds."""
+"""Topics that are copied first, because dispatch truncates them every few seconds."""
 _SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")
 _ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
 
 
 @dataclass(frozen=True, slots=True)
 class BackupObject:
-    """An object of the backup, by its key there."""
+    """Describes one object of the backup, by its key there."""
 
     key: str
     bytes: int
@@ -65,7 +66,7 @@ class BackupObject:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What `backup.json` states."""
+    """The content of `backup.json`, which completes a backup and describes its run and objects."""
 
     run: str
     id: str
@@ -73,7 +74,7 @@ class Backup:
     needs: tuple[str, ...]
     time_s: float
     step: int
-    """Step of the newest version at the cut."""
+    """The step of the newest version at the cut."""
     checkpoint: str
     """The newest checkpoint, from which a restored run resumes; "" if there is none."""
     topics: tuple[TopicCut, ...]
@@ -83,7 +84,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Consecutive records of one partition: offsets `[first, end)`."""
+    """Names an object with consecutive records of one partition: offsets `[first, end)`."""
 
     topic: str
     partition: int
@@ -96,7 +97,7 @@ class LogSegment:
 
 
 def parse_segment(key: str) -> LogSegment | None:
-    """The segment that a key names; None for other keys."""
+    """Returns the segment that a key names; None for other keys."""
     match = _SEGMENT.fullmatch(key)
     if match is None:
         return None
@@ -105,12 +106,12 @@ def parse_segment(key: str) -> LogSegment | None:
 
 
 def encode_segment(messages: Sequence[Message]) -> bytes:
-    """MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
+    """Encode records as MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
     return msgspec.msgpack.encode([(m.offset, m.timestamp_ms, m.key, m.value) for m in messages])
 
 
 def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
-    """The records of a segment."""
+    """Returns the records of a segment."""
     return [
         Message(segment.topic, segment.partition, offset, timestamp_ms, key, value)
         for offset, timestamp_ms, key, value in _ROWS.decode(data)
@@ -118,10 +119,10 @@ def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
 
 
 def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
-    """The parts of offsets `[begin, end)` of a partition that no segment holds. Pure."""
+    """Returns the ranges within offsets `[begin, end)` of a partition that no segment holds."""
     found: list[tuple[int, int]] = []
     at = begin
-    for segment in sorted(present, key=lambda one: one.first):
+    for segment in sorted(present, key=lambda held: held.first):
         if segment.end <= at:
             continue
         if segment.first >= end:
@@ -136,9 +137,11 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Copies a run into one destination; parts that are present already are read again, not copied.
+    """Copies a run into one destination; it reads parts that are present already, for their hashes,
+    instead of copying them again.
 
-    `present` are the destination's objects. `progress` is called with each part that is copied.
+    `present` maps the destination's objects to their bytes. `progress` is called with the name of
+    each part that is copied.
     """
 
     bus: Bus
@@ -152,11 +155,13 @@ class BackupCopy:
     )
 
     def copy(self, cut: Cut) -> dict[str, BackupObject]:
-        """Steps 2 and 3. Raises `PositionLost` or `ObjectMissing` if the run was faster."""
+        """Copy log and store (steps 2 and 3); returns the copied objects by key. Raises
+        `PositionLost` or `ObjectMissing` if the run removed a part before it was copied.
+        """
         found: dict[str, BackupObject] = {}
-        for one in sorted(cut.topics, key=lambda one: one.topic.name not in TRUNCATED_FIRST):
-            self.progress(f"{LOG}{one.topic.name}")
-            found |= self._topic(one)  # 2
+        for topic in sorted(cut.topics, key=lambda part: part.topic.name not in TRUNCATED_FIRST):
+            self.progress(f"{LOG}{topic.topic.name}")
+            found |= self._topic(topic)  # 2
         for key, data in cut.read.items():
             found[STORE + key] = self._write(STORE + key, data)
         for unit, entries in _units(cut):  # 3
@@ -167,14 +172,14 @@ class BackupCopy:
                 if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
-            found |= {one.key: one for one in copied}
-        for one in sorted(self.store.list("roles/"), key=lambda one: is_generation(one.key)):
+            found |= {part.key: part for part in copied}
+        for role in sorted(self.store.list("roles/"), key=lambda entry: is_generation(entry.key)):
             with suppress(ObjectMissing):  # a name that was retired meanwhile
-                found[STORE + one.key] = self._write(STORE + one.key, self.store.get(one.key))
+                found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
         return found
 
     def files(self, folder: Path) -> dict[str, BackupObject]:
-        """Copy the files of the run's folder that a resumed run reads."""
+        """Copy the files of the run's folder that a resumed run reads; returns them by key."""
         named = [folder / "config.json", folder / "metrics" / "eval.jsonl"]
         paths = [path for path in (*named, *(folder / "model").rglob("*")) if path.is_file()]
         found: dict[str, BackupObject] = {}
@@ -184,28 +189,30 @@ class BackupCopy:
         return found
 
     def check_history(self, cut: Cut) -> None:
-        """Raise `ConfigurationError` if the destination's records are of another history: a run
+        """Raise `ConfigurationError` if the destination holds records of another history: a run
         that was restored from an older backup writes other records at the same offsets.
         """
-        for one in cut.topics:
-            for partition, begin in enumerate(one.begins):
-                held = self._segments(one, partition)
+        for topic in cut.topics:
+            for partition, begin in enumerate(topic.begins):
+                held = self._segments(topic, partition)
                 last = max(held, key=lambda segment: segment.end, default=None)
                 if last is None or last.end <= begin:
                     continue
                 message = decode_segment(last, self.target.get(last.key))[-1]
                 where = {partition: message.offset}
-                ahead = message.offset >= one.ends[partition]
-                now = [] if ahead else self.bus.read(one.topic.name, where, records_max=1)
+                ahead = message.offset >= topic.ends[partition]
+                now = [] if ahead else self.bus.read(topic.topic.name, where, records_max=1)
                 if now[:1] != [message]:
                     raise ConfigurationError(
                         f"{last.key} of the destination holds other records than "
-                        f"{one.topic.name}/{partition} of the run: it was begun before the run was "
-                        "restored; give a new destination"
+                        f"{topic.topic.name}/{partition} of the run: it was begun before the run "
+                        "was restored; give a new destination"
                     )
 
     def _segments(self, cut: TopicCut, partition: int) -> list[LogSegment]:
-        """The segments that can be used again; compaction removes records below an end."""
+        """Returns the partition's segments in the destination that can be used again: none of a
+        compacted topic, because compaction removes records below an end.
+        """
         if cut.topic.cleanup == "compact":
             return []
         found = (parse_segment(key) for key in self.present)
@@ -223,7 +230,7 @@ class BackupCopy:
         return found
 
     def _range(self, topic: str, partition: int, start: int, end: int) -> Iterator[LogSegment]:
-        """Copy offsets `[start, end)` into segments of bounded size."""
+        """Copy offsets `[start, end)` into segments of bounded size, and yield each."""
         first, size, held = start, 0, list[Message]()
         for messages in partition_batches(self.bus, topic, partition, start, end):
             held += messages
@@ -239,7 +246,7 @@ class BackupCopy:
         return segment
 
     def _segment(self, segment: LogSegment) -> BackupObject:
-        """The segment, read again if an earlier process copied it."""
+        """Describe the segment; it is read again if an earlier process copied it."""
         if segment.key not in self._made:
             data = self.target.get(segment.key)
             self._made[segment.key] = described(segment.key, data)
@@ -249,8 +256,8 @@ class BackupCopy:
     def _blobs(
         self, segment: LogSegment, begin: int, end: int, found: dict[str, BackupObject]
     ) -> None:
-        """Copy the large records that this segment's records in `[begin, end)` name. One that is
-        missing although the log keeps its record is left out: readers dead-letter such a claim.
+        """Copy the large records that this segment's records in `[begin, end)` name. A large record
+        that is missing although the log keeps its claim is left out: readers dead-letter the claim.
         """
         for at, key in self._claims[segment.key]:
             if not begin <= at.offset < end:
@@ -264,7 +271,9 @@ class BackupCopy:
             found[copied.key] = copied
 
     def _object(self, entry: ListedObject) -> BackupObject:
-        """Copy an object that never changes, unless it is there; a size of -1 is unknown."""
+        """Copy an object that never changes, unless the destination has it; a size of -1 is
+        unknown.
+        """
         key = STORE + entry.key
         if key not in self._made:
             size = self.present.get(key)
@@ -281,12 +290,12 @@ class BackupCopy:
 
 
 def described(key: str, data: bytes) -> BackupObject:
-    """The object with its size and hash."""
+    """Describe an object of this content by its size and hash."""
     return BackupObject(key, len(data), sha256(data).hexdigest())
 
 
 def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
-    """The keys of large records, by the address of the record that names them."""
+    """Yields the key of each large record with the address of the log record that names it."""
     for message in messages:
         if not is_claim(message):
             continue
@@ -297,8 +306,8 @@ def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
 
 
 def _units(cut: Cut) -> list[tuple[str, list[ListedObject]]]:
-    """The listed objects by unit, those required first: versions and checkpoints are complete or
-    left out.
+    """Returns the listed objects by unit, required units first. A version or checkpoint is one
+    unit, because it is copied completely or left out; any other object is a unit by itself.
     """
     found: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
     for entry in cut.listed:
@@ -320,7 +329,7 @@ def back_up(
     interrupted.
 
     Raises `ConfigurationError` if `target` holds anything else than an interrupted backup of this
-    run, `StoreError` if the run was faster each time.
+    run, `StoreError` if the run removed a part before it was copied at each attempt.
     """
     run = load_for_viewing(folder / "config.json").run
     identity = read_identity(store) or RunIdentity("", run)
@@ -349,7 +358,7 @@ def back_up(
             f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
         ) from lost
     for key in set(copying.present) - set(found) - {BEGUN_KEY}:
-        target.delete(key)  # of an earlier attempt
+        target.delete(key)  # copied by an earlier attempt, and not part of this cut
     backup = Backup(
         run, identity.id, RELEASE, identity.needs, clock(), cut.step, cut.checkpoint,
         cut.topics, tuple(found[key] for key in sorted(found)),
@@ -359,7 +368,9 @@ def back_up(
 
 
 def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) -> None:
-    """Mark the target as this run's; idempotent until the backup is complete."""
+    """Mark the target as this run's. Idempotent until the backup is complete; raises
+    `ConfigurationError` for any other target.
+    """
     wanted = encode_json({"run": identity.run, "id": identity.id})
     if BACKUP_KEY in present:
         raise ConfigurationError("the destination holds a complete backup; give a new one")
@@ -373,7 +384,9 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
 
 
 def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
-    """The store of a backup: the URL of an object store, or a folder."""
+    """Open the store of a backup, which the URL of an object store or a folder names. Raises
+    `ConfigurationError` if it is a missing folder that `must_exist`.
+    """
     is_url = ":" in named and not Path(named).exists()
     url = named if is_url else f"file:{Path(named).absolute()}"
     path = Path(url.removeprefix("file:").removeprefix("//"))

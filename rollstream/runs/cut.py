@@ -1,21 +1,21 @@
-"""A consistent cut of a living run: what a crash of all its processes at one moment could have
-left, so that a run restored from it resumes as a crashed one does. Nothing stops meanwhile; the
-order of reading makes the cut.
+"""Fixes a consistent cut of a living run: a state that a crash of all its processes at one moment
+could have left, so a run restored from it resumes as a crashed run does. No process stops
+meanwhile; the order of reading makes the cut consistent.
 
-1. The begins of topics, then the positions of consumer groups. The other way round the trainer
-   commits a position, truncates to it, and the copy begins at a record whose fence is unknown: a
-   zombie's record behind it would count (invariant 7).
-2. What names positions in the log: checkpoints, files of the archive, dispatch's state. After 3,
-   the archive could create a file with records behind the cut. The restored run writes other
-   records at those offsets, and would never archive them.
-3. The ends of the topics of single holders, then of the others, then the first again, until they
-   are equal and the pointer has not moved. Otherwise the trainer may have published a version in
-   between: the cut has a trajectory of a version that its pointer and ledger do not know.
-   Annotations come before trajectories: one of a trajectory behind the cut would count for the
-   trajectory that the restored run generates under that name.
-4. The versions up to the pointer, listed behind it: a listing before it may lack the newest.
+1. Read the begins of topics, then the positions of consumer groups. In the other order the trainer
+   could commit a position and truncate to it, and the copy would begin at a record whose fence is
+   unknown: a zombie's record behind it would count (invariant 7).
+2. Read the objects that name positions in the log: checkpoints, files of the archive, dispatch's
+   state. After 3, the archive could create a file with records behind the cut. The restored run
+   writes other records at those offsets, and would never archive them.
+3. Read the ends of the topics of single holders, then of the others, then the first again, until
+   they are equal and the pointer has not moved. Otherwise the trainer may have published a version
+   in between, and the cut has a trajectory of a version that its pointer and ledger do not know.
+   Annotations come before trajectories: an annotation of a trajectory behind the cut would count
+   for the trajectory that the restored run generates under that name.
+4. List the versions up to the pointer, after reading it: an earlier listing may lack the newest.
 
-What the log names (large records, terms of roles) is copied behind the cut (`backup.py`).
+`backup.py` copies the objects that the log names (large records, terms of roles) after the cut.
 """
 
 import dataclasses
@@ -35,20 +35,20 @@ from rollstream.streams.records import Position
 from rollstream.streams.removal import GROUPS, topic_names
 from rollstream.streams.topics import Topic, catalogue
 
-QUIET_S = 120.0  # a look takes milliseconds; the topics compared get some records a second
+QUIET_S = 120.0  # one reading takes milliseconds; the topics compared get some records a second
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
 NOT_READ = (
     "archive/", "weights/", "checkpoints/", "blobs/", "configurations/", "roles/", "probes/",
     "audit/",
 )  # fmt: skip
-"""Objects that never change, those that are read at another moment than the cut's others, and the
-audit's verdict: a restored run is audited from its begin.
+"""Prefixes of objects whose content the cut does not keep: objects that never change, objects that
+are read at another moment, and the audit's verdict (a restored run is audited from its begin).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedPosition:
-    """A consumer group's position in one partition."""
+    """Holds a consumer group's position in one partition."""
 
     group: str
     partition: int
@@ -57,7 +57,9 @@ class CommittedPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicCut:
-    """A topic's settings, and its part of the cut: offsets by partition."""
+    """Holds a topic's settings and its part of the cut: first and end offset of each partition, and
+    the positions that consumer groups had committed.
+    """
 
     topic: Topic
     begins: tuple[int, ...]
@@ -67,8 +69,9 @@ class TopicCut:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Steps 1 to 3. `read` are the objects that the run replaces, as they were at the cut; `listed`
-    are the others; `required` are the folders without which the run cannot resume.
+    """Holds a consistent cut. `read` are the objects that the run replaces, with their content at
+    the cut; `listed` are the others; `required` are the folders without which the run cannot
+    resume. `step` is the newest version's, `checkpoint` the newest checkpoint's id, "" if none.
     """
 
     topics: tuple[TopicCut, ...]
@@ -80,7 +83,7 @@ class Cut:
 
 
 def present_topics(bus: Bus) -> list[Topic]:
-    """The topics of the run in this log, with their settings."""
+    """Returns the run's topics that exist in this log, with their settings."""
     writers = {topic.name: topic.writer for topic in catalogue()}
     found: list[Topic] = []
     for name in topic_names():
@@ -90,8 +93,8 @@ def present_topics(bus: Bus) -> list[Topic]:
 
 
 def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
-    """A consistent cut of log and store. Raises `ObjectMissing` if the run deleted an object first,
-    `BusError` if the topics of single holders never stood still.
+    """Fix a consistent cut of log and store. Raises `ObjectMissing` if the run deleted an object
+    before it was read, `BusError` if the topics of single holders never stood still.
     """
     topics = present_topics(bus)
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
@@ -133,9 +136,9 @@ def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
 def _fix_ends(
     bus: Bus, store: ObjectStore, topics: Sequence[Topic]
 ) -> tuple[dict[str, dict[int, int]], bytes]:
-    """The ends of all topics and the pointer's content (b"": there is none) of one moment. The
-    pointer, which moves once a step, is compared apart: a request to a bucket takes longer than
-    dispatch is quiet.
+    """Returns the ends of all topics and the pointer's content (b"" if there is none), both of one
+    moment. The pointer, which moves once a step, is compared separately: a request to a bucket
+    takes longer than the pauses between dispatch's records.
     """
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]
@@ -164,7 +167,7 @@ def _pointer(store: ObjectStore) -> bytes:
 
 
 def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
-    """Whether an object that was listed before the cut belongs to it."""
+    """Returns whether an object that was listed before the cut belongs to the cut."""
     if key.startswith("checkpoints/"):
         return key.startswith(tuple(f"{one.folder}/" for one in whole))
     return key.startswith(("archive/", "configurations/"))

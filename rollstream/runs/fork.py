@@ -2,12 +2,12 @@
 would have left if the parent had stopped after the checkpoint's step. Planning writes nothing; the
 parent is never written.
 
-1. The fork's folder and the starting model's files. 2. The trainer's first term: the version of
-   that step as an anchor, the checkpoint, `Configured` in the ledger. 3. The state of dispatch:
-   that many groups trained and none open, so that no burst of admissions follows. 4. The prompts
-   left over, up to the first new one; the prompt source continues after it. 5. The parentage. 6.
-   `config.json`, last: a folder without it is no run, so a process killed on the way leaves no
-   fork.
+1. Make the fork's folder and copy the starting model's files. 2. Write the state of the trainer's
+   first term: the version of that step as an anchor, the checkpoint, `Configured` in the ledger.
+3. Write the state of dispatch: that many groups trained and none open, so that no burst of
+   admissions follows. 4. Append the prompts left over, up to the first new one; the prompt source
+   continues after it. 5. Store the parentage. 6. Write `config.json` last: a folder without it is
+   no run, so a process killed on the way leaves no fork.
 """
 
 import secrets
@@ -83,14 +83,14 @@ from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 
 UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
-"""Settings that a fork cannot change: a checkpoint is meaningless under others."""
+"""Settings that a fork cannot change: a checkpoint is meaningless under other values."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""Settings that every fork has of its own; they do not count as changes."""
+"""Settings that differ in every fork; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """The parent, and the fork's folder and settings."""
+    """Holds the parent with its settings `before`, and the fork's folder and settings `now`."""
 
     parent: ForkParent
     before: Configuration
@@ -98,13 +98,15 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[SettingChange]:
-        """Changes of settings that affect learning."""
+        """Returns the changes of essential settings, without those that differ in every fork."""
         found = setting_changes(essential_settings(self.before), essential_settings(self.now))
         return [change for change in found if change.key not in OWN_SETTINGS]
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """The plan. Raises `ConfigurationError` if the settings cannot work."""
+    """Plan a fork at `step` into the folder `out`, with `overrides` (`key=value`) of the parent's
+    settings. Raises `ConfigurationError` if the settings cannot work.
+    """
     folder = RunFolder(out.absolute())
     before = load(parent.settings)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
@@ -156,8 +158,8 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """The newest readable checkpoint up to this step (`latest`: of all). Raises `ObjectMissing`
-    with the stored ones and the reasons why others were skipped.
+    """Returns the newest readable checkpoint up to the step in `text`, or of all for `latest`.
+    Raises `ObjectMissing` with the stored ones and the reasons why others were skipped.
     """
     if text != "latest" and not text.isdecimal():
         raise ConfigurationError(f"--at {text}: give the number of a step, or latest")
@@ -173,11 +175,13 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """The prompts that were neither trained nor closed up to the checkpoint's step.
+    """Returns the prompts that were neither trained nor closed up to the checkpoint's step; `had`
+    are the prompts that the parent itself began with.
 
-    The checkpoint names the groups that were open. `log`, which may end before its positions, adds
-    what the ledger ended in later steps. For a checkpoint of an earlier release it must hold the
-    admissions up to there; `ConfigurationError` if it does not.
+    The checkpoint names the groups that were open. `log`, which may end before the checkpoint's
+    positions, adds the groups that the ledger ended in later steps. For a checkpoint of an earlier
+    release the log must hold the admissions up to those positions, or `ConfigurationError` is
+    raised.
     """
     if state.next_group:
         later = _ended_later(log, state)
@@ -207,8 +211,8 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Groups that the ledger ends in a step after the checkpoint's; such takes may be older than
-    the checkpoint (`TrainerState.ahead`).
+    """Returns the groups that the ledger ends in a step after the checkpoint's; their takes may be
+    older than the checkpoint (`TrainerState.ahead`).
     """
     found: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
@@ -225,8 +229,8 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
 
 
 def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
-    """Make the fork; it is complete when this returns. Raises `ConfigurationError` if its log or
-    store already holds a run.
+    """Make the fork; it is complete when this function returns. Raises `ConfigurationError` if its
+    log or store already holds a run.
     """
     c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -260,8 +264,8 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 
 def _copy_model(wanted: ForkPlan) -> None:
-    """Copy the configuration and tokenizer that roles read at their start, from the parent's folder
-    or from its believed version; a model with a path of its own stays where it is.
+    """Copy the model's files that roles read at their start, from the parent's folder or from its
+    believed version; a model that `model.path` names stays where it is.
     """
     if wanted.now.model.path is not None:
         return
@@ -288,7 +292,7 @@ def _write_trainer_state(
 ) -> str:
     """Write the state of a trainer that has just finished this step; returns its state hash."""
     c, step = wanted.now, checkpoint.id.step
-    disable_progress_bar()  # of transformers: it would mix with our output
+    disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
     start = model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
@@ -329,7 +333,7 @@ def _write_trainer_state(
 def _write_dispatch_state(
     store: ObjectStore, c: Configuration, step: int, left: PromptsLeft
 ) -> None:
-    """Persist dispatch's state under term 0: the fork's first dispatch takes it over."""
+    """Persist dispatch's state under term 0, so that the fork's first dispatch takes it over."""
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
     kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())

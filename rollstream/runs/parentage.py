@@ -1,5 +1,6 @@
-"""The parent of a fork: its folder or store, and the `Parentage` that a fork records in its own
-store for the report, `checkpoints show` and forks of the fork (docs/reference/fork.md).
+"""Finds the parent of a fork by its folder or its store, and keeps the `Parentage` that a fork
+records in its own store for the report, `checkpoints show` and forks of the fork
+(docs/reference/fork.md).
 """
 
 import json
@@ -27,8 +28,8 @@ PARENTAGE_KEY = "forked_from.json"
 
 @dataclass(frozen=True, slots=True)
 class PromptsLeft:
-    """The part of the task's order that is still to be used: the groups in `again`, then all from
-    `on` on.
+    """Names the groups of the task's order that are still to be used: those in `again`, then all
+    groups from number `on` up.
     """
 
     again: tuple[int, ...] = ()
@@ -44,8 +45,8 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """The run and checkpoint that a fork started from, and the settings that it changed (before,
-    now).
+    """States the run and checkpoint that a fork started from, and the settings that it changed
+    (before, now).
     """
 
     run: str
@@ -53,7 +54,7 @@ class Parentage:
     checkpoint: str
     step: int
     state_hash: str
-    """Hash of masters and optimiser, as the parent's ledger has it for that step."""
+    """The hash of masters and optimiser, as the parent's ledger has it for that step."""
     prompts: PromptsLeft
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
 
@@ -62,7 +63,7 @@ class Parentage:
 
 
 def read_parentage(store: ObjectStore) -> Parentage | None:
-    """The parentage; None if the run is no fork."""
+    """Returns the run's parentage; None if the run is no fork."""
     try:
         return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
@@ -70,7 +71,7 @@ def read_parentage(store: ObjectStore) -> Parentage | None:
 
 
 def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
-    """Store the parentage; idempotent. Raises `StoreError` if another one is stored."""
+    """Store the parentage. Idempotent; raises `StoreError` if another one is stored."""
     create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
@@ -81,11 +82,12 @@ def prompts_left(
     ended: Collection[int],
     later: Collection[int],
 ) -> PromptsLeft:
-    """The parent's prompts whose groups had not ended at the checkpoint's step. Pure.
+    """Returns the parent's prompts whose groups had not ended at the checkpoint's step, without
+    I/O.
 
-    `following` is the first group whose admission the trainer had not read; `opened` are the open
-    groups below it, `ended` those from it on that had ended nevertheless, `later` those that the
-    ledger ends in a later step.
+    `had` are the prompts that the parent itself began with. `following` is the first group whose
+    admission the trainer had not read; `opened` are the open groups below it, `ended` the groups
+    from it up that had ended nevertheless, `later` the groups that the ledger ends in a later step.
     """
     done = set(ended) - set(later)
     on = max((following, had.on, *(group + 1 for group in done)))
@@ -97,8 +99,8 @@ def prompts_left(
 
 @dataclass(frozen=True, slots=True)
 class ForkParent:
-    """The run that is forked. `folder` is None if only its store is left; `settings` is the file
-    of its configuration, `bus` the URL of its log if it is known.
+    """Locates the run that is forked. `where` is its name in messages; `folder` is None if only its
+    store is left; `settings` is the file of its configuration, `bus` the URL of its log if known.
     """
 
     where: str
@@ -110,15 +112,16 @@ class ForkParent:
 
 
 def parent_of_folder(folder: RunFolder) -> ForkParent:
-    """The parent of a run's folder."""
+    """Returns the run in this folder as the parent of a fork."""
     c = load_for_viewing(folder.configuration)
     urls = store_url(c, folder.path), bus_url(c, folder.path)
     return ForkParent(str(folder.path), c.run, folder.configuration, folder, *urls)
 
 
 def parent_of_store(url: str, settings: Path) -> ForkParent:
-    """The parent of a store alone: the settings that its trainer recorded there are written to the
-    file `settings`. Log and store of the fork are inside its folder unless they are set.
+    """Returns the run in the store at `url` as the parent of a fork, for a run of which only the
+    store is left. The function writes the settings that its trainer recorded there to the file
+    `settings`; log and store of the fork are inside its folder unless they are set.
 
     Raises `ConfigurationError` if the store holds no run that was trained.
     """
@@ -129,8 +132,8 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
 
 
 def recorded_configuration(url: str) -> dict[str, Any]:
-    """The settings that a trainer recorded in the store at `url`, as tables. Raises as
-    `parent_of_store` does.
+    """Returns the settings that a trainer recorded in the store at `url`, as nested tables. Raises
+    `ConfigurationError` if the store holds no run that was trained.
     """
     store = open_store(url)
     identity = read_identity(store)
@@ -146,11 +149,11 @@ def recorded_configuration(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """What a fork of a run whose log is lost begins with, and its losses.
+    """States the step at which a fork recovers a run whose log is lost, and the losses.
 
     `reached` is the newest version that the run believed. `archived_step` is the last step whose
-    `StepDone` the archive holds; records that followed its last file are lost, of at most
-    `archive.roll_s` seconds.
+    `StepDone` the archive holds; records that followed the archive's last file, of at most
+    `archive.roll_s` seconds, are lost.
     """
 
     step: int
@@ -158,11 +161,13 @@ class RecoveryPoint:
     archived_step: int
     archived_records: int
     admitted_since: int
-    """Groups that dispatch had admitted, and that are asked again: at least so many."""
+    """The least number of groups that dispatch had admitted and that are generated again."""
 
 
 def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -> RecoveryPoint:
-    """The recovery point of a store and its archive (`log`)."""
+    """Returns the recovery point of a run whose store and archive (read as `log`) are left; the
+    fork begins at the checkpoint of `step` with the prompts `left`.
+    """
     pointer, archived = believed_pointer(store), 0
     for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(
         log.end("ledger")

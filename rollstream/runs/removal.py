@@ -4,15 +4,16 @@ run (docs/how-to/delete-and-retain.md).
 The plan is a value that is shown before anything is deleted. The same request, repeated after an
 interruption at any point, deletes the rest:
 
-1. Nothing living is deleted: the folder's lock is taken, and leases and statuses are watched.
-2. `run.json` is marked. From here a role that starts, of any release, reads the mark and ends, and
-   a running one ends within a minute. Without the mark a trainer that starts between 4 and 5 would
+1. Check that no process of the run lives: take the folder's lock, watch leases and statuses.
+2. Mark `run.json`. From here a role that starts, of any release, reads the mark and ends, and a
+   running role ends within a minute. Without the mark a trainer that starts between 4 and 5 would
    find no checkpoint and publish version 0 into a store that is being emptied.
-3. The leases are taken and released. A holder that was only suspended finds a higher term.
-4. Consumer groups and topics.
-5. Objects, manifests first, then leases, `run.json` last. A role that read `run.json` before 2 and
-   takes its lease only now asks for the mark again and ends.
-6. The folder's files, `config.json` last, since it names log and store for the repeated command.
+3. Take and release the leases, so that a holder that was only suspended finds a higher term.
+4. Delete consumer groups and topics.
+5. Delete objects: manifests first, then others, then leases, `run.json` last. A role that read
+   `run.json` before 2 and takes its lease only now reads the mark again and ends.
+6. Delete the folder's files, `config.json` last, since it names log and store for the repeated
+   command.
 """
 
 import shutil
@@ -59,13 +60,13 @@ SETTINGS_KEPT = ("model", "config.json")
 """Files that stay in the folder while a part of the store is kept, because readers need them."""
 HEARTBEATS_S = 10.0
 PASSES_MAX = 5
-"""A rollout that is just ending may write an object behind the listing."""
+"""The most listings of a store: a rollout that is ending may write an object after a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where a run is. `folder`, `bus` and `store` are absolute; None: there is none, or it is not
-    to be deleted.
+    """Locates a run. `folder`, `bus` and `store` are absolute; None if there is none, or if it is
+    not to be deleted.
     """
 
     run: str
@@ -76,7 +77,9 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsPlan:
-    """A store's objects: those to delete in order, those that are kept, those of others."""
+    """Sorts a store's objects into those to `delete`, in that order, those that are `kept`, and
+    `foreign` ones, which are not the run's.
+    """
 
     delete: tuple[ListedObject, ...]
     kept: tuple[ListedObject, ...]
@@ -85,15 +88,15 @@ class ObjectsPlan:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """All that a removal deletes and keeps."""
+    """Lists everything that a removal deletes and keeps."""
 
     place: RunPlace
     log: LogContents | None
     objects: ObjectsPlan
     files: tuple[Path, ...]
-    """Files and folders of the run's folder, in the order of deletion."""
+    """The files and folders to delete in the run's folder, in the order of deletion."""
     unknown: tuple[Path, ...]
-    """Other entries of the folder; they stay."""
+    """The other entries of the folder, which stay."""
 
     def __bool__(self) -> bool:
         return bool(self.log or self.objects.delete or self.files)
@@ -102,10 +105,11 @@ class RemovalPlan:
 def plan_objects(
     listed: Iterable[ListedObject], run: str, keep: Collection[Keep], final: Collection[str]
 ) -> ObjectsPlan:
-    """Sort a store's objects. Pure. `final` are the folders that `--keep final` keeps.
+    """Sort a store's listed objects, without I/O. `final` are the folders that `--keep final`
+    keeps.
 
     An object is another run's if it is below a nested `run.json`, or if it is an archive file of
-    another name. `run.json` stays while anything is kept: its mark keeps roles away.
+    another run's name. `run.json` stays if any object is kept: its mark keeps roles away.
     """
     entries = list(listed)
     nested = tuple(
@@ -139,7 +143,9 @@ def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
 
 
 def _deletion_order(entry: ListedObject) -> tuple[int, str]:
-    """Manifests and the pointer first: no reader believes a part. The run's marks last."""
+    """Returns the sort key of deletion: manifests and the pointer first, because readers ignore an
+    object without its manifest; leases and then `run.json`, which keep roles away, last.
+    """
     key = entry.key
     if key.endswith("/manifest.json") or key == POINTER_KEY:
         return 0, key
@@ -147,8 +153,8 @@ def _deletion_order(entry: ListedObject) -> tuple[int, str]:
 
 
 def final_folders(store: ObjectStore) -> tuple[str, ...]:
-    """The folders of the newest complete checkpoint and of the believed version with every version
-    that it is stored as a difference from or, for an adapter, with its base.
+    """Returns the folders of the newest complete checkpoint and of the believed version, together
+    with the versions from which the latter is stored as a difference and an adapter's base.
     """
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     folders = [f"{max(whole).folder}/"] if whole else []
@@ -157,22 +163,22 @@ def final_folders(store: ObjectStore) -> tuple[str, ...]:
 
 
 def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
-    """The folders of a version and of every version that it is stored as a difference from. Raises
-    `ObjectMissing` if one is gone.
+    """Returns the folders of a version, of every version from which it is stored as a difference,
+    and of an adapter's base. Raises `ObjectMissing` if one of them is gone.
     """
     folders: list[str] = []
     if version is not None:
-        for one in lineage(store, read_manifest(store, version)):
-            folders.append(f"weights/{one.version}/")
-            if one.kind == "adapter":
-                folders.append(f"weights/{one.anchor}/")
-            if one.kind != "delta":
+        for manifest in lineage(store, read_manifest(store, version)):
+            folders.append(f"weights/{manifest.version}/")
+            if manifest.kind == "adapter":
+                folders.append(f"weights/{manifest.anchor}/")
+            if manifest.kind != "delta":
                 break
     return tuple(folders)
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """The plan of a removal: the objects that exist, and those to delete. Deletes nothing. Raises
+    """Plan a removal from the log, the objects and the files that exist now; delete nothing. Raises
     `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
@@ -185,7 +191,9 @@ def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
 
 
 def _opened(store_url: str | None) -> ObjectStore | None:
-    """The store; None if there is none, because opening a store would make its folder."""
+    """Open the store; returns None if it does not exist, because opening it would make its
+    folder.
+    """
     folder = None if store_url is None else _folder_of(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
         return None
@@ -193,7 +201,7 @@ def _opened(store_url: str | None) -> ObjectStore | None:
 
 
 def _folder_of(store_url: str) -> Path | None:
-    """The folder of a `file:` store; None for other stores."""
+    """Returns the folder of a `file:` store; None for other stores."""
     scheme, _, rest = store_url.partition(":")
     return Path(rest.removeprefix("//")).absolute() if scheme == "file" else None
 
@@ -212,8 +220,8 @@ def _folder_files(
 
 
 def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
-    """Raise `LeaseHeld` if a process of the run lives: its leases or its rollouts' statuses
-    change while this function watches, for about the duration of a lease.
+    """Raise `LeaseHeld` if a process of the run lives, that is, if leases or the statuses of its
+    rollouts change while this function watches them, for about the duration of a lease.
     """
     store = _opened(place.store)
     living = [] if store is None else living_leases(store, ROLES)
@@ -227,8 +235,9 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
 
 
 def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
-    """Delete what the plan names and what appeared since; yields each part when it is gone. The
-    caller has checked that nothing lives, and holds the folder's lock.
+    """Delete everything that the plan names, and objects that appeared since; yields the name of
+    each part once it is gone. The caller has checked that no process of the run lives, and holds
+    the folder's lock.
     """
     place = plan.place
     store = _opened(place.store)
@@ -248,7 +257,7 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
 
 def _fence(store: ObjectStore, run: str) -> None:
     """Take each lease once, so that a suspended holder is fenced, and release it, so that a
-    repeated removal need not wait. Raises `LeaseHeld`, with the mark taken back, if one is alive.
+    repeated removal need not wait. If a holder is alive, remove the mark and raise `LeaseHeld`.
     """
     for role in ROLES:
         present = read_role(store, role)
@@ -290,9 +299,9 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
 
 
 def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
-    """Whether nothing is left where a run was or could have been: a bucket without objects below
-    the prefix, or no folder in an existing one. Nothing of a removed run remains, so a mistyped
-    prefix of an existing bucket looks the same.
+    """Returns whether the store's place exists and is empty: the bucket has no object below the
+    prefix, or the store's folder is missing in an existing one. A removed run leaves nothing
+    behind, so a mistyped prefix of an existing bucket looks the same.
     """
     if store is not None:
         return next(store.list(), None) is None
@@ -301,8 +310,8 @@ def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
 
 
 def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Where the run is that a command names: a run's folder, its config.json, or the URL of a store
-    or a log. Raises `ConfigurationError` if no run is there; with `or_emptied` a store in which
+    """Locate the run that a command names by its folder, its config.json, or the URL of its store
+    or its log. Raises `ConfigurationError` if no run is there; with `or_emptied` a store in which
     nothing is left is the place of a removed run.
     """
     scheme, separator, _ = named.partition(":")
@@ -323,7 +332,7 @@ def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = Fal
         raise ConfigurationError(f"--bus {bus}: {folder}/config.json names the run's log already")
     if not (folder / "config.json").is_file():
         if folder.is_dir() and {p.name for p in folder.iterdir()} == {"run.lock"}:
-            return RunPlace(folder.name, folder, None, None)  # interrupted at its very end
+            return RunPlace(folder.name, folder, None, None)  # a removal that was nearly complete
         raise ConfigurationError(f"{folder} holds no run (no config.json there); is it right?")
     location = locate_run(str(folder))
     return RunPlace(location.run or folder.name, folder, location.bus, location.store)

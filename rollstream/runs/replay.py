@@ -1,10 +1,10 @@
-"""A replay: its request (which steps, under which settings, on which trajectories), the filter of
-its records, and its run from a checkpoint to the last step.
+"""Replays recorded steps of a run: checks the request (the steps, settings and trajectories), finds
+the checkpoint to start with, and trains to the last requested step.
 
-It trains the run's recorded steps up to the first step of the request, then the requested ones
-under the requested settings. The filter's conditions have the syntax of `rollstream tail`;
-trajectories also have the `step` that trained them and their `lag` at that step, in steps, by the
-oldest span.
+A replay trains the run's recorded steps up to the first step of the request as the run did, then
+the requested steps under the requested settings. The conditions on trajectories have the syntax of
+`rollstream tail`; here a trajectory also has the `step` that trained it and its `lag` at that step,
+in steps, by its oldest span.
 """
 
 import json
@@ -50,29 +50,31 @@ from rollstream.streams.values import Address
 
 TRAINING_FIELDS = {"step": "number", "lag": "number"}
 """Fields of a trajectory that are known only from the ledger or the step in training."""
-TrainedSteps = Mapping[Address, int]
+TrainedSteps = Mapping[Address, int]  # the step that trained the trajectory at an address
 
 
 def parse_conditions(where: Sequence[str], topic: str = "trajectories") -> list[FieldCondition]:
-    """The parsed conditions. Raises `ConfigurationError` for the first invalid one."""
+    """Parse conditions on the topic's records. Raises `ConfigurationError` for the first invalid
+    one.
+    """
     more = TRAINING_FIELDS if topic == "trajectories" else {}
     return [parse_condition(text, topic, more) for text in where]
 
 
 def needs_steps(conditions: Sequence[FieldCondition]) -> bool:
-    """Whether the conditions need the ledger, for the step that trained each trajectory."""
-    return any(one.path[0] in TRAINING_FIELDS for one in conditions)
+    """Returns whether the conditions need the ledger, for the step that trained a trajectory."""
+    return any(condition.path[0] in TRAINING_FIELDS for condition in conditions)
 
 
 def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajectory, int], bool]:
-    """A filter for trajectories at training from a version; their time is the time when they
-    finished.
+    """Returns a filter of trajectories that are about to be trained from a version; its second
+    argument is that version's number. A trajectory's time is the time when it finished.
     """
 
     def keep(record: Trajectory, version: int) -> bool:
         values = record_values(record) | derived_values(record, round(record.finished_s * 1000))
         values |= _training_values(record, version + 1)
-        return all(one.holds(values) for one in conditions)
+        return all(condition.holds(values) for condition in conditions)
 
     return keep
 
@@ -80,7 +82,9 @@ def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajector
 def message_filter(
     conditions: Mapping[str, Sequence[FieldCondition]], steps: TrainedSteps
 ) -> Callable[[Message], bool]:
-    """A filter for messages of topics with many writers, by the conditions of each topic."""
+    """Returns a filter for messages of topics with many writers, by the conditions of each
+    topic.
+    """
 
     def keep(message: Message) -> bool:
         _, judged = classify_message(
@@ -100,13 +104,15 @@ def message_filter(
 def is_wanted_trajectory(
     conditions: Sequence[FieldCondition], record: Trajectory, timestamp_ms: int, step: int | None
 ) -> bool:
-    """Whether the trajectory meets the conditions; `step` trained it, None if no step did."""
+    """Returns whether the trajectory meets the conditions; `step` trained it, None if no step
+    did.
+    """
     values = (
         record_values(record)
         | derived_values(record, timestamp_ms)
         | _training_values(record, step)
     )
-    return all(one.holds(values) for one in conditions)
+    return all(condition.holds(values) for condition in conditions)
 
 
 def _training_values(record: object, step: int | None) -> dict[str, Any]:
@@ -124,12 +130,17 @@ CHANGEABLE_SETTINGS = (
     "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
     "trainer.filter_equal_rewards", "dispatch.max_lag",
 )  # fmt: skip
-"""Settings that change the learning from given takes; all others decided which takes exist."""
+"""Settings that change the learning from given takes; all other settings decided which takes
+exist. A name that ends in a dot stands for all settings below it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """With `changes` or `where` the replay is an experiment, from the step after `first` on."""
+    """Asks for a replay of the steps after `first` up to `last` of the run in `folder`, whose
+    settings were `before` and are `now` in the replay. With `changes` of settings or conditions
+    `where` on trajectories the replay is an experiment: its results may differ from the run's.
+    """
 
     folder: RunFolder
     before: Configuration
@@ -144,7 +155,7 @@ class ReplayRequest:
         return bool(self.changes or self.where)
 
     def identity(self) -> dict[str, Any]:
-        """The part of the request that must be equal for a replay to resume in a folder."""
+        """Returns the part of the request that must be equal for a replay to resume in a folder."""
         return {
             "run": str(self.folder.path),
             "from_step": self.first,
@@ -154,7 +165,7 @@ class ReplayRequest:
         }
 
     def words(self) -> str:
-        """The changes as text."""
+        """Describes the changes and conditions as text."""
         changed = [f"{c.key} {json.dumps(c.before)} → {json.dumps(c.now)}" for c in self.changes]
         return ", ".join([*changed, *(f"only where {text}" for text in self.where)])
 
@@ -167,7 +178,9 @@ def replay_request(
     last: int | None,
     recorded: RecordedSteps,
 ) -> ReplayRequest:
-    """The request. Raises `ConfigurationError` if it cannot work."""
+    """Make a request from a command's options; `last` None is the last `recorded` step. Raises
+    `ConfigurationError` if it cannot work.
+    """
     before, now = load(folder.configuration), load(folder.configuration, overrides)
     changes = setting_changes(essential_settings(before), essential_settings(now))
     for change in changes:
@@ -191,7 +204,7 @@ def replay_request(
 
 
 def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
-    """The run's own settings and rule, and the requested ones."""
+    """Returns the run's own course (settings and training rule), and the requested one."""
     conditions = parse_conditions(asked.where)
     own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
     kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
@@ -204,8 +217,9 @@ def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStart:
-    """Where training starts: the name of a checkpoint of the run, or None for the model of step 0;
-    `behind` is that state, or the progress of an earlier process of this replay.
+    """States where training starts: at the `checkpoint` of the run with that id, or with the model
+    of step 0 if it is None. `behind` is the progress at that start, or that of an earlier process
+    of this replay.
     """
 
     checkpoint: str | None
@@ -213,7 +227,7 @@ class ReplayStart:
     behind: ReplayProgress
 
     def begun(self) -> dict[str, Any]:
-        """The start as recorded in the folder."""
+        """Returns the start as the folder records it."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 
@@ -223,11 +237,11 @@ def find_replay_start(
     before: Mapping[str, Any] | None,
     own: tuple[RunFolder, Configuration],
 ) -> tuple[ReplayStart, Learner]:
-    """The start and its learner: at the folder's newest checkpoint if a replay was stopped there
-    (`before` is its recorded request), else at the run's newest stored checkpoint up to the first
-    requested step.
+    """Returns the start and a learner in its state. The start is the newest checkpoint of the
+    replay's folder `own` if a replay was stopped there (`before` is its recorded request), else the
+    run's newest stored checkpoint up to the first requested step.
     """
-    disable_progress_bar()  # of transformers: it would mix with our output
+    disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(asked.before.trainer.threads)
     model = starting_model(asked.before, asked.folder.path)
     learner = open_learner(model, asked.before.trainer)
@@ -252,7 +266,9 @@ def run_replay(
     learner: Learner,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
-    """Train the steps and yield each; everything is in the folder when this ends."""
+    """Train the steps from `start` and yield each; when the iteration ends, everything is in the
+    folder `out`.
+    """
     own, wanted = replay_courses(asked)
     done = start.behind.step
     with open_replay_output(*out, start.behind, learner) as written:
@@ -272,8 +288,8 @@ def run_replay(
 def differing_steps(
     out: tuple[RunFolder, Configuration], recorded: RecordedSteps, first: int, last: int
 ) -> list[int]:
-    """The steps from `first` to `last` whose hash in the folder's ledger matches none of the run's
-    hashes.
+    """Returns the steps from `first` to `last` whose state hash in the replay's ledger matches none
+    of the hashes that the run recorded for the step.
     """
     again = read_own_ledger(*out)  # a step may have been trained twice in the folder
     return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]

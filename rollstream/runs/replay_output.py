@@ -1,11 +1,11 @@
-"""The input and the output of a replay. The input is a run's folder, its config.json, or an archive
-(a folder or a store's URL), opened as one read-only log. The output is a folder laid out as a run,
-with `replay.json`, which records the request; the same request resumes a stopped replay in it.
+"""Opens the input and the output of a replay. The input is a run's folder, its config.json, or an
+archive (a folder or a store's URL), opened as one read-only log. The output is a folder laid out as
+a run, with `replay.json`, which records the request; the same request resumes a stopped replay.
 
-1. Fence the store and the topics. 2. Read what an earlier process left in the ledger after the
-   newest checkpoint. 3. Publish the version and write the checkpoint to start with. A process
-   killed at any point is resumed from the newest checkpoint, and records that the ledger already
-   has are not appended again.
+1. Fence the store and the topics. 2. Read the records that an earlier process left in the ledger
+   after the newest checkpoint. 3. Publish the version and write the checkpoint to start with. A
+   replay killed at any point resumes from its newest checkpoint, and records that the ledger
+   already has are not appended again.
 
 Offline training gathers trajectories from archives and JSON lines into a log of the folder's own
 and trains them there like the recorded steps of a run, by the same learner.
@@ -76,8 +76,8 @@ from rollstream.streams.writer import FencedWriter
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """The last step done, with its state; `ledger` is the position at which the folder's ledger
-    continues, None if the folder has no checkpoint yet.
+    """Holds the last step done and the tensors of its state; `ledger` is the position at which the
+    folder's ledger continues, None if the folder has no checkpoint yet.
     """
 
     step: int
@@ -86,7 +86,7 @@ class ReplayProgress:
 
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
-    """The newest checkpoint of a stopped replay; None if it had none yet."""
+    """Returns the progress at the newest checkpoint of a stopped replay; None if it has none."""
     found = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
     if found is None:
         return None
@@ -94,7 +94,7 @@ def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgr
 
 
 def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
-    """The recorded steps of the folder's ledger; empty if there are none yet."""
+    """Returns the recorded steps of the folder's ledger; empty if there are none yet."""
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         return read_recorded(bus)
@@ -104,8 +104,8 @@ def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
 def open_replay_output(
     folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learner
 ) -> Generator[ReplayOutput]:
-    """The output of a replay; everything is written when the block ends. `learner` must be at the
-    step of `behind`.
+    """Open the output of a replay; everything is written when the block ends. `learner` must be in
+    the state of `behind`.
     """
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
@@ -147,8 +147,8 @@ def check_outside_run(path: Path, run: Path) -> None:
 
 
 def read_replay_request(path: Path) -> dict[str, Any] | None:
-    """The request recorded there, None for a new or empty folder. Raises `ConfigurationError` for
-    any other folder.
+    """Returns the request that the folder records; None for a new or empty folder. Raises
+    `ConfigurationError` for any other folder.
     """
     if not path.exists() or (
         path.is_dir() and not {p.name for p in path.iterdir()} - IGNORED_FILES
@@ -199,7 +199,7 @@ def lock_replay_folder(path: Path) -> Generator[None]:
 
 
 def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
-    """Record the request in the folder, atomically."""
+    """Record the request, joined from its parts, in the folder's `replay.json`, atomically."""
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
@@ -209,7 +209,9 @@ def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
 
 
 def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
-    """The settings that the folder is written with: log and store are inside it."""
+    """Returns the settings for the replay's folder `path`: log and store are inside it, `model` is
+    its starting model, and nothing is truncated or archived.
+    """
     changed: dict[str, Any] = {
         "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,
         "model": c.model.model_copy(update={"path": str(model)}),
@@ -220,14 +222,14 @@ def replay_configuration(c: Configuration, path: Path, model: Path) -> Configura
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """An opened input; `store` is None if it has none."""
+    """Holds an opened input; `store` is None if it has none."""
 
     location: RunLocation
     store: ObjectStore | None
     log: LogView
 
     def recorded(self) -> RecordedSteps:
-        """Its recorded steps. Raises `ConfigurationError` if it has no ledger."""
+        """Returns its recorded steps. Raises `ConfigurationError` if it has no ledger."""
         if not any(self.log.end("ledger").values()):
             raise ConfigurationError(
                 f"{self.location.name} has no ledger, and only the ledger records what a step "
@@ -248,7 +250,9 @@ def open_replay_source(named: str, name: str | None = None) -> Generator[ReplayS
 
 @dataclass(slots=True)
 class OfflineTraining:
-    """One offline training; `left_over` is set once its steps are done."""
+    """Trains in one folder from gathered trajectories instead of a run's steps. `left_over`, the
+    number of groups that no step used, is set once the steps are done.
+    """
 
     folder: RunFolder
     configuration: Configuration
@@ -256,15 +260,17 @@ class OfflineTraining:
 
     @property
     def course(self) -> ReplayCourse:
-        """Settings and rule; lag has no meaning here, because no version of this training made the
-        trajectories.
+        """Returns settings and training rule, without a bound on lag: no version of this training
+        made the trajectories, so their lag has no meaning.
         """
         return ReplayCourse(
             self.configuration.trainer, training_rule(self.configuration.trainer, None, False)
         )
 
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
-        """Copy all wanted trajectories into the folder's own log; returns the counts."""
+        """Copy all wanted trajectories into the folder's own log; returns counts of them. The model
+        computes the log-probabilities that a trajectory lacks.
+        """
         disable_progress_bar()
         set_torch_threads(self.configuration.trainer.threads)
         model: list[BehaviourModel] = []
@@ -280,8 +286,8 @@ class OfflineTraining:
             return gather_sources(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:
-        """Train from the folder's newest checkpoint on, as far as the trajectories suffice; yields
-        the steps.
+        """Train from the folder's newest checkpoint as far as the trajectories suffice; yields the
+        steps.
         """
         c = self.configuration
         disable_progress_bar()
@@ -302,14 +308,16 @@ class OfflineTraining:
 
     @property
     def vocabulary(self) -> int:
-        """Vocabulary size of the model."""
+        """Returns the size of the model's vocabulary."""
         found: Any = AutoConfig.from_pretrained(str(self._model))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return int(found.get_text_config().vocab_size)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
     def outcome(self) -> dict[str, Any]:
-        """The number of steps done, of groups closed in them, and of groups that no step used."""
+        """Returns the number of steps done, of groups closed in them, and of groups that no step
+        used.
+        """
         ledger = read_own_ledger(self.folder, self.configuration)
-        closed = {one.group for ones in ledger.closed.values() for one in ones}
+        closed = {record.group for records in ledger.closed.values() for record in records}
         return {"steps": ledger.last(), "closed": len(closed), "left_over": self.left_over}
 
     @property

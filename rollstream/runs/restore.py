@@ -2,17 +2,17 @@
 its records had. So every position that ledger, checkpoints, dispatch and archive name stays valid,
 and the restored run resumes as after a crash of all its processes.
 
-1. Every object of the backup is verified. Nothing is written before.
-2. The target is checked to be empty, and `run.json` is created with the mark of a deleted run. A
-   role that starts in the middle would find a log without its end, and append there. It reads the
-   mark and ends, and of two restores into one store the second one fails.
-3. The log. No back end lets a partition begin above 0, so empty records fill each partition up to
-   its begin, and are truncated once the first record follows them. A topic that is compacted is
+1. Verify every object of the backup, before anything is written.
+2. Check that the target is empty, and create `run.json` with the mark of a deleted run. Without the
+   mark a role that starts during the restore would find a log without its end, and append there.
+   It reads the mark and ends; and of two restores into one store the second one fails.
+3. Append the log. No back end lets a partition begin above 0, so empty records fill each partition
+   up to its begin, and are truncated once the first record follows them. A compacted topic is
    appended without its holes: no stored position names it.
-4. The store; leases are restored as released, so roles take higher terms at once.
-5. The folder, `config.json` last, and the mark is taken back.
+4. Write the store; leases are restored as released, so roles take higher terms at once.
+5. Write the folder, `config.json` last, and remove the mark.
 
-An interrupted restore is removed with `rollstream rm`, and repeated.
+After an interruption, remove the partial run with `rollstream rm` and repeat the restore.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +75,7 @@ CONFIGURATION = f"{FOLDER}config.json"
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A verified backup, and the folder and settings of the restored run."""
+    """Holds a verified backup, and the folder and settings of the restored run."""
 
     backup: Backup
     source: ObjectStore
@@ -84,13 +84,14 @@ class RestorePlan:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """The URLs of log and store."""
+        """Returns the URLs of log and store."""
         return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
 
 
 def read_backup(target: ObjectStore, where: str) -> Backup:
-    """What a complete backup states. Raises `ConfigurationError` if it is incomplete or none,
-    `NewerRelease` if this release lacks a feature of the run.
+    """Returns the description of the backup in `target`; errors name it `where`. Raises
+    `ConfigurationError` if the backup is missing or incomplete, `NewerRelease` if this release
+    lacks a feature of the run.
     """
     try:
         backup = unseal(target.get(BACKUP_KEY), Backup, BACKUP_KEY)
@@ -117,15 +118,16 @@ def plan_restore(
     scratch: Path,
     progress: Callable[[str], None] = lambda part: None,
 ) -> RestorePlan:
-    """The plan of a restore (1). Writes only the backup's `config.json`, into `scratch`.
+    """Verify the backup and plan its restore (1). The only file that this function writes is the
+    backup's `config.json`, in the folder `scratch`.
 
     Raises `CorruptObject`, which names the object, if the backup is damaged, `ConfigurationError`
     if it is incomplete or the settings are another run's.
     """
     backup = read_backup(source, where)
-    for one in backup.objects:
-        progress(one.key)
-        checked(source, one)
+    for stored in backup.objects:
+        progress(stored.key)
+        checked(source, stored)
     path = scratch / "config.json"
     path.write_bytes(source.get(CONFIGURATION))
     before = load(path)
@@ -135,7 +137,9 @@ def plan_restore(
 
 
 def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
-    """An object's bytes. Raises `CorruptObject` if they are not those of the backup."""
+    """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing or
+    its hash differs.
+    """
     try:
         data = source.get(wanted.key)
     except ObjectMissing:
@@ -149,7 +153,9 @@ def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
 
 
 def _check_settings(before: Configuration, now: Configuration) -> None:
-    """A restored run is the same run: its log and store keep their names (invariant 15)."""
+    """Raise `ConfigurationError` if an essential setting differs: a restored run is the same run,
+    and its log and store keep their names (invariant 15).
+    """
     found = setting_changes(essential_settings(before), essential_settings(now))
     if found:
         lines = "\n".join(f"  {one}" for one in found)
@@ -186,8 +192,8 @@ def check_free(plan: RestorePlan) -> None:
 
 
 def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
-    """Restore the backup; the run is complete when this returns. Raises `ConfigurationError` if the
-    target is not empty.
+    """Restore the backup; the run is complete when this function returns. Raises
+    `ConfigurationError` if the target is not empty.
     """
     check_free(plan)
     plan.folder.path.mkdir(parents=True, exist_ok=True)
@@ -229,7 +235,9 @@ def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject
 
 
 def _released(name: str, data: bytes) -> bytes:
-    """A lease without a holder, so that the next one need not wait; other terms unchanged."""
+    """Returns a lease's object as released, so that the next holder need not wait; records of other
+    terms are returned unchanged.
+    """
     if name.count("/") > 1:
         return data
     return encode_json(replace(decode_json(data, RoleRecord, name), released=True))
@@ -238,7 +246,9 @@ def _released(name: str, data: bytes) -> bytes:
 def _restore_topic(
     bus: Bus, source: ObjectStore, cut: TopicCut, by_key: dict[str, BackupObject]
 ) -> None:
-    """Append a topic's records, at their offsets unless it is compacted or kept by time."""
+    """Append a topic's records and commit its consumer groups' positions. Records keep their
+    offsets unless the topic is compacted or truncated by time.
+    """
     name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
     bus.create([cut.topic])
     segments = [one for key in by_key if (one := parse_segment(key)) and one.topic == name]
@@ -263,8 +273,8 @@ def _restore_topic(
 
 
 def _fill(bus: Bus, topic: str, partition: int, begin: int) -> None:
-    """Append records up to `begin`, which no reader sees: they are truncated before the run is
-    complete.
+    """Append empty records up to offset `begin`. No reader sees them: they are truncated before the
+    run is complete.
     """
     filler = AppendEntry(b"", b"", partition)
     for at in range(0, begin, FILLERS_MAX):
@@ -278,7 +288,7 @@ def _entry(message: Message) -> AppendEntry:
 def _batches(
     source: ObjectStore, segment: LogSegment, stored: BackupObject, cut: TopicCut
 ) -> Iterator[list[Message]]:
-    """The segment's records that belong to the cut, in order, as many as one append takes."""
+    """Yields the segment's records that belong to the cut, in order, in batches for one append."""
     begin, end = cut.begins[segment.partition], cut.ends[segment.partition]
     batch, size = list[Message](), 0
     for message in decode_segment(segment, checked(source, stored)):

@@ -1,8 +1,8 @@
-"""The memory of a trainer's rank and of a rollout, each constant with its source beside it.
+"""Computes the memory of a trainer's rank and of a rollout from a model's shape, line by line.
 
 A formula counts the tensors that the code of this project allocates, so it names the file that
-allocates them. `benchmarks/sizes/plan_error.py` compares the sums with measured peaks. All sizes
-are in bytes.
+allocates them; each constant has its source beside it. `benchmarks/sizes/plan_error.py` compares
+the sums with measured peaks. All sizes are in bytes.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 FLOAT32, BFLOAT16 = 4, 2
-"""Bytes of a number in these types (IEEE 754)."""
+"""Bytes of one number of each type (IEEE 754)."""
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
@@ -22,7 +22,7 @@ STATE_BYTES = 16
 (`consumers/trainer/learn/masters.py`, `learner.py`).
 """
 LOGITS_SLICE = 1 << 24
-"""Logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
+"""Number of logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
 LOGITS_COPIES = 4
 """Float32 copies of a slice: logits, divided by the temperature, log-softmax, probabilities
 (`_ScoreFunction` in `scores.py`).
@@ -63,11 +63,11 @@ UPDATE_COPIES = 2
 with the norm's factor (`engines/torch/weights.py`).
 """
 STREAMED_BYTES = 96 << 20
-"""A larger version is not held beside the engine (`STREAMED_BYTES` in `rollout/weights.py`)."""
+"""Rollouts hold no larger version beside the engine (`STREAMED_BYTES` in `rollout/weights.py`)."""
 VLLM_STEP_TOKENS = 2048
-"""Tokens of a step that vLLM reserves activations for: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
-0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card, because its
-larger defaults are those of the class `LLM` and of the server.
+"""Tokens per step for which vLLM reserves activations: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
+0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card; vLLM's larger
+defaults apply to the class `LLM` and to the server.
 """
 VLLM_FIXED_BYTES = 1.5e9
 """CUDA graphs and workspaces of a vLLM engine on one card. A choice: vLLM's own logs have .16 to
@@ -76,27 +76,27 @@ workspace is 394 MiB (`envs.py`), and .4 GB are left for larger models.
 """
 WEIGHTS = "weights"
 ADAPTERS_TOGETHER = 8
-"""Most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
+"""The most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM pads an adapter's to (`LORA_RANKS` in `engines/vllm/core.py`)."""
+"""Ranks to which vLLM pads an adapter's rank (`LORA_RANKS` in `engines/vllm/core.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """One part of a process's memory."""
+    """Names one part of a process's memory and its size."""
 
     what: str
     bytes: float
 
 
 def total(lines: Sequence[MemoryLine]) -> float:
-    """The sum of the lines."""
+    """Returns the sum of the lines."""
     return sum(line.bytes for line in lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerForm:
-    """How a model is trained: the settings that decide a rank's memory. `lora_rank` None trains all
+    """Holds the settings of training that decide a rank's memory. `lora_rank` None trains all
     parameters.
     """
 
@@ -107,21 +107,23 @@ class TrainerForm:
     workers: int = 1
     lora_rank: int | None = None
     offload: bool = False
-    """Masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
+    """True if masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
 
     @property
     def item(self) -> int:
-        """Bytes of a number in a layer's arithmetic."""
+        """Returns the bytes of a number in a layer's arithmetic."""
         return BFLOAT16 if self.compute == "bfloat16" else FLOAT32
 
     @property
     def is_packed(self) -> bool:
-        """Whether `learn/llama.py` computes the passes, in one process (`policy_scorer`)."""
+        """Returns whether `learn/llama.py` computes the passes, which it does in one process and
+        float32 (`policy_scorer`).
+        """
         return self.compute == "float32" and self.ranks == 1
 
 
 def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> TrainerForm:
-    """The form of these settings on `ranks` processes."""
+    """Returns the form of these settings on `ranks` processes."""
     return TrainerForm(
         micro_batch_tokens=settings.micro_batch_tokens,
         ranks=ranks,
@@ -137,14 +139,14 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
 
 
 def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Parameters with master, gradient and moments."""
+    """Returns the number of parameters that have master, gradient and moments."""
     if form.lora_rank is None:
         return shape.parameters
     return shape.adapter_parameters(form.lora_rank)
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """A rank's memory on its device, without context and fragmentation."""
+    """Returns a rank's memory on its device, without context and fragmentation."""
     lines: list[MemoryLine] = []
     if not form.offload:
         lines.append(MemoryLine(STATE, STATE_BYTES * own_parameters(shape, form)))
@@ -160,8 +162,8 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Trained parameters of the rank that holds most. Of an adapter at most: the factor A of a
-    layer has as many rows as the adapter's rank.
+    """Returns the trained parameters of the rank that holds most; for an adapter this is an upper
+    bound, because the factor A of a layer has only as many rows as the adapter's rank.
     """
     if form.lora_rank is not None:
         rows = -(-form.lora_rank // form.ranks)
@@ -170,8 +172,8 @@ def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 
 def _held_parameters(shape: ModelShape, ranks: int) -> int:
-    """Parameters of the rank that holds most: FSDP2 gives a rank whole rows, ceil(rows / ranks) of
-    each tensor (`rows_per_rank` in `sharded/rank_plan.py`).
+    """Returns the parameters of the rank that holds most: FSDP2 gives a rank whole rows, at most
+    ceil(rows / ranks) of each tensor (`rows_per_rank` in `sharded/rank_plan.py`).
     """
     if ranks == 1:
         return shape.parameters
@@ -179,14 +181,15 @@ def _held_parameters(shape: ModelShape, ranks: int) -> int:
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
-    """What FSDP2 holds beside a rank's slices (`shard_model` in `sharded/tensors.py`): layers are
-    gathered in the type of the arithmetic and reduced in float32; embedding, final norm and head
-    are one group, in float32, which stays gathered from the forward to the backward pass.
+    """Returns the tensors that FSDP2 holds beside a rank's slices (`shard_model` in
+    `sharded/tensors.py`): layers are gathered in the type of the arithmetic and reduced in float32;
+    embedding, final norm and head are one group, in float32, which stays gathered from the forward
+    to the backward pass.
 
-    The peak is either within the layers' backward pass, when of the group the head alone has a
-    gradient, or at its end: activations (`passes`) and layers are gone, and the group's gradients
-    are copied in order to reduce them. A frozen base is gathered in the type of the arithmetic, and
-    only the factors of its layers have gradients.
+    The peak is either within the layers' backward pass, when only the head of that group has a
+    gradient, or at its end, when activations (`passes`) and layers are gone and the group's
+    gradients are copied in order to reduce them. A frozen base is gathered in the type of the
+    arithmetic, and only the factors of its layers have gradients.
     """
     if form.lora_rank is not None:
         factors = shape.adapter_parameters(form.lora_rank) / shape.layers
@@ -211,8 +214,8 @@ def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list
 
 
 def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
-    """The largest sum of what a forward pass keeps and what its backward pass has made so far, for
-    each worker: activations go as gradients come, so the peak is at one end of the backward pass.
+    """Returns the peak of a forward and backward pass for all workers: activations are freed while
+    gradients are made, so the peak is at the begin or at the end of the backward pass.
     """
     kept = kept_bytes(shape, form)
     head = _head_bytes(shape, form)
@@ -230,7 +233,7 @@ def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
 
 
 def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """Bytes that the forward pass of one micro-batch keeps for the backward pass."""
+    """Returns the bytes that the forward pass of one micro-batch keeps for the backward pass."""
     tokens, d = form.micro_batch_tokens, shape.hidden
     if form.is_packed and shape.experts is None:
         rotations = FLOAT32 * tokens * (shape.query_size + shape.kv_size)
@@ -245,9 +248,10 @@ def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
 
 
 def _packed_layer_bytes(shape: ModelShape, tokens: int) -> float:
-    """A layer of `PackedDecoder`: two norms, rotated queries and keys (before it also their norm),
-    values, attention's output twice, gate and up with their SiLU and product; and the copies of its
-    matrices with the norms' gains, of which queries, keys, gate and up are also joined.
+    """Returns the bytes that a layer of `PackedDecoder` keeps: two norms, rotated queries and keys
+    (threefold if heads have norms), values, attention's output twice, gate and up with their SiLU
+    and product; and the copies of its matrices with the norms' gains, of which those of queries,
+    keys, gate and up are also joined.
     """
     d, q, kv, f = shape.hidden, shape.query_size, shape.kv_size, shape.intermediate
     numbers = 2 * d + (q + kv) * (3 if shape.has_head_norms else 1) + kv + 2 * q + 4 * f
@@ -256,10 +260,10 @@ def _packed_layer_bytes(shape: ModelShape, tokens: int) -> float:
 
 
 def general_layer_numbers(shape: ModelShape, item: int) -> float:
-    """Bytes per token that a layer of transformers keeps: of each norm its float32 input and two
-    results; queries, keys and values as all heads attend to them, attention's output; of the
-    feed-forward part gate, its SiLU, up and their product (Korthikanti et al., arXiv 2205.05198,
-    for this kind of layer).
+    """Returns the bytes per token that a layer of the library transformers keeps: each norm's
+    float32 input and two results; queries, keys and values as all heads attend to them, attention's
+    output; the feed-forward part's gate, its SiLU, up and their product (Korthikanti et al., arXiv
+    2205.05198, for this kind of layer).
     """
     d, q = shape.hidden, shape.query_size
     norms = 2 * (FLOAT32 + 2 * item) * d
@@ -271,11 +275,11 @@ def general_layer_numbers(shape: ModelShape, item: int) -> float:
 
 
 def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """The float32 head with its gradient, the states before it, and the logits of one slice."""
+    """Returns the bytes of the float32 head, its gradient, its inputs, and one slice of logits."""
     tokens = form.micro_batch_tokens
     logits = min(LOGITS_SLICE, tokens * shape.vocabulary) * FLOAT32 * LOGITS_COPIES
     states = 2 * FLOAT32 * tokens * shape.hidden
-    # With several ranks the gathered one is float32 already, unless it is frozen.
+    # With several ranks the gathered head is float32 already, unless it is frozen.
     has_own_head = form.ranks == 1 or form.lora_rank is not None
     copies = 2 if has_own_head and form.lora_rank is None else int(has_own_head)
     return logits + states + copies * FLOAT32 * shape.embedding_parameters
@@ -284,10 +288,10 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """A rank's host memory beside its libraries. On the CPU it comes on top of the device's. A
-    large state in host memory is written from there. Published tensors are whole, each at the
-    rank that owns it: no rank has more than the mean and one tensor, and one of them has the
-    largest (`owners` in `sharded/rank_plan.py`).
+    """Returns a rank's host memory beside its libraries; if the device is the CPU, it adds to the
+    device's. A large state in host memory is written to a checkpoint without a copy. Each published
+    tensor is whole at the rank that owns it: no rank has more than the mean and one tensor, and one
+    rank has the largest tensor (`owners` in `sharded/rank_plan.py`).
     """
     own, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
@@ -307,8 +311,8 @@ def trainer_host_lines(
 
 
 def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: int) -> int:
-    """The largest multiple of `step` tokens, at most 2^17, whose sum of lines is within `memory`; 0
-    if not even one step fits.
+    """Returns the largest multiple of `step` tokens, at most 2^17, whose sum of lines is within
+    `memory` bytes; 0 if not even one step fits.
     """
     low, high = 0, (1 << 17) // step
 
@@ -327,9 +331,10 @@ def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: i
 def torch_engine_lines(
     shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """The embedded engine and, where it shares its memory, the version that its rollout holds
-    (`engines/torch/`, `rollout/weights.py`): of `published_item` bytes per parameter, if it is
-    small; a large version is streamed and not held. On a GPU that memory is another (0).
+    """Returns the memory of the embedded engine (`engines/torch/`) and, if they share one memory,
+    of the version that its rollout holds (`rollout/weights.py`), of `published_item` bytes per
+    parameter. A large version is streamed and not held. On a GPU `published_item` is 0, because the
+    rollout holds the version in host memory.
     """
     published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters
@@ -355,10 +360,10 @@ def torch_engine_lines(
 def vllm_lines(
     shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """One card of a vLLM engine without its KV cache, which gets the rest of its share. The head is
-    float32 (`rollouts.vllm.head_float32`). An engine for adapters allocates the factors of as many
-    versions as one step may have, in the type of its layers; the versions that it keeps beside them
-    are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
+    """Returns the memory of a vLLM engine on one card without its KV cache, which gets the rest of
+    the engine's share. The head is float32 (`rollouts.vllm.head_float32`). An engine for adapters
+    allocates the factors of as many versions as one step may have, in the type of its layers; other
+    versions that it keeps are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
     """
     padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
     # Every matrix has the hidden size on one side. That side's factor is whole on each card.
@@ -379,13 +384,13 @@ def vllm_lines(
 
 
 def _step_width(shape: ModelShape) -> float:
-    """The widest row of a layer: gate and up, or queries, keys and values."""
+    """Returns the widest row of a layer: gate and up, or queries, keys and values."""
     return max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
-    """Tokens that `free` bytes of each card cache. A card caches whole heads, so beyond `kv_heads`
-    cards each head is cached more than once.
+    """Returns the number of tokens that `free` bytes on each card can cache. A card caches whole
+    heads, so with more than `kv_heads` cards each head is cached more than once.
     """
     split = min(tensor_parallel, shape.kv_heads)
     return max(0, int(free * split / (BFLOAT16 * shape.kv_numbers)))
