@@ -1,5 +1,6 @@
-"""The machines of a simulation as one value, computed from constants, a model and a number of GPUs;
-and the dispatcher's state of one rollout and of one open group.
+"""Describes the machines of a simulation as one value (`Cluster`), which `cluster_of` computes from
+constants, a model and a number of GPUs; and defines the dispatcher's state of one rollout and of
+one open group.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,15 @@ ConstantValues = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Costs of generation, training and transfers, in seconds, tokens and rollouts."""
+    """Holds the costs of generation, training and transfers, in seconds and tokens, and the number
+    of rollouts.
+    """
 
     rollouts: int
     roofline: Roofline
     slots: int
     kv_capacity: int
-    """Tokens of one rollout."""
+    """Capacity of one rollout's KV cache, in tokens."""
     batch_max: int
     train_token_s: float
     train_fixed_s: float
@@ -51,18 +54,19 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The training job, and the dispatcher's settings."""
+    """Holds the size of the training job and the dispatcher's settings."""
 
     groups_per_step: int
     steps: int
     skip: int = 0
     """Steps before the measurement starts."""
     max_lag: int = 4
-    """η of the bounded policies. The others may have (η + 1)·B groups outstanding, including those
-    of the present step, which is as many.
+    """η of the bounded policies, which limit the lag to η steps. The other policies may have (η +
+    1)·B groups outstanding (B: `groups_per_step`), those of the present step included; that is the
+    same number.
     """
     quota: int = 0
-    """Trajectories that a rollout draws under one version; 0: 2 × slots."""
+    """A rollout draws at most this many trajectories under one version; 0: 2 × slots."""
     queue_per_slot: float = 1.0
     dispatch_every_s: float = 0.25
     ends: bool = False
@@ -72,8 +76,8 @@ class Job:
 
 
 def constant_values(**changed: float) -> dict[str, float]:
-    """The constants' values with `changed` ones replaced. Raises `ConfigurationError` for unknown
-    names.
+    """Returns the values of all constants with the `changed` ones replaced. Raises
+    `ConfigurationError` for unknown names.
     """
     unknown = sorted(set(changed) - set(CONSTANTS))
     if unknown:
@@ -86,8 +90,9 @@ def constant_values(**changed: float) -> dict[str, float]:
 def cluster_of(
     model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
 ) -> Cluster:
-    """`gpus` accelerators, of which `share` generate unless the policy time-shares all of them.
-    Raises `ConfigurationError` if the model and one longest answer do not fit a replica.
+    """Returns the cluster of `gpus` accelerators. The share `share` of them generates, unless the
+    policy time-shares all between both sides. Raises `ConfigurationError` if the model and one
+    longest answer do not fit a replica.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -120,8 +125,8 @@ def cluster_of(
 
 
 def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
-    """The roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and synchronise
-    twice per layer.
+    """Returns the roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and
+    synchronise twice per layer.
     """
     bandwidth = model.tp * constants["gpu_bandwidth"] * constants["bandwidth_share"]
     flops = model.tp * constants["gpu_flops"]
@@ -136,7 +141,9 @@ def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
 
 
 def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> int:
-    """Tokens that fit a replica's cache beside the weights."""
+    """Returns the tokens that fit a replica's cache beside the weights. Raises `ConfigurationError`
+    if one longest answer does not fit.
+    """
     share = constants["memory_share_colocated" if policy.colocated else "memory_share"]
     free = model.tp * constants["gpu_memory"] * share - model.weight_bytes()
     tokens = int(free / model.kv_bytes())
@@ -152,8 +159,8 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
 def transfers_s(
     model: Model, policy: SchedulingPolicy, constants: ConstantValues
 ) -> tuple[float, float, float]:
-    """Seconds that one version costs the rollout and the trainer, and seconds until rollouts can
-    take it.
+    """Returns the seconds for which one version stops the rollout, the seconds for which it stops
+    the trainer, and the seconds until rollouts can take it.
     """
     size = model.weight_bytes()
     if policy.colocated:
@@ -168,7 +175,7 @@ def transfers_s(
 
 @dataclass(slots=True, eq=False)
 class SimulatedRollout:
-    """A rollout as the dispatcher sees it, with its replica."""
+    """Holds the dispatcher's state of one rollout, with its replica."""
 
     replica: Replica
     speed: float = 1.0
@@ -177,32 +184,36 @@ class SimulatedRollout:
     """The rollout dies at the end of the present step: `failure`, or `preemption` with notice."""
     pulling: bool = False
     wanted: int = 0
-    """The version that it is to take, or is taking."""
+    """The version that the rollout takes next or is taking."""
     draining: bool = False
     """The rollout's quota is drawn and a newer version is visible; only the timeline uses it."""
     moving: dict[str, str] | None = None
-    """Trajectories that it is about to give up → target rollout, or empty for a restart."""
+    """Maps each trajectory that the rollout is about to give up to its target rollout, or to "" for
+    a restart.
+    """
     expecting: int = 0
-    """Trajectories on their way to it."""
+    """Number of trajectories on their way to the rollout."""
     drawn: int = 0
-    """New trajectories since it took its version or became empty."""
+    """Number of new trajectories since the rollout took its version or became empty."""
     tokens: float = 0.0
-    """Predicted tokens of its trajectories."""
+    """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
-    """KV use at the last check, or the maximum under its version (`SchedulingPolicy.peak`)."""
+    """KV use at the last repack check, or the maximum under its version
+    (`SchedulingPolicy.peak`).
+    """
 
     def held(self) -> int:
-        """Number of trajectories that it runs, queues or expects."""
+        """Returns how many trajectories the rollout runs, queues or expects."""
         return len(self.replica.running) + len(self.replica.waiting) + self.expecting
 
     def is_open(self) -> bool:
-        """Whether it takes assignments."""
+        """Returns whether the rollout takes assignments."""
         return self.alive and not self.pulling and self.moving is None
 
 
 @dataclass(slots=True)
 class SimulatedGroup:
-    """A group that is admitted and not complete."""
+    """Tracks a group that is admitted and not complete: `missing` samples have not finished."""
 
     wave: int
     missing: int

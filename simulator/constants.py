@@ -1,4 +1,5 @@
-"""Every number that the simulator assumes, with its source; all were written before any result.
+"""Lists every number that the simulator assumes, with its source; all were written before any
+result.
 
 A constant has a source (a data sheet, a model's published configuration, a paper), or it is assumed
 and then has a range. `benchmarks/simulator/` prints the results over those ranges. No constant
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number with its unit. `low` and `high` bound an assumed value and equal a known one."""
+    """Holds a number with its unit and source. `low` and `high` bound an assumed value and equal a
+    known one.
+    """
 
     value: float
     unit: str
@@ -123,7 +126,7 @@ CONSTANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a decoder, from its published config.json. `tp` GPUs serve one replica
+    """Describes a decoder's shape, from its published config.json. `tp` GPUs serve one replica
     (assumed).
     """
 
@@ -134,11 +137,11 @@ class Model:
     tp: int
 
     def weight_bytes(self) -> float:
-        """Bytes of all weights in bf16."""
+        """Returns the bytes of all weights in bf16."""
         return 2.0 * self.parameters
 
     def kv_bytes(self) -> float:
-        """Bytes of one token's keys and values in bf16."""
+        """Returns the bytes of one token's keys and values in bf16."""
         return 4.0 * self.layers * self.kv_heads * self.head_size
 
 

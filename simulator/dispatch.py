@@ -1,5 +1,6 @@
-"""Dispatch in the simulated cluster: the service's planners over values of the simulator. The
-planners see only what a rollout's status reports; the length of an unfinished answer is hidden.
+"""Dispatches in the simulated cluster with the planners of the real service
+(`rollstream/consumers/dispatch`), over values of the simulator. The planners see only the fields of
+a rollout's status; the length of an unfinished answer is hidden.
 
 Each wave is laid out once, from its prompts' length history, by the service's planner; policies
 without that mechanism use plainer layouts. The history follows the rule of the service's length
@@ -39,7 +40,9 @@ LAYOUTS_MAX = 64  # layouts of older waves are dropped
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """The layouts by wave, each with the median predicted length."""
+    """Keeps, by wave, the layout (which rollouts take prompts of which predicted length) and the
+    median predicted length.
+    """
 
     policy: SchedulingPolicy
     samples: int
@@ -51,8 +54,8 @@ class WavePlacement:
     def lay_out(
         self, wave: int, means: Sequence[float], rollouts: Sequence[SimulatedRollout]
     ) -> None:
-        """Decide which rollouts take which prompts of the wave, by the predicted
-        lengths `means`.
+        """Decide which rollouts take which prompts of the wave, by the predicted lengths
+        `means`.
         """
         workers = [RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts]
         ascending = wave % 2 == 0
@@ -66,7 +69,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[RolloutRoom]
     ) -> dict[str, str]:
-        """Map trajectories to rollouts, by the service's"""
+        """Map trajectories to rollouts with the service's `place_samples`."""
         return dict(place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> PlacementWork:
@@ -79,7 +82,9 @@ class WavePlacement:
 def _even_layout(
     means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool
 ) -> WaveLayout | None:
-    """One ranking group per rollout: the first tier of HistoPipe alone."""
+    """Returns a layout with one ranking group per rollout, which is the first tier of HistoPipe
+    alone; None for one rollout or equal predictions.
+    """
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
@@ -89,7 +94,7 @@ def _even_layout(
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """Length histories, looked up by group number."""
+    """Predicts answer lengths from the prompts' histories, looked up by group number."""
 
     workload: Workload
     _known: OrderedDict[int, ExpectedLength] = field(
@@ -97,7 +102,7 @@ class LengthForecast:
     )
 
     def mean(self, number: int) -> float:
-        """Predicted tokens of one answer, 0 without history."""
+        """Returns the predicted tokens of one answer, 0 without history."""
         found = self.length_of(number)
         return 0.0 if found is None else found.mean
 
@@ -113,7 +118,9 @@ class LengthForecast:
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
-        """Like `LengthHistory.note`: the least recently used history is evicted."""
+        """Add the sample as `LengthHistory.note` does, which evicts the least recently used
+        history.
+        """
         known = self._known
         known[prompt] = with_sample(known.get(prompt), tokens)
         known.move_to_end(prompt)
@@ -126,7 +133,9 @@ UNBOUNDED = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admission, placement, and trajectories without a rollout. `groups` are the open ones."""
+    """Admits groups, places their trajectories, and keeps trajectories without a rollout. `groups`
+    are the open groups by number.
+    """
 
     slots: int
     job: Job
@@ -145,21 +154,25 @@ class SimulatedDispatch:
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )
-    """Admitted and not assigned yet."""
+    """Groups that are admitted and not completely assigned; each list has the unassigned
+    trajectories.
+    """
     parts: dict[str, list[list[SimulatedTrajectory]]] = field(
         default_factory=dict[str, list[list[SimulatedTrajectory]]]
     )
-    """By rollout: its parts of waves, which it takes one after another (policies with `wave =
-    "own"`).
+    """By rollout, its parts of waves, which the rollout takes one after another (policies with
+    `wave = "own"`).
     """
     unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
-    """Assigned before; their rollout died or gave them up."""
+    """Trajectories that were assigned before and lost their rollout, which died or gave them up."""
     restarts: int = 0
     lost_tokens: int = 0
     _ended: Counter[int] = field(default_factory=Counter[int])
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Admit new groups and place waiting trajectories, as far as there is room."""
+        """Admit new groups and place waiting trajectories, as far as there is room; yields each
+        assignment.
+        """
         yield from self._place_unassigned()
         self._admit()
         if self.policy.wave == "own":
@@ -194,12 +207,14 @@ class SimulatedDispatch:
         trajectory.restart()
 
     def gains(self, rollout: SimulatedRollout) -> bool:
-        """Whether the rollout, once empty, could take new work that it cannot take now."""
+        """Returns whether the rollout, once empty, could take new work that it cannot take now."""
         stale = rollout.replica.version < self.version
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Unfinished share of each open wave. A wave that is still being admitted is left out."""
+        """Returns the unfinished share of each open wave. A wave that is still being admitted is
+        left out.
+        """
         size = self.pace.groups_per_step * self.workload.samples
         growing = wave_of(self.pace, self.admitted, self.closed)
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
@@ -212,7 +227,9 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """The service's view of a running trajectory."""
+        """Returns a running trajectory in the form of the service's planners; `generated` is its
+        number of tokens, `unfinished` the unfinished share of its wave.
+        """
         left = None
         if self.pace.max_lag is not None:
             left = self.pace.max_lag - (self.version - trajectory.version)
@@ -261,8 +278,8 @@ class SimulatedDispatch:
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[RolloutRoom]:
-        """Rollouts with room for new trajectories of this wave, under a version that the wave
-        allows.
+        """Returns the rollouts with room for new trajectories of this wave, under a version that
+        the wave allows.
         """
         needed = version_needed(self.pace, wave)
         return [

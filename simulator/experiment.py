@@ -1,5 +1,5 @@
-"""The settings of `rollstream simulate`, and the runs that they describe: every policy on every
-cluster, each policy under its best split of the GPUs.
+"""Runs what the settings of `rollstream simulate` describe: every policy on every cluster, each
+policy under its best split of the GPUs (`run_policies`).
 
 `predict` gives the speed of a real run on one machine: N paced rollouts beside a trainer with a
 fixed step time. `benchmarks/simulator/` compares such predictions with runs; nothing here is fitted
@@ -115,7 +115,7 @@ class SimulationSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """A result, with the cluster and the share of generating GPUs that gave it."""
+    """Holds a result, with the cluster and the share of generating GPUs that gave it."""
 
     cluster: ClusterSettings
     share: float
@@ -124,7 +124,7 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """One model on a number of GPUs with one workload, on which policies run."""
+    """Simulates policies on one model, a number of GPUs and one workload."""
 
     model: Model
     gpus: int
@@ -159,8 +159,8 @@ class SimulationSetup:
     def best(
         self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, SimulationResult]:
-        """The fastest share of `shares` and its result. Impossible shares are skipped; raises
-        `ConfigurationError` if all are.
+        """Returns the fastest share of `shares` and its result. Impossible shares are skipped;
+        raises `ConfigurationError` if all are.
         """
         found: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
@@ -171,7 +171,7 @@ class SimulationSetup:
                 refused = error
         if not found:
             raise refused
-        return max(found, key=lambda one: one[1].tokens_per_s)
+        return max(found, key=lambda entry: entry[1].tokens_per_s)
 
     def samples(self) -> int:
         return int(self.constants["samples_per_group"])
@@ -188,7 +188,7 @@ class SimulationSetup:
 def setup_of(
     settings: SimulationSettings, cluster: ClusterSettings, constants: ConstantValues
 ) -> SimulationSetup:
-    """Raises `ConfigurationError` for an unknown model."""
+    """Returns the setup of one cluster. Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
         known = ", ".join(MODELS)
         raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {known}")
@@ -201,7 +201,7 @@ def setup_of(
 def distribution_of(
     settings: AnswerLengthSettings, constants: ConstantValues
 ) -> LengthDistribution:
-    """The length distribution: recorded, a mixture, or the constants' log-normal."""
+    """Returns the length distribution: recorded, a mixture, or the constants' log-normal."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
@@ -213,8 +213,8 @@ def distribution_of(
 
 
 def policy_names(settings: SimulationSettings) -> list[str]:
-    """The policies in their order, those of the ablation last. Raises `ConfigurationError` for
-    unknown ones.
+    """Returns the policies in their order, those of the ablation last. Raises `ConfigurationError`
+    for unknown ones.
     """
     names = [*settings.policies, *(ablation(settings.ablation) if settings.ablation else ())]
     for name in names:
@@ -261,13 +261,13 @@ def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
     return constants
 
 
-ROUND_S, MOVE_S = 0.05, 0.1  # the service's dispatch interval, and the time that its moves take
+ROUND_S, MOVE_S = 0.05, 0.1  # the service's dispatch interval, and the duration of its moves
 PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Figures of the whole run, from its first assignment to the end of its last step."""
+    """Holds figures of the whole run, from its first assignment to the end of its last step."""
 
     tokens_per_s: float
     kv_utilisation: float
@@ -277,9 +277,9 @@ class Prediction:
 def predict(
     cluster: Cluster, job: Job, workload: Workload, on_update: str, repack: bool = True
 ) -> Prediction:
-    """Simulate the whole of a real run. Seconds are as paced by the engine; `cluster.arrive_s` is
-    from a step's end until rollouts can pull its version, `update_s` from the decision to pull
-    until the rollout generates again.
+    """Predict the speed of a real run by simulating all of it. Seconds are as paced by the engine;
+    `cluster.arrive_s` is from a step's end until rollouts can pull its version, `update_s` from the
+    decision to pull until the rollout generates again.
 
     Raises `ConfigurationError` for an unknown `on_update` and for answers that do not fit the
     cache.

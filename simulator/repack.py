@@ -1,5 +1,6 @@
-"""Repack and the migration of outliers: the service's plans over values of the simulator, and the
-time that their execution takes.
+"""Simulates repack (moving the last running trajectories together, so that rollouts become empty)
+and the migration of outliers. The service's planners decide over values of the simulator; this
+module carries their moves out and charges the time for them.
 
 The check runs every few seconds and after each version, as in Laminar. A move starts between two
 decode steps of its source; the moved trajectories stand still for `move_s` and are prefilled again.
@@ -23,12 +24,12 @@ from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
 from rollstream.streams.values import Version
 
-RESTART = ""  # in place of a target: the trajectory restarts
+RESTART = ""  # this in place of a target means that the trajectory restarts
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivingMove:
-    """Moved trajectories that arrive at `target`."""
+    """Holds moved trajectories that arrive at `target`."""
 
     target: str
     trajectories: tuple[SimulatedTrajectory, ...]
@@ -36,7 +37,9 @@ class ArrivingMove:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves and counts them. `restarts` counts trajectories that restart instead."""
+    """Plans moves, carries them out and counts them: `moves` by source and target, `moved` by
+    trajectory; `restarts` counts trajectories that restart instead.
+    """
 
     world: World
     moves: int = 0
@@ -62,8 +65,8 @@ class SimulatedRepack:
             self._move_outliers([load for load in loads if load.rollout not in taking])
 
     def send(self, rollout: SimulatedRollout) -> None:
-        """Between two decode steps of the source: send the trajectories that still run on their
-        way.
+        """Send the requested trajectories that still run on their way. Call it between two decode
+        steps of the source `rollout`.
         """
         world, requested = self.world, rollout.moving or {}
         rollout.moving = None
@@ -125,7 +128,7 @@ class SimulatedRepack:
         self.world.plan_wake(source)
 
     def _correct_expected(self, requested: dict[str, str], left: dict[str, int]) -> None:
-        """Correct what the targets expect by the trajectories that finished meanwhile."""
+        """Reduce the targets' expected trajectories by those that finished meanwhile."""
         for target, count in Counter(requested.values()).items():
             if target == RESTART:
                 continue
@@ -149,12 +152,12 @@ class SimulatedRepack:
         )
 
     def _move_outliers(self, loads: list[RolloutLoad]) -> None:
-        """Plan outliers of waves that are nearly done. Rollouts that take part in a repack are left
-        out.
+        """Request moves and restarts of outliers (answers that run far longer than predicted) in
+        waves that are nearly done. Rollouts that take part in a repack are left out.
         """
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
-        running = {one.trajectory: one for one in self._running()}
+        running = {request.trajectory: request for request in self._running()}
         plan = plan_outliers(list(running.values()), free, self._budget())
         requested: dict[str, dict[str, str]] = {}
         for name, target in {**plan.moves, **dict.fromkeys(plan.restarts, RESTART)}.items():
@@ -164,7 +167,8 @@ class SimulatedRepack:
             self._request_moves(rollouts[source])
 
     def _budget(self) -> LagBudget | None:
-        """The time budget of a trajectory that starts now. A request's speed is that of the present
+        """Returns the lag bound, seconds per step and seconds per token by which `plan_outliers`
+        decides whether an answer that starts now ends in time. Its speed is that of the present
         batches on rollouts of the newest version.
         """
         world = self.world
@@ -177,7 +181,7 @@ class SimulatedRepack:
         return lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[RunningRequest]:
-        """Running trajectories of waves with a small unfinished share; no others can be
+        """Returns running trajectories of waves with a small unfinished share; no others can be
         outliers.
         """
         world, found = self.world, list[RunningRequest]()

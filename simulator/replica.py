@@ -1,4 +1,5 @@
-"""One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
+"""Simulates one rollout's engine in virtual time: continuous batching over a KV cache of fixed
+size.
 
 The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant
 and the cache grows by one token per row and step, so step times sum in closed form: the steps until
@@ -18,13 +19,13 @@ from math import ceil, sqrt
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.workload import SimulatedTrajectory
 
-BARS_MAX = 2_000  # of one rollout in the timeline; later ones are not drawn
+BARS_MAX = 2_000  # the timeline draws at most this many bars of one rollout
 
 
 @dataclass(slots=True)
 class ReplicaUsage:
-    """Totals since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached
-    tokens; `bars` are times of decoding under one version.
+    """Sums a replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral
+    of cached tokens; `bars` are times of decoding under one version.
     """
 
     until_s: float = 0.0
@@ -38,7 +39,9 @@ class ReplicaUsage:
     def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """Add a finished jump. Before it began the cache held `kv[0]` tokens."""
+        """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]`
+        after it.
+        """
         if not tokens:
             self.kv_s += kv[0] * (now_s - self.until_s)
         else:
@@ -62,7 +65,7 @@ class ReplicaUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotals:
-    """The totals of one or several rollouts at one time."""
+    """Holds the totals of one or several rollouts at one time."""
 
     busy_s: float = 0.0
     kv_s: float = 0.0
@@ -79,7 +82,7 @@ class UsageTotals:
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Seconds that the next `steps` steps of the same rows take."""
+    """Returns the seconds that the next `steps` steps of the same rows take."""
     free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
     row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
@@ -90,7 +93,7 @@ def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int
 
 
 def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """The smallest number of steps that takes at least `seconds`."""
+    """Returns the smallest number of steps that takes at least `seconds`."""
     if seconds <= 0:
         return 0
     steps = _estimated_steps(roofline, rows, kv_tokens, seconds)
@@ -102,7 +105,7 @@ def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: floa
 
 
 def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
-    """The roofline of a rollout that is `speed` times as fast."""
+    """Returns the roofline of a rollout that is `speed` times as fast."""
     return replace(
         roofline,
         weights_s=roofline.weights_s / speed,
@@ -114,7 +117,9 @@ def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
 
 
 def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """Number of next steps that are bound by arithmetic, before the cache read takes longer."""
+    """Returns how many of the next steps are bound by arithmetic, before the cache read takes
+    longer.
+    """
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
     if not roofline.overlapping or over <= 0:
@@ -123,8 +128,8 @@ def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int
 
 
 def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """The number of steps, correct up to rounding: linear while compute-bound, then the positive
-    root of a quadratic.
+    """Returns the number of steps, correct up to rounding: linear while compute-bound, then the
+    positive root of a quadratic.
     """
     free = _compute_bound_steps(roofline, rows, kv_tokens)
     row_s = rows * roofline.row_s
@@ -142,8 +147,9 @@ def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: f
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The loop wakes it at `due_s` (None: nothing to do) and calls `finish_jump`, then the handlers
-    of everything that happens between two steps, then `start_jump`.
+    """Decodes in jumps of several steps. The loop wakes the replica at `due_s` (None: it has
+    nothing to do) and calls `finish_jump`, then the handlers of all events between two steps, then
+    `start_jump`.
     """
 
     name: str
@@ -154,7 +160,7 @@ class Replica:
     longest_first: bool = False
     version: int = 0
     running: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
-    """In the order in which they were taken in."""
+    """Running trajectories in the order in which they joined the batch."""
     waiting: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """Heap of (step, trajectory that finishes then). Entries of trajectories that left
@@ -163,7 +169,7 @@ class Replica:
     steps: int = 0
     kv: int = 0
     begins_s: float = 0.0
-    """When decoding of the present jump starts: after stalls and prefill."""
+    """Time at which decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
     due_s: float | None = None
     ready_s: float = 0.0
@@ -226,8 +232,8 @@ class Replica:
         self._next_jump()
 
     def update(self, version: int, now_s: float, stall_s: float, recompute: bool) -> None:
-        """Between two steps: take new weights; with `recompute`, prefill all running sequences
-        again.
+        """Take new weights, which stops the replica for `stall_s`; with `recompute`, prefill all
+        running sequences again. Call it between two steps.
         """
         for trajectory in self.running.values():
             trajectory.done = self.steps - trajectory.step_offset
@@ -240,14 +246,14 @@ class Replica:
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
-        """Between two steps: remove and return all its trajectories."""
+        """Remove and return all trajectories. Call it between two steps."""
         left = [self.remove(name) for name in list(self.running)] + self.waiting
         self.waiting = []
         self.ends.clear()
         return left
 
     def remove(self, name: str) -> SimulatedTrajectory:
-        """Between two steps: remove and return a running trajectory."""
+        """Remove and return a running trajectory. Call it between two steps."""
         trajectory = self.running.pop(name)
         trajectory.done = self.steps - trajectory.step_offset
         trajectory.close_span(self.version)
@@ -255,19 +261,19 @@ class Replica:
         return trajectory
 
     def kv_now(self, now_s: float) -> int:
-        """Tokens in the cache now."""
+        """Returns the tokens in the cache now."""
         if not self.jump or now_s <= self.begins_s:
             return self.kv
         return self.kv + len(self.running) * self._made(now_s)
 
     def steps_now(self, now_s: float) -> int:
-        """Decode steps until now. Minus `begun`, this is the number of tokens of a running
-        trajectory.
+        """Returns the decode steps until now. Minus its `step_offset`, this is the number of tokens
+        of a running trajectory.
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def totals(self, now_s: float) -> UsageTotals:
-        """Its usage totals now, including the elapsed part of the present jump."""
+        """Returns the usage totals now, including the elapsed part of the present jump."""
         usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)

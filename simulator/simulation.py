@@ -1,4 +1,5 @@
-"""The loop of the simulator: takes event after event and lets the parts of the world react.
+"""Runs the loop of the simulator, which takes event after event from the world and calls the parts
+that react: replicas, dispatch, repack, trainer, faults.
 
 Equal inputs give equal runs: the event queue breaks ties by planning order, and all randomness
 comes from the workload's seed.
@@ -22,7 +23,7 @@ from rollstream.simulator.world import Kind, World
 
 @dataclass(slots=True, eq=False)
 class FaultInjector:
-    """Ends rollouts of the world and restarts them. `count` counts failures and preemptions."""
+    """Kills rollouts of the world and restarts them. `count` counts failures and preemptions."""
 
     world: World
     repacking: SimulatedRepack
@@ -86,7 +87,7 @@ def simulate(
 
 
 class Simulation:
-    """One run of a world from its first events; every policy runs through the same handlers."""
+    """Runs a world from its first events; every policy runs through the same handlers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -109,7 +110,9 @@ class Simulation:
         )
 
     def advance(self) -> bool:
-        """Handle the next event; False, and no event handled, once the last step has ended."""
+        """Handle the next event and return True; once the last step has ended, return False and
+        handle none. Raises `ConfigurationError` if a step cannot complete.
+        """
         world, steps = self.world, self.world.trainer.steps
         if len(steps) >= world.job.steps:
             return False
@@ -169,7 +172,7 @@ class Simulation:
         self.world.plan_dispatch()
 
     def _pulled(self, rollout: SimulatedRollout) -> None:
-        """The rollout has loaded the version that it pulled."""
+        """Handle the end of a pull: the rollout has loaded its version."""
         if not rollout.alive or not rollout.pulling:
             return
         rollout.pulling, rollout.draining, rollout.drawn, rollout.kv_previous = False, False, 0, 0
@@ -206,7 +209,7 @@ class Simulation:
         world.plan_dispatch()
 
     def _trained(self) -> None:
-        """A piece of a step, or the time that publishing takes, is over."""
+        """Handle the end of a piece of a step, or of the time that publishing takes."""
         self.trainer_busy = False
         world, trainer = self.world, self.world.trainer
         step = trainer.end(world.now) if trainer.begun_s is not None else None
@@ -220,7 +223,7 @@ class Simulation:
         self._train()
 
     def _visible(self) -> None:
-        """From now on rollouts can take one more version."""
+        """Handle a version's arrival: from now on rollouts can take it."""
         world = self.world
         world.visible_version += 1
         world.dispatching.version = world.visible_version

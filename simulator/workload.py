@@ -1,5 +1,5 @@
-"""The workload of a simulation: trajectories, and the lengths of the answers to each prompt, drawn
-or recorded. It is the same under every policy.
+"""Gives every policy the same workload: trajectories, and the lengths of the answers to each
+prompt, drawn or recorded.
 
 A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
 work. Two answers to one prompt correlate as in the paced engine: a Gaussian copula with one part
@@ -31,7 +31,9 @@ TOPIC = {"trajectories", "topic=trajectories"}
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Maps normal deviates to answer lengths, cut at `longest` as a token limit cuts them."""
+    """Maps normal deviates to answer lengths, cut at `longest` as a token limit cuts them.
+    `correlation` is the part of a deviate's variance that all answers to one prompt have in common.
+    """
 
     distribution: LengthDistribution
     correlation: float
@@ -44,14 +46,14 @@ class AnswerLengths:
         object.__setattr__(self, "table", table)
 
     def from_deviates(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The length of each deviate, in whole tokens from 1 to `longest`."""
+        """Returns the length of each deviate, in whole tokens from 1 to `longest`."""
         drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts, repeated pass after pass, with `samples` answers each."""
+    """Gives the groups of a run: prompts, repeated pass after pass, with `samples` answers each."""
 
     lengths: AnswerLengths
     samples: int
@@ -60,15 +62,15 @@ class Workload:
     seed: int
 
     def group(self, number: int) -> list[int]:
-        """Lengths of the answers of the `number`-th admitted group."""
+        """Returns the lengths of the answers of the `number`-th admitted group."""
         return self._drawn(number // self.prompts, number % self.prompts)
 
     def prompt_of(self, number: int) -> int:
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Lengths of the prompt's answers in the pass before the first; dispatch knows them at the
-        start.
+        """Returns the lengths of the prompt's answers in the pass before the first; dispatch knows
+        them at the start.
         """
         return self._drawn(-1, prompt)
 
@@ -81,8 +83,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload(Workload):
-    """The recorded answers of a run, group by group; missing groups are drawn. There is no history
-    at the start.
+    """Gives the recorded answers of a run, group by group; missing answers are drawn. There is no
+    history at the start.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -97,8 +99,8 @@ class RecordedWorkload(Workload):
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:
-    """Lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names the missing file or
-    column.
+    """Returns the recorded lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names
+    the missing file or column.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -110,7 +112,9 @@ def read_lengths(path: str, column: str) -> LengthTrace:
 
 
 def _of_parquet(where: Path, column: str) -> LengthTrace:
-    """Lengths of an archive's trajectories; of all files of the folder if it is not an archive."""
+    """Returns the lengths in an archive's trajectories, or in all files of the folder if it is not
+    an archive.
+    """
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
     own = [file for file in files if TOPIC & set(file.parts)]
     found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)
@@ -141,8 +145,9 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """`length` is the final length of the answer, hidden from all planners. `spans` are (version,
-    tokens generated under it) in order (invariant 3).
+    """Tracks one trajectory. `length` is the final length of the answer, hidden from all planners,
+    `done` its tokens so far, `predicted` the forecast. `spans` are (version, tokens generated under
+    it) in order (invariant 3).
     """
 
     name: str
@@ -160,10 +165,10 @@ class SimulatedTrajectory:
     attempt: int = 1
     moves: int = 0
     version: int = -1
-    """Under `keep_version` the version that it started under; -1 before."""
+    """Under `keep_version` the version under which the trajectory started; -1 before."""
 
     def cache_tokens(self) -> int:
-        """Cache tokens that it needs when it runs from here."""
+        """Returns the cache tokens that the trajectory needs to run from its present length."""
         return self.prompt + self.done
 
     def close_span(self, version: int) -> None:

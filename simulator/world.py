@@ -1,8 +1,8 @@
-"""State and event queue of one simulated run, shared by its parts.
+"""Holds the state and the event queue of one simulated run, which its parts share.
 
-An event is a time, a kind and a subject. Events at equal times happen in the order in which they
-were planned. `simulation.py` has the loop; `repack.py` changes the state through
-the methods below and never import the loop.
+An event is a time, a kind and a subject (such as a rollout). Events at equal times happen in the
+order in which they were planned. `simulation.py` has the loop; `repack.py` changes the state
+through the methods below and never imports the loop.
 """
 
 from heapq import heappop, heappush
@@ -20,7 +20,9 @@ Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pull
 
 
 class World:
-    """The rollouts, the dispatcher, the trainer and the heap of planned events."""
+    """Holds the rollouts, the dispatcher, the trainer and the heap of planned events; `now` is
+    virtual time in seconds.
+    """
 
     def __init__(
         self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
@@ -53,12 +55,12 @@ class World:
         self.dispatch_planned = False
 
     def plan(self, at_s: float, kind: Kind, subject: object) -> None:
-        """Add an event; `subject` is its subject."""
+        """Add an event of this kind at time `at_s`; `subject` is the object that it concerns."""
         self.events += 1
         heappush(self.heap, (at_s, self.events, kind, subject))
 
     def next_event_s(self) -> float | None:
-        """Time of the earliest event; None when no event is planned."""
+        """Returns the time of the earliest event; None when no event is planned."""
         return self.heap[0][0] if self.heap else None
 
     def pop_event(self) -> tuple[Kind, object]:
@@ -96,7 +98,7 @@ class World:
 
 
 def rollouts_of(cluster: Cluster, policy: SchedulingPolicy) -> list[SimulatedRollout]:
-    """The cluster's rollouts; the entries of `speeds` repeat in order."""
+    """Returns the cluster's rollouts; the entries of `speeds` repeat in order."""
     width = len(str(cluster.rollouts - 1))
     reserve = int(cluster.kv_reserve * cluster.kv_capacity)
     return [

@@ -1,9 +1,9 @@
-"""Checkpoints: the trainer's whole state as tensors and one JSON value; the manifest is written
-last.
+"""Stores the trainer's whole state as a checkpoint (tensors and one JSON value) and restores it;
+the manifest is written last, so a checkpoint with a manifest is complete.
 
-A restart reads the newest complete checkpoint. An incomplete or damaged one is skipped, with the
-reason, in favour of the one before. A checkpoint of a newer release is refused (`NewerRelease`),
-never skipped. Only a starting trainer lists them.
+A restart reads the newest complete checkpoint (`newest_checkpoint`). An incomplete or damaged one
+is skipped, with the reason, in favour of the one before. A checkpoint of a newer release is refused
+(`NewerRelease`), never skipped. Only a starting trainer lists them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and state
     from rollstream.storage.weights.tensors import Tensors
 
 SHARD_BYTES = 128 << 20
-"""Size of a file: each is joined in memory before it is written."""
+"""Size of a file of tensors; each file is joined in memory before it is written."""
 PARTS_FORMAT = 2
-"""Tensors may be stored in parts (`part_name` in `weights/shards.py`); newest format read here."""
+"""Format in which tensors may be stored in parts (`part_name` in `weights/shards.py`); the newest
+that this release reads.
+"""
 STATE = "state.json"
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """The state after `step`, written by the trainer of `term`. The term orders first: a zombie's
-    later step is not newer.
+    """Names the state after `step`, written by the trainer of `term`. The term orders first: a
+    zombie's later step is not newer.
     """
 
     term: int
@@ -52,7 +54,7 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """The object that completes a checkpoint."""
+    """Describes a checkpoint; this object, written last, completes it."""
 
     step: int
     term: int
@@ -66,7 +68,9 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose state is verified, and its tensors, verified or `StoredTensors`."""
+    """Holds a checkpoint's verified state, and its tensors: in memory and verified, or
+    `StoredTensors`, which verify each tensor when it is read.
+    """
 
     id: CheckpointId
     tensors: Mapping[str, torch.Tensor]
@@ -75,7 +79,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint's folder; it is `whole` once it has its manifest."""
+    """Names a checkpoint's folder; it is `whole` once it has its manifest."""
 
     id: CheckpointId
     whole: bool
@@ -83,7 +87,9 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """The newest checkpoint that can be read (None: there is none), and why newer ones cannot."""
+    """Holds the newest checkpoint that can be read (None: there is none), and why newer ones
+    cannot.
+    """
 
     checkpoint: Checkpoint | None
     skipped: tuple[tuple[CheckpointId, str], ...]
@@ -98,12 +104,12 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     hashes: Mapping[str, str] | None = None,
 ) -> CheckpointId:
-    """Create the complete checkpoint; idempotent for the same content. Tensors whose hashes are
-    given are not hashed again.
+    """Create the complete checkpoint; idempotent for the same content. Tensors named in `hashes`
+    are not hashed again.
 
-    (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Where it is None,
-    only (1) is written: by a process that holds a part of distributed tensors. Raises `Fenced`
-    if a trainer of a higher term has taken the weights' pointer before (3).
+    Written are (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. A
+    process that holds only a part of distributed tensors passes None and writes (1) alone. Raises
+    `Fenced` if a trainer of a higher term has taken the weights' pointer before (3).
     """
     from rollstream.storage.weights.shards import has_parts, write_shards
 
@@ -125,7 +131,7 @@ def write_checkpoint(
 
 
 def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """The checkpoint with `StoredTensors`, which are read and verified one by one.
+    """Returns the checkpoint with `StoredTensors`, which are read and verified one by one.
 
     Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if its manifest or
     state is damaged, `NewerRelease` if this release cannot read it.
@@ -138,40 +144,40 @@ def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
 
 
 def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """The checkpoint with all its tensors in memory that the caller owns, every byte verified.
-    Raises as `open_checkpoint` does.
+    """Returns the checkpoint with all its tensors in memory that the caller owns, every byte
+    verified. Raises as `open_checkpoint` does.
     """
     found = open_checkpoint(store, wanted)
     return replace(found, tensors=dict(found.tensors))
 
 
 def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
-    """The checkpoint's manifest. Raises `ObjectMissing` if it is not (or no longer) complete,
-    `CorruptObject` if it is damaged.
+    """Returns the checkpoint's manifest. Raises `ObjectMissing` if it is not (or no longer)
+    complete, `CorruptObject` if it is damaged.
     """
     key = _manifest_key(wanted)
     return unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
 
 
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
-    """The JSON part alone, verified; raises as `read_checkpoint` does."""
+    """Returns the JSON part alone, verified; raises as `read_checkpoint` does."""
     return _read_state(store, wanted, checkpoint_manifest(store, wanted))
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
-    """The newest checkpoint that can be read, of those up to `step_max`; `skipped` gives the reason
-    for each newer one.
+    """Returns the newest checkpoint that can be read, of those up to `step_max`; `skipped` gives
+    the reason for each newer one.
     """
-    stored = (one.id for one in reversed(stored_checkpoints(store)))
-    wanted = (one for one in stored if step_max is None or one.step <= step_max)
-    return restore_first(wanted, lambda one: read_checkpoint(store, one))
+    stored = (checkpoint.id for checkpoint in reversed(stored_checkpoints(store)))
+    candidates = (found for found in stored if step_max is None or found.step <= step_max)
+    return restore_first(candidates, lambda wanted: read_checkpoint(store, wanted))
 
 
 def restore_first(
     candidates: Iterable[CheckpointId], restore: Callable[[CheckpointId], Checkpoint]
 ) -> RestoredCheckpoint:
-    """The first of these checkpoints that can be restored. `restore` reads a checkpoint, or loads
-    it tensor by tensor into its user, who holds no usable state after an error.
+    """Returns the first of these checkpoints that `restore` can read. `restore` may load the
+    tensors one by one into a model, which holds no usable state after an error.
     """
     skipped: list[tuple[CheckpointId, str]] = []
     for wanted in candidates:
@@ -183,7 +189,7 @@ def restore_first(
 
 
 def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
-    """All checkpoints, complete or not, oldest first, by listing."""
+    """Returns all checkpoints, complete or not, oldest first, by listing."""
     found: dict[CheckpointId, bool] = {}
     for entry in store.list("checkpoints/"):
         _, name, *rest = entry.key.split("/")
@@ -195,18 +201,25 @@ def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
 
 
 def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[CheckpointId]:
-    """Which checkpoints to delete, oldest first, so that the newest `keep` complete ones stay.
+    """Returns the checkpoints to delete, oldest first, so that the newest `keep` complete ones
+    stay.
 
     An incomplete one is deleted once a newer one is complete: no trainer will complete it.
     """
     assert keep >= 1
-    kept = sorted(one.id for one in stored if one.whole)[-keep:]
+    kept = sorted(checkpoint.id for checkpoint in stored if checkpoint.whole)[-keep:]
     newest = max(kept, default=CheckpointId(0, 0))
-    return [one.id for one in stored if one.id not in kept and (one.whole or one.id < newest)]
+    return [
+        checkpoint.id
+        for checkpoint in stored
+        if checkpoint.id not in kept and (checkpoint.whole or checkpoint.id < newest)
+    ]
 
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
-    """Delete them, the manifest of each first; can be repeated after an interruption."""
+    """Delete these checkpoints, the manifest of each first; can be repeated after an
+    interruption.
+    """
     for old in unwanted:
         store.delete(_manifest_key(old))
         store.delete_all(entry.key for entry in store.list(f"{old.folder}/"))

@@ -1,5 +1,5 @@
-"""Claim check: large records are in the object store and the log carries their address. A bus
-around a bus; `open_log` opens a run's log with it.
+"""Stores large records in the object store and appends their address to the log in their place (a
+claim check). `ClaimCheck` is a bus around a bus; `open_log` opens a run's log with it.
 
 A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the
 same envelope is appended in its place. Reading puts the value back, so callers see the bytes that
@@ -9,19 +9,19 @@ were appended, and their hash. Compacted topics refuse such values themselves.
 2. The claim is appended. A crash in between leaves a blob that no record names; it is deleted with
    its hour.
 
-A claim comes from another program and is not trusted. The record is read as its claim if its blob
-is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the topic's records
-may be, itself a claim, or a record with another envelope. No reader takes a claim for a record: it
-goes to `dead` with the reason. If the store does not answer, nothing is decided: the read
-fails and is repeated.
+A claim comes from another program and is not trusted. A reader gets the claim itself, in place of
+the record, if its blob is outside of `blobs/<topic>/`, missing, damaged, of another size, larger
+than the topic's records may be, itself a claim, or a record with another envelope. No reader takes
+a claim for a record: it goes to `dead` with the reason. If the store does not answer, nothing is
+decided: the read raises an error and is repeated.
 
-`BlobCollector` deletes blobs by the hour in their key. The hour is of the writer's clock and only
-groups blobs: it is compared with no other clock. A blob is put before its claim is appended, so
-once an hour has had the same blobs for `SETTLED_S` on the collector's own clock, its claims are
+`BlobCollector` deletes blobs by the hour in their key. The hour comes from the writer's clock and
+only groups blobs: it is compared with no other clock. A blob is put before its claim is appended,
+so once an hour has had the same blobs for `SETTLED_S` on the collector's own clock, its claims are
 below the ends that the topic has then. Once truncation has passed these ends in every partition, no
-kept record names the hour. (A writer that was stopped between upload and append for longer would
-append a claim without a blob: it counts as dead long before, and the record goes to `dead`.) Blobs
-are never shared between hours.
+kept record names the hour. (A writer that stood still between upload and append for longer would
+append a claim without a blob; the run counts it as dead long before, and the record goes to
+`dead`.) Blobs are never shared between hours.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _KEY = re.compile(r"blobs/([A-Za-z0-9._-]+)/(\d{4}-\d\d-\d\dT\d\d)/([0-9a-f]{32}
 
 
 class BlobKey(NamedTuple):
-    """The parts of a blob's key; `found` is the hash of its content."""
+    """Holds the parts of a blob's key; `found` is the hash of its content."""
 
     topic: str
     hour: str
@@ -55,25 +55,25 @@ class BlobKey(NamedTuple):
 
 
 def upload_hour(time_s: float) -> str:
-    """`2026-11-21T13`, UTC."""
+    """Returns the hour of a time in seconds since 1970, in UTC, as `2026-11-21T13`."""
     return time.strftime(_FORM, time.gmtime(time_s))
 
 
 def blob_key(topic: str, hour: str, found: str) -> str:
-    """The blob's key; `found` is the hash of its content."""
+    """Returns the blob's key; `found` is the hash of its content."""
     return f"blobs/{topic}/{hour}/{found}"
 
 
 def parse_blob_key(key: str) -> BlobKey | None:
-    """The parts of a key; None for a key that `blob_key` does not make."""
+    """Returns the parts of a key; None for a key that `blob_key` does not make."""
     match = _KEY.fullmatch(key)
     return None if match is None else BlobKey(*match.groups())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _BlobHour:
-    """One hour of a topic's blobs: the hash of their keys, since when it is the same, and the
-    topic's ends once it has been for `SETTLED_S`.
+    """Tracks one hour of a topic's blobs: the hash of their keys, the time since which it is
+    unchanged, and the topic's ends once it has been unchanged for `SETTLED_S`.
     """
 
     keys: str
@@ -93,12 +93,12 @@ class BlobCollector:
         self._known: dict[tuple[str, str], _BlobHour] = {}
 
     def run(self) -> int:
-        """Returns the number of deleted blobs."""
+        """Delete the hours that are due; returns the number of deleted blobs."""
         topics = {topic.name for topic in catalogue()}
         listed: dict[tuple[str, str], list[str]] = {}
         for blob in self._store.list("blobs/"):
             named = parse_blob_key(blob.key)
-            if named is not None and named.topic in topics:  # others are of another program
+            if named is not None and named.topic in topics:  # other keys are another program's
                 listed.setdefault((named.topic, named.hour), []).append(blob.key)
         present = {key: self._observe(key, blobs) for key, blobs in listed.items()}
         unneeded = [key for key, hour in present.items() if self._is_passed(key[0], hour)]
@@ -124,7 +124,7 @@ class BlobCollector:
 
 
 class ClaimCheck(BusWrapper):
-    """A `Bus`: `log` carries records up to `bytes_max`, `store` the larger ones."""
+    """A `Bus` of which `log` carries records up to `bytes_max`, and `store` the larger ones."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class ClaimCheck(BusWrapper):
         self._record_bytes_max |= {topic.name: topic.record_bytes_max for topic in topics}
 
     def settings(self, topic: str) -> Topic:
-        """The topic's settings with the size limit of complete records, in the log or in the
-        store.
+        """Returns the topic's settings with the size limit of complete records, in the log or in
+        the store.
         """
         carried = super().settings(topic)
         whole = max(carried.record_bytes_max, self._record_bytes_max.get(topic, 0))
@@ -187,8 +187,8 @@ class ClaimCheck(BusWrapper):
         return _ClaimCheckGroupReader(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """The message with the bytes that were appended, or unchanged if they cannot be read or
-        trusted.
+        """Returns the message of a claim with the bytes that were appended, or unchanged if they
+        cannot be read or trusted.
         """
         assert message.value is not None
         try:
@@ -203,8 +203,9 @@ class ClaimCheck(BusWrapper):
         return replace(message, value=value) if _envelope(value) == decoded.envelope else message
 
     def _blob(self, topic: str, claim: Claim) -> bytes | None:
-        """The bytes of the claim's blob. At most one byte more than the claim states is fetched, so
-        a claim on an object of 100 GB costs no more than an honest one.
+        """Returns the bytes of the claim's blob; None if they cannot be trusted. At most one byte
+        more than the claim states is fetched, so a claim on an object of 100 GB costs no more than
+        an honest one.
         """
         named = parse_blob_key(claim.blob)
         if named is None or (named.topic, named.found) != (topic, claim.hash):
@@ -235,8 +236,8 @@ class ClaimCheck(BusWrapper):
         return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
 
     def _redeem_batch(self, messages: list[Message], bytes_max: int) -> list[Message]:
-        """A prefix of the messages, redeemed, whose values together stay within `bytes_max`; at
-        least one message.
+        """Returns a prefix of the messages with the values of their claims. It stays within
+        `bytes_max` in all, but has at least one message.
         """
         if not any(is_claim(message) for message in messages):
             return messages
@@ -252,7 +253,7 @@ class ClaimCheck(BusWrapper):
 
 
 class _ClaimCheckGroupReader:
-    """A group member whose messages are redeemed."""
+    """Reads as a group member, with the values of claims in their place."""
 
     def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:
         self._bus, self._below = bus, inner
@@ -272,7 +273,7 @@ class _ClaimCheckGroupReader:
 
 
 def _envelope(value: bytes) -> Envelope | None:
-    """The envelope, if the value is a record: a bus carries any bytes."""
+    """Returns the envelope if the value is a record, else None: a bus carries any bytes."""
     try:
         return envelope_of(value)
     except DecodeError:
@@ -280,10 +281,10 @@ def _envelope(value: bytes) -> Envelope | None:
 
 
 def is_claim(message: Message) -> bool:
-    """Whether the message's value is in the object store."""
+    """Returns whether the message is a claim, so that its value is in the object store."""
     return message.value is not None and message.value.startswith(CLAIM_START, 16)
 
 
 def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:
-    """The bus at `bus_url`, with its large records in the store at `store_url`."""
+    """Returns the bus at `bus_url`, with its large records in the store at `store_url`."""
     return ClaimCheck(open_bus(bus_url, sync=sync), open_store(store_url, sync))

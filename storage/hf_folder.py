@@ -18,8 +18,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_hf_folder(path: str) -> Path:
-    """The folder that `path` names; `path` itself if there is neither a checkpoint nor a cached
-    snapshot.
+    """Returns the folder that `path` names; `path` itself if there is neither a checkpoint nor a
+    cached snapshot.
     """
     folder = Path(path)
     if folder.exists() or not _HUB_NAME.fullmatch(path):
@@ -35,8 +35,8 @@ def find_hf_folder(path: str) -> Path:
 
 
 def how_to_download(path: str) -> str:
-    """The advice after a refusal of `path`: the command that downloads it, if it may be a Hub
-    name.
+    """Returns the advice after a refusal of `path`: the command that downloads it, if it may be a
+    Hub name.
     """
     if _HUB_NAME.fullmatch(path) and "/" in path and not path.startswith("."):
         return f"; nothing is downloaded: first run `hf download {path}`"
@@ -44,8 +44,8 @@ def how_to_download(path: str) -> str:
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
-    """The folder's `config.json`. Raises `ConfigurationError` if it is missing or cannot be
-    read.
+    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if it is
+    missing or cannot be read.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -63,7 +63,9 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
 
 
 def hf_vocabulary_size(folder: Path) -> int | None:
-    """The vocabulary size in the checkpoint's configuration; None if it is not stated there."""
+    """Returns the vocabulary size in the checkpoint's configuration; None if it is not stated
+    there.
+    """
     try:
         fields = read_hf_config(folder)
     except ConfigurationError:
@@ -74,7 +76,9 @@ def hf_vocabulary_size(folder: Path) -> int | None:
 
 
 def check_hf_weights(folder: Path) -> None:
-    """Raise `ConfigurationError`, naming the first weight file that is missing."""
+    """Raise `ConfigurationError` with the name of the first missing weight file; return if all
+    exist.
+    """
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise ConfigurationError(
@@ -98,7 +102,7 @@ def check_hf_weights(folder: Path) -> None:
 
 
 def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor by name, in a folder that passed `check_hf_weights`."""
+    """Returns the file of each tensor by name, in a folder that passed `check_hf_weights`."""
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return {name: folder / file for name, file in files.items()}

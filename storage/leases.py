@@ -1,10 +1,10 @@
-"""Leases of the single-holder roles: a role takes its term in the same compare-and-swap as its
-lease.
+"""Gives a single-holder role to one process in each term: a process takes the role's lease and its
+next term in one compare-and-swap (`acquire_lease`).
 
-A process may take a lease that it has seen unchanged for the lease's duration on its own monotonic
-clock. It may take it at once if the lease was released, or if the supervisor that reaped the holder
+A process may take a lease that it has read unchanged for the lease's duration on its own monotonic
+clock. It may take the lease at once if it was released, or if the supervisor that reaped the holder
 handed over the holder's nonce. Clocks of two machines are never compared. A holder that was only
-suspended finds a higher term at its next renewal and is `Fenced`; its records in between are void
+suspended finds a higher term at its next renewal and gets `Fenced`; its records in between are void
 by their term (invariant 7). So the lease only saves work; the term decides which records count.
 
 `LeaseRenewal` renews a lease in the background, every third of its duration. Store failures are
@@ -31,7 +31,7 @@ POLL_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """A process that wants a role.
+    """Describes a process that wants a role.
 
     `nonce` is random and used by this process alone; `handed_nonce` is the nonce of the reaped
     holder.
@@ -45,15 +45,15 @@ class LeaseCandidate:
 
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
-    """Whether a lease is free that was seen unchanged for `unchanged_s` on this process's own
-    clock.
+    """Returns whether a lease is free that was read unchanged for `unchanged_s` on this process's
+    own clock.
     """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
 
 
 class Lease:
-    """A role held under `term`; safe to renew and release from different threads."""
+    """Holds a role under `term`; safe to renew and release from different threads."""
 
     def __init__(self, store: ObjectStore, record: RoleRecord, etag: str) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class Lease:
                 self._swap(replace(self._record, released=True))
 
     def metric_values(self) -> MetricValues:
-        """Metrics of the holder's lease."""
+        """Returns metrics of the holder's lease."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
@@ -91,8 +91,8 @@ class Lease:
         self._record, self._etag = wanted, etag
 
     def _etag_of(self, wanted: RoleRecord) -> str:
-        """The etag of a swap that took effect although its answer was lost. Raises `Fenced` if
-        another process has the role.
+        """Returns the etag of a swap that took effect although its answer was lost. Raises `Fenced`
+        if another process has the role.
         """
         present = read_role(self._store, self.role)
         if present is not None and present[0] == wanted:
@@ -108,8 +108,8 @@ class Lease:
 
 
 class LeaseClaim:
-    """One candidate's attempts to take a role, to be polled. It remembers the lease that it saw
-    last.
+    """Tries to take a role for one candidate, which polls `attempt`. It keeps the etag of the last
+    read, and its time, to find a lease that does not change.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LeaseClaim:
         self._last_change_s = 0.0
 
     def attempt(self) -> Lease | None:
-        """The lease if it may be taken now and no other process was faster, else None."""
+        """Returns the lease if it may be taken now and no other process was faster, else None."""
         present = read_role(self._store, self._candidate.role)
         if present is None:
             return self._take(None, "")
@@ -160,7 +160,7 @@ def acquire_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """The role's lease under the next term. Raises `LeaseHeld` if it is not free within
+    """Returns the role's lease under the next term. Raises `LeaseHeld` if it is not free within
     `wait_s`.
     """
     claim = LeaseClaim(store, candidate, clock)
@@ -181,11 +181,11 @@ def living_leases(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
-    """The leases that a living process holds: those that were renewed while this function watched,
-    for at most the longest duration of a lease that is not released. It takes none.
+    """Returns leases that a living process holds: the first that are renewed while this function
+    polls, for at most the longest duration of a lease that is not released. It takes none.
     """
-    seen = {role: found for role in roles if (found := read_role(store, role)) is not None}
-    held = {role: found for role, found in seen.items() if not found[0].released}
+    leases = {role: found for role in roles if (found := read_role(store, role)) is not None}
+    held = {role: found for role, found in leases.items() if not found[0].released}
     give_up = clock() + max((record.duration_s for record, _ in held.values()), default=0.0)
     while held and clock() < give_up:
         sleep(POLL_S_MAX)
@@ -229,8 +229,8 @@ def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float
 
 
 class LeaseRenewal:
-    """Keeps a lease while the block runs. If it cannot, `lost` is set and `on_lost` is called
-    once.
+    """Renews a lease while the block runs. If that fails for good, `lost` is set and `on_lost` is
+    called once.
 
     Leaving the block stops renewing; it does not release the lease.
     """

@@ -1,15 +1,17 @@
-"""The one reader of all commands that look at a run: tail, query, audit, report, `top`, replay.
+"""Reads a run for all commands that only observe it: tail, query, audit, report, `top`, replay.
 
 `LogView` is a run's log with its archive in front of it, as a read-only bus: a truncated record is
 read from the archive, at the same offset and byte for byte. `LogView.topic` opens a `TopicView`,
-which reads one topic from any position, once or following it. Acting roles read with `TopicReader`.
+which reads one topic from any position, once or following it. The roles of a run read with
+`TopicReader`.
 
-Whatever archiver and trainer do meanwhile, a `TopicView` returns each offset at most once, in the
-order of its partition, and states each offset that it cannot return as a `Hole`. What this stops:
+While archiver and trainer continue, a `TopicView` returns each offset at most once, in the order of
+its partition, and reports each offset that it cannot return as a `Hole`. The interleavings that
+could break this, and the rule against each:
 
 * The archive is listed and ends at 4. Records 5 to 9 are archived and truncated. The log is asked
-  for record 5, and 5 to 9 seem lost. So the log's begin is asked first, the listing comes after it:
-  what a begin excludes was archived before it was truncated, and is in that listing.
+  for record 5, and 5 to 9 seem lost. So the log's begin is read first and the archive listed after
+  it: a record below the begin was archived before it was truncated, and is in that listing.
 * The log is truncated to 6 while records 4 and 5 have been read from it and file 4–9 is listed.
   Only the position decides: of that file rows 6 to 9 are returned.
 * A listed file is gone when it is opened, because files were merged into a larger one: the archive
@@ -47,13 +49,13 @@ from rollstream.streams.values import Address
 if TYPE_CHECKING:
     import pyarrow as pa
 
-READ_RECORDS = 8192  # of one read; a bus returns at most 16 MiB
-POLLED_ROWS = 1024  # as records; so a follower takes no more memory for a merged file of months
+READ_RECORDS = 8192  # most records of one read; a bus returns at most 16 MiB
+POLLED_ROWS = 1024  # most rows of one poll, so that a merged file of months needs little memory
 
 
 class LogView(ArchiveBus):
-    """A run. `bus` None: only the archive exists; `store` None: only the log. `run` is the run's
-    name in the archive.
+    """Reads one run. `bus` is None where only the archive exists, `store` where only the log does;
+    `run` is the run's name in the archive.
 
     Open topics with `topic`. The methods of `Bus` serve readers of single records: replay, and
     `TopicReader` over truncated records.
@@ -72,8 +74,9 @@ class LogView(ArchiveBus):
         on_hole: Callable[[Hole], None] | None = None,
         skip_damaged: bool = False,
     ) -> TopicView:
-        """A reader of the topic that starts at `start`; by default at the first record ever, so
-        that what was truncated and not archived is a hole. Raises `TopicMissing`.
+        """Returns a reader of the topic from `start` on, by default from the first record ever, so
+        that records that were truncated and not archived are a hole. `columns` limits the columns
+        of archived rows. Raises `TopicMissing`.
         """
         settings = self.settings(topic)
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
@@ -88,7 +91,9 @@ class LogView(ArchiveBus):
         return found
 
     def has(self, topic: str) -> bool:
-        """Whether the log has this topic or, without a log, the archive has a file of it."""
+        """Returns whether the log has this topic or, without a log, the archive has a
+        file of it.
+        """
         if self.bus is None:
             return bool(self.archived(topic))
         try:
@@ -97,16 +102,16 @@ class LogView(ArchiveBus):
             return False
 
     def key_partitions(self, topic: str) -> int:
-        """The number of partitions over which the run spreads keys; 0 if unknown. Without a log it
-        is the number that the first take of the archived ledger names.
+        """Returns the number of partitions over which the run spreads keys; 0 if unknown. Without a
+        log it is the number that the first take of the archived ledger names.
         """
         if self.bus is not None:
             return self.bus.partitions(topic)
         if self._recorded is None:
             self._recorded = {}
-            for one in self.topic("ledger", skip_damaged=True).records():
-                if isinstance(one.record, Take) and one.record.read:
-                    self._recorded = {r.topic: len(r.offsets) for r in one.record.read}
+            for message in self.topic("ledger", skip_damaged=True).records():
+                if isinstance(message.record, Take) and message.record.read:
+                    self._recorded = {r.topic: len(r.offsets) for r in message.record.read}
                     break
         return self._recorded.get(topic, 0)
 
@@ -132,16 +137,16 @@ class TopicView:
         self._view, self._topic = view, topic
         self._parts: dict[int, ArchivedPart] = {}
         self._rows: dict[int, Iterator[ArchivedRows | Hole]] = {}
-        self._ended: set[int] = set()  # partitions of an archive without log that were read
-        self._first = 0  # rotates, so that a full partition does not starve the others
-        self._rows_max = OFFSET_MAX  # of the next archived part
+        self._ended: set[int] = set()  # without a log: partitions whose archive was opened
+        self._first = 0  # the partition read first rotates, so that a full one starves no other
+        self._rows_max = OFFSET_MAX  # most rows of one segment of the next archived part
 
     def poll(
         self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
     ) -> list[LogRecord]:
-        """The next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from an
-        archived file. [] if none came within `wait_s` or, unless `exact`, if existing ones have not
-        arrived yet.
+        """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
+        an archived file. [] if none came within `wait_s` or, unless `exact`, if existing ones have
+        not arrived yet.
         """
         self._rows_max = POLLED_ROWS
         while True:
@@ -150,28 +155,30 @@ class TopicView:
                 return [] if segment is None else list(self._classified(segment))
 
     def records(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
-        """All records that count, up to `ends` (default: the present end), partition by partition
-        in order. Raises `NewerRelease` at a record that only a newer release understands.
+        """Yields all records that count, up to `ends` (default: the present end), partition by
+        partition in order. Raises `NewerRelease` at a record that only a newer release understands.
         """
         for segment in self.segments(ends):
             if isinstance(segment, Hole):
                 continue
-            for one in self._classified(segment):
-                if one.newer:
-                    at = f"{self._topic.name}/{one.address.partition} offset {one.address.offset}"
-                    raise NewerRelease(f"{at}: {one.newer}")
-                if one.kind == "records":
-                    yield one
+            for message in self._classified(segment):
+                if message.newer:
+                    topic, at = self._topic.name, message.address
+                    raise NewerRelease(
+                        f"{topic}/{at.partition} offset {at.offset}: {message.newer}"
+                    )
+                if message.kind == "records":
+                    yield message
 
     def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
-        """Like `records`, including messages that do not count."""
+        """Yields the messages of `records` and those that do not count."""
         for segment in self.segments(ends):
             if not isinstance(segment, Hole):
                 yield from self._classified(segment)
 
     def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[Segment]:
-        """Everything up to `ends` (default: the present end) as it is read: not classified, holes
-        included.
+        """Yields everything up to `ends` (default: the present end) as it is read: not classified,
+        holes included.
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
@@ -190,7 +197,9 @@ class TopicView:
                     yield self._state(self._hole(partition, at.offset, end))
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
-        """All messages up to `ends` as rows in the archive's columns; for archived topics."""
+        """Yields all messages up to `ends` as rows in the archive's columns; for archived
+        topics.
+        """
         import pyarrow as pa
 
         from rollstream.storage.archive.rows import classify_rows
@@ -207,7 +216,7 @@ class TopicView:
                 yield table_of(self._topic.name, segment, classified)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
-        """Whether a record below these offsets is unread."""
+        """Returns whether a record below these offsets is unread."""
         return any(at.offset < ends.get(p, 0) for p, at in self.positions.items())
 
     def _offsets(self) -> dict[int, int]:
@@ -224,8 +233,9 @@ class TopicView:
         wait_s: float,
         exact: bool,
     ) -> Segment | None:
-        """The next segment of these partitions below `ends` (a partition not in it has no end);
-        positions are moved behind it, except fences of messages, which `_classified` moves.
+        """Returns the next segment of these partitions below `ends` (a partition that `ends` lacks
+        has no end), None at the ends. Positions are moved behind it, except fences of messages,
+        which `_classified` moves.
         """
         bus = self._view.bus
         while True:
@@ -297,8 +307,8 @@ class TopicView:
             if isinstance(segment, ArchivedRows)
             else (self._of_message(message) for message in segment)
         )
-        for one in found:
-            placed = self._placed(one)
+        for record in found:
+            placed = self._placed(record)
             self.counts[placed.kind] += 1
             yield placed
 
@@ -319,7 +329,9 @@ class TopicView:
         )
 
     def _classify(self, at: Address, value: bytes) -> ClassifiedMessage:
-        """Classify a message with its partition's fence; after a gap the fence starts again."""
+        """Classify a message with its partition's fence; after a gap in the numbering the fence
+        starts again.
+        """
         position = self.positions[at.partition]
         name, fenced = self._topic.name, bool(self._topic.writer)
         compacted = self._topic.cleanup == "compact"
@@ -337,7 +349,7 @@ class TopicView:
         return found
 
     def _placed(self, one: LogRecord) -> LogRecord:
-        """The record, marked if it is outside of its group's partition."""
+        """Returns the record, marked if it is outside of its group's partition."""
         record = one.record
         if not isinstance(record, Trajectory | Annotation):
             return one
@@ -357,7 +369,9 @@ class TopicView:
 
 
 def _position(at: int | Position, begin: Position | None) -> Position:
-    """The start as a position, with the fence that truncation stored there if it is the begin."""
+    """Returns the start as a position, with the fence that truncation stored there if it is the
+    begin.
+    """
     if isinstance(at, Position):
         return at
     return begin if begin is not None and begin.offset == at else Position(at)

@@ -1,8 +1,9 @@
-"""Attaches LoRA adapters to a model (Hu et al., arXiv 2106.09685), which is frozen below them.
+"""Attaches LoRA adapters (Hu et al., arXiv 2106.09685) to a model, whose own parameters are frozen,
+and merges adapters into base weights.
 
-An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B outputs × rank and
-s = alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, the start of A
-and `adapter_config.json` are those of PEFT, which loads a published adapter as it is.
+An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B outputs × rank and s
+= alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, initial values of
+A and `adapter_config.json` follow PEFT, which loads a published adapter unchanged.
 """
 
 import json
@@ -24,12 +25,12 @@ PREFIX = "base_model.model."
 
 
 def layer_of(name: str) -> str:
-    """The layer of an adapter's tensor, by its name in the model."""
+    """Returns the name, in the model, of the layer to which an adapter's tensor belongs."""
     return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
 
 
 class HighFactor(nn.Linear):
-    """B of an adapter; its product is multiplied by `scaling`."""
+    """Computes B of an adapter and multiplies the product by `scaling`."""
 
     scaling: float
 
@@ -39,8 +40,8 @@ class HighFactor(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class AttachedAdapter:
-    """The adapters of one model: their `adapter_config.json`, s, and the type that the frozen
-    parameters are rounded to.
+    """Describes the adapters of one model: their `adapter_config.json`, s, and the type to which
+    the frozen parameters are rounded.
     """
 
     config: bytes
@@ -55,8 +56,8 @@ def attach_adapters(
 
     The frozen parameters are rounded to `dtype`, in which they are published: trainer and rollouts
     compute with the same base. Parameters on the meta device are rounded by the code that fills
-    them. `base` is its name in `adapter_config.json`. Raises `ConfigurationError` for a target that
-    the model does not have.
+    them. `base` is the model's name in `adapter_config.json`. Raises `ConfigurationError` for a
+    target that the model does not have.
     """
     layers = _target_layers(model, lora.targets)
     model.requires_grad_(False)
@@ -78,25 +79,27 @@ def attach_adapters(
 
 
 def attached_adapter(model: nn.Module) -> AttachedAdapter | None:
-    """The model's adapters; None if all of its parameters are trained."""
+    """Returns the model's adapters; None if all of its parameters are trained."""
     return vars(model).get("attached_adapter")
 
 
 def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters' tensors of a model's state, under PEFT's names."""
+    """Returns the adapters' tensors of a model's state, under PEFT's names."""
     return {PREFIX + name: tensor for name, tensor in state.items() if _is_adapter(name)}
 
 
 def base_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The other tensors, under the names of a checkpoint without adapters."""
+    """Returns the tensors of a model's state that are no adapter's, under the names of a checkpoint
+    without adapters.
+    """
     return {name: tensor for name, tensor in state.items() if not _is_adapter(name)}
 
 
 def merge_adapter(
     base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scaling: float
 ) -> dict[str, Tensor]:
-    """The weights of one model that computes what base and adapter compute together; each changed
-    matrix is rounded once, to the type that it has in the base.
+    """Returns the weights of one model that computes the same as base and adapter together; each
+    changed matrix is rounded once, to the type that it has in the base.
     """
     merged = dict(base)
     for name, low in adapter.items():
@@ -146,7 +149,9 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def _target_names(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
-    """The shortest names by which PEFT finds exactly these layers: their last parts, else all."""
+    """Returns the shortest names by which PEFT finds exactly these layers: the last parts of their
+    names if those match no other layer, else their full names.
+    """
     last = sorted({name.rsplit(".", 1)[-1] for name in layers})
     found = {name for name in _modules(model) if any(_is_named(name, target) for target in last)}
     return last if found == set(layers) else sorted(layers)

@@ -1,12 +1,13 @@
-"""Metrics of one process as JSON lines, which people, programs and the live view read while it
-runs.
+"""Writes one process's metrics as JSON lines, which people, programs and the live view read while
+it runs.
 
 Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
 ignore it. There is no NaN: a number that is not finite becomes null.
 
-A file stays below `FILE_BYTES_MAX`: at this size at most half of the lines of its older half stay,
+A file that exceeds `FILE_BYTES_MAX` is thinned: of the lines of its older half at most half stay,
 evenly spaced in time, beside the whole newer half. So a run of months keeps its newest lines, and
-older ones ever more sparsely, from its begin on. The thinned file replaces the old one at once.
+older ones ever more sparsely, back to its begin. The thinned file replaces the old one by one
+rename.
 """
 
 import errno
@@ -25,8 +26,8 @@ TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many l
 
 
 class MetricsFile:
-    """`RUN/metrics/<role>.jsonl`, opened for appending by its only writer; `bytes_max` None: never
-    thinned.
+    """Appends to `RUN/metrics/<role>.jsonl` as its only writer; with `bytes_max` None the file is
+    never thinned.
     """
 
     def __init__(self, path: str | Path, bytes_max: int | None = FILE_BYTES_MAX) -> None:
@@ -70,8 +71,9 @@ class MetricsFile:
 
 
 def thinned(lines: Sequence[bytes]) -> list[bytes]:
-    """The first line in each of equal intervals of time over the older half of the bytes, at most
-    half of its lines, and all later lines. Where a line has no `time_s`: every second line.
+    """Returns the thinned lines. The older half of the bytes is divided into equal intervals of
+    time, and the first line of each stays, at most half of its lines; all later lines stay. If one
+    of the older lines has no `time_s`, every second of them stays.
     """
     older, left = 0, sum(map(len, lines)) // 2
     while older < len(lines) and left > 0:
@@ -99,7 +101,7 @@ def _time_s(line: bytes) -> float | None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All complete lines, oldest first; none if there is no file yet.
+    """Returns all complete lines, oldest first; none if there is no file yet.
 
     Raises `CorruptObject`, which names the line, if a line is not JSON.
     """

@@ -45,10 +45,10 @@ _V = TypeVar("_V")
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
-    """A new fp32 model of this transformers class; equal arguments give equal weights.
+    """Returns a new fp32 model of this transformers class; equal arguments give equal weights.
 
-    The process's own random state stays as it was. `ConfigurationError` names the nearest known
-    class or field.
+    The process's own random state stays unchanged. Raises `ConfigurationError`, which names the
+    nearest known class or field.
     """
     model_class = _model_class(architecture)
     config_class: Any = model_class.config_class  # Any: every class has its own fields
@@ -68,9 +68,9 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """The causal language model of a Hugging Face checkpoint (`find_hf_folder`) in fp32,
-    whatever its stored dtype and number of files. Raises `ConfigurationError` if anything is
-    missing or wrong.
+    """Returns the causal language model of a Hugging Face checkpoint (`find_hf_folder`) in fp32,
+    for any stored dtype and number of files. Raises `ConfigurationError` if anything is missing or
+    wrong.
     """
     folder = _trainable_folder(path)
     try:
@@ -94,7 +94,7 @@ def load_model(path: str) -> PreTrainedModel:
 
 
 class ModelRows:
-    """The weights of a checkpoint folder, of which any rows are read without the others."""
+    """Reads any rows of a checkpoint folder's weights without the others."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
         self._folder, self._files = folder, files
@@ -104,17 +104,17 @@ class ModelRows:
         return name in self._files
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows `[start, stop)` of a tensor in fp32. Raises `ConfigurationError` if the file is
-        damaged or shorter.
+        """Returns rows `[start, stop)` of a tensor in fp32. Raises `ConfigurationError` if the file
+        is damaged or shorter.
         """
         return self._read(name, lambda file: file.get_slice(name)[start:stop]).to(torch.float32)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape; raises as `rows` does."""
+        """Returns the tensor's shape; raises as `rows` does."""
         return self._read(name, lambda file: tuple(file.get_slice(name).get_shape()))
 
     def whole(self, name: str) -> torch.Tensor:
-        """The tensor as it is stored; raises as `rows` does."""
+        """Returns the tensor as it is stored; raises as `rows` does."""
         return self._read(name, lambda file: file.get_tensor(name))
 
     def _read(self, name: str, read: Callable[[Any], _V]) -> _V:
@@ -127,8 +127,8 @@ class ModelRows:
             raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
 
     def identity(self) -> str:
-        """Hash of the configuration, of every file's header and of every tensor's first row: two
-        machines compare it before they train one model together.
+        """Returns a hash of the configuration, of every file's header and of every tensor's first
+        row: machines compare it before they train one model together.
         """
         hasher = xxhash.xxh3_128((self._folder / CONFIG).read_bytes())
         for path in sorted(set(self._files.values())):
@@ -141,10 +141,10 @@ class ModelRows:
 
 
 def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
-    """The model of a Hugging Face checkpoint with parameters on the meta device, and the rows to
-    fill them with; None if the checkpoint's names or shapes are not the model's own, so that only
-    `load_model` can read it or name the difference. Raises `ConfigurationError` as `load_model`
-    does.
+    """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
+    without memory), and the rows that fill them; None if the checkpoint's names or shapes are not
+    the model's own, so that only `load_model` can read it or name the difference. Raises
+    `ConfigurationError` as `load_model` does.
     """
     folder = _trainable_folder(path)
     config = cast(
@@ -176,7 +176,7 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
 
 
 def parameter_names(model: PreTrainedModel) -> list[list[str]]:
-    """The names of each parameter; a tied one has several."""
+    """Returns the names of each parameter; a tied one has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -184,7 +184,7 @@ def parameter_names(model: PreTrainedModel) -> list[list[str]]:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Allocations without content, which become parameters, are on the meta device."""
+    """Puts allocations without content, which become parameters, on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -195,7 +195,7 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 @contextmanager
 def _empty_parameters() -> Generator[None]:
-    """While the block runs, parameters that modules register are on the meta device. Buffers (such
+    """Put parameters that modules register while the block runs on the meta device. Buffers (such
     as rotary frequencies) keep their values: no checkpoint has them.
     """
     register = nn.Module.register_parameter
@@ -214,7 +214,9 @@ def _empty_parameters() -> Generator[None]:
 
 
 def _trainable_folder(path: str) -> Path:
-    """The folder of a checkpoint whose architecture is known and whose files are there."""
+    """Returns the folder of a checkpoint whose architecture is known and whose files are there.
+    Raises `ConfigurationError` for any other, and for quantised weights.
+    """
     folder = find_hf_folder(path)
     fields = read_hf_config(folder)
     if "quantization_config" in fields:
@@ -229,7 +231,7 @@ def _trainable_folder(path: str) -> Path:
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
-    """The model configuration in a version; it names the architecture."""
+    """Returns the model configuration in a version; it names the architecture."""
     fields = json.loads(fetch_model_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
 
@@ -237,7 +239,9 @@ def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedCon
 def model_files(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype
 ) -> dict[str, bytes]:
-    """The files beside the weights: `config.json` (it names `dtype`), generation, tokenizer."""
+    """Returns the files beside the weights: `config.json` (it names `dtype`), generation,
+    tokenizer.
+    """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = str(dtype).removeprefix("torch.")

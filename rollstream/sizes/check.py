@@ -1,4 +1,7 @@
-"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started."""
+"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started. The
+check adds up, card by card, the least memory of the processes on it (`needed_bytes`), and
+`check_memory` raises an error that names the card, the need and a change.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,7 @@ from rollstream.supervisor.cards import GpuCard, cards_per_engine
 
 
 def uses_gpus(c: Configuration) -> bool:
-    """Whether a role of this run may compute on a GPU."""
+    """Returns whether a role of this run may compute on a GPU."""
     has_devices = c.devices.trainer is not None or c.devices.rollouts is not None
     return has_devices or _generates_on_gpus(c) or _trains_on_gpus(c)
 
@@ -31,8 +34,8 @@ def _generates_on_gpus(c: Configuration) -> bool:
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
-    """The cards that processes take by themselves where `[devices]` assigns none: those from the
-    first visible one on.
+    """Returns, by process, the cards that it takes by itself where `[devices]` assigns none:
+    consecutive ones from the first visible card.
     """
     r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
@@ -49,8 +52,8 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
 def lone_use(
     c: Configuration, command: str, cards: Sequence[GpuCard]
 ) -> dict[str, Sequence[GpuCard]]:
-    """The cards of a role that is started alone, by its command: a rollout's, and one of a
-    trainer's, whose ranks are all alike.
+    """Returns the cards of a role that is started alone, by its command. For a trainer one card
+    stands for all, because its ranks need equal memory.
     """
     if command == "train" and _trains_on_gpus(c):
         return {"trainer": unassigned_use(c, cards)["trainer"][:1]}
@@ -65,16 +68,16 @@ def check_memory(
     used: Mapping[str, Sequence[GpuCard]],
     ranks: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` with one sentence if a card cannot hold what its processes need at
-    least: what does not fit, and what to change. `ranks` is the number of the trainer's processes
-    on all machines, where it is not `trainer.processes`. A model whose parameters are not counted
-    is not checked. A micro-batch that is too large is no reason where the trainer halves it by
-    itself.
+    """Raise `ConfigurationError` if a card cannot hold the least memory of its processes; the
+    message is one sentence with the need and a change. `used` maps a process to its cards; `ranks`
+    is the number of the trainer's processes on all machines, where it is not `trainer.processes`. A
+    model whose parameters are not counted (`shape_of`) passes unchecked. A trainer of one rank
+    halves a micro-batch that is too large, so the configured size does not count there.
     """
     try:
         shape = shape_of(read_hf_config(model), model.name)
     except ConfigurationError:
-        return  # not counted here; the loader reports a folder that is wrong
+        return  # an uncounted family; a folder that is wrong is reported by the loader
     needs: defaultdict[GpuCard, dict[str, float]] = defaultdict(dict)
     for name, cards in used.items():
         for card in cards:
@@ -88,8 +91,9 @@ def check_memory(
 def needed_bytes(
     c: Configuration, shape: ModelShape, process: str, card: GpuCard, ranks: int | None = None
 ) -> float:
-    """The least memory of one process on one card: with a micro-batch of one longest sequence, and
-    a KV cache of one. A vLLM engine takes its whole share.
+    """Returns the least memory of one process on one card, in bytes. A lone trainer rank counts a
+    micro-batch of one longest sequence, several ranks count the configured one. A vLLM engine takes
+    its whole share, and at least the KV cache of one longest sequence.
     """
     r, context = c.rollouts, c.rollouts.context_max
     if process == "trainer":
@@ -99,7 +103,7 @@ def needed_bytes(
             form = replace(form, micro_batch_tokens=tokens, workers=1)
         return total(sums.trainer_lines(shape, form)) + sums.CONTEXT_BYTES
     if r.engine == "vllm":
-        # The evaluation serves whole weights.
+        # The evaluation serves whole weights, so no adapter takes room.
         lora_rank = 0 if process == "eval" else c.model.lora.rank
         engine = sums.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c), lora_rank)
         cache = sums.BFLOAT16 * shape.kv_numbers * context / cards_per_engine(r)
@@ -111,7 +115,9 @@ def needed_bytes(
 
 
 def _weight_item(c: Configuration) -> float:
-    """Bytes of a weight in vLLM; quantised ones have half a byte or more."""
+    """Returns the bytes of a weight in vLLM. A quantised one counts half a byte, the least that any
+    method has.
+    """
     return 0.5 if c.rollouts.vllm.args.get("quantization") else sums.BFLOAT16
 
 

@@ -1,4 +1,5 @@
-"""Accelerators by name: memory, peak arithmetic, bandwidths, from NVIDIA's data sheets.
+"""Lists accelerators by name with memory, peak arithmetic and bandwidths from NVIDIA's data sheets,
+and reads `--gpus` (`parse_gpus`).
 
 `link` is the speed between two cards of a machine in one direction: NVLink, else PCIe. `flops` is
 dense bfloat16 with float32 sums; where a data sheet states it with sparsity, half of that. A card
@@ -17,12 +18,14 @@ PCIE = 25e9
 GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
 """
 CARDS_PER_MACHINE = 8
-"""Cards of a data centre's server: those of NVIDIA's HGX boards and DGX systems."""
+"""A data centre's server has this many cards, as NVIDIA's HGX boards and DGX systems do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One card. `memory` in bytes, `flops` in 1/s, the others in bytes/s; 0: unknown."""
+    """Describes one kind of card: `memory` in bytes, `flops` in 1/s, the others in bytes/s; 0 means
+    unknown.
+    """
 
     name: str
     memory: float
@@ -53,8 +56,8 @@ ACCELERATORS = {card.name: card for card in _CARDS}
 
 
 def accelerator_named(name: str) -> Accelerator | None:
-    """The card with this name, as CUDA gives it; None if it is not in the table. The longest match
-    counts: an `H100 PCIe` is no `H100`, an `H200` no `H20`.
+    """Returns the card with this name, as CUDA gives it; None if it is not in the table. The
+    longest match counts: an `H100 PCIe` is no `H100`, an `H200` no `H20`.
     """
     words = f" {name.replace('-', ' ').lower()} "
     found = [card for card in ACCELERATORS if f" {card.lower()} " in words]
@@ -62,7 +65,9 @@ def accelerator_named(name: str) -> Accelerator | None:
 
 
 def parse_gpus(text: str) -> tuple[int, Accelerator]:
-    """Number and kind of cards in `8xH100`, `H100` or `2x24GB`. Raises `ConfigurationError`."""
+    """Returns the number and kind of cards in `8xH100`, `H100` or `2x24GB`. Raises
+    `ConfigurationError` for an unknown card and for none.
+    """
     match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", text.strip(), re.IGNORECASE)
     assert match is not None, "the second group takes any text"
     count, kind = int(match[1] or 1), match[2].strip()

@@ -1,6 +1,7 @@
 """Chooses how a model is trained on some cards, by arithmetic alone: which cards train and which
-generate, the largest micro-batch, the KV cache, and, where it does not fit, the cheapest change
-that does.
+generate, the micro-batch and the KV cache, or, where nothing fits, the cheapest change that does.
+`plan_run` tries every division of the cards (`best_layout`): memory (`arithmetic`, `engines`)
+decides which of them fit, and rates (`rates`) which of those is best.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,26 +14,27 @@ from rollstream.sizes.devices import CARDS_PER_MACHINE
 from rollstream.sizes.engines import ADAPTER_RANK, ENGINE_SHARE, EngineSize, PlanRequest, usable
 
 LAG_MAX = 4
-"""Steps that are generated ahead: the default of `dispatch.max_lag`."""
+"""Rollouts generate at most this many steps ahead: the default of `dispatch.max_lag`."""
 MICRO_BATCH_TOKENS_MAX = 32_768
 """Larger micro-batches gain nothing unless collectives take longer than them. A choice, 80 times
 the tokens at which a product with weights is bound by arithmetic: flops over bandwidth of the
 table's cards is at most 420.
 """
 SEQUENCES_WANTED = 64
-"""Longest sequences up to which a shared card's cache comes before anything else. A choice: the
-default of `rollouts.slots`.
+"""A shared card's cache comes before anything else until it holds this many longest sequences. A
+choice: the default of `rollouts.slots`.
 """
 CARDS_MAX = 16_384
-"""Most cards of a change. A choice: the size of the cluster that trained Llama 3.1 405B (arXiv
-2407.21783).
+"""A proposed change takes at most this many cards. A choice: the size of the cluster that trained
+Llama 3.1 405B (arXiv 2407.21783).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLayout:
-    """A division of the cards that fits: `trainer_cards` ranks, and `engines` times `engine`. With
-    `is_shared` all are the same card.
+    """Divides the cards such that each role fits: `trainer_cards` ranks train, and `engines`
+    engines of the size `engine` generate. With `is_shared` both use one and the same card.
+    `micro_batch_max` is the largest micro-batch that fits, in tokens; `form` has the proposed one.
     """
 
     form: TrainerForm
@@ -46,13 +48,15 @@ class CardLayout:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate of the slower side; 0 where speeds are unknown."""
+        """Returns the rate of the slower side; 0 where speeds are unknown."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A role that does not fit a card: what it needs at least, and what it has."""
+    """Reports a role that does not fit a card: the lines of its least memory, and the available
+    bytes.
+    """
 
     role: str
     lines: tuple[MemoryLine, ...]
@@ -65,8 +69,8 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The answer. Without a `layout` the request does not fit: `shortages` names why, and `change`,
-    if there is one, is the cheapest request that does, with its own layout.
+    """Answers a request. Without a `layout` the request does not fit: then `shortages` gives the
+    reasons, and `change`, unless None, is the plan of the cheapest changed request that does.
     """
 
     request: PlanRequest
@@ -76,13 +80,14 @@ class RunPlan:
 
     @property
     def proposed(self) -> "RunPlan | None":
-        """The plan that fits: this one, or that of the change."""
+        """Returns the plan that fits: this one, or that of the change; None if neither does."""
         return self if self.layout is not None else self.change
 
 
 def plan_run(request: PlanRequest) -> RunPlan:
-    """The best layout of the request, or its shortages with the cheapest change: first what costs
-    no card (an adapter in place of all parameters, 8-bit weights in the rollouts), then more cards.
+    """Returns the best layout of the request, or its shortages with the cheapest change. Changes
+    that cost no card are tried first (an adapter in place of all parameters, 8-bit weights in the
+    rollouts), then more cards.
     """
     layout = best_layout(request)
     if layout is not None:
@@ -95,7 +100,7 @@ def plan_run(request: PlanRequest) -> RunPlan:
 
 
 def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
-    """Other requests for the same model, by ascending cost."""
+    """Yields other requests for the same model, by ascending cost."""
     if not request.lora_rank:
         yield replace(request, lora_rank=ADAPTER_RANK)
         yield replace(request, fp8=True)
@@ -108,10 +113,9 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
 
 
 def best_layout(request: PlanRequest) -> CardLayout | None:
-    """The layout that fits with the highest rate, None if none fits. Memory bounds a layout from
-    below; of those that fit, the one whose slower side has the highest rate wins, because a step
-    lasts as long as that side needs for its tokens. Without known speeds it is the one with equal
-    halves.
+    """Returns the layout with the highest rate of those that fit in memory, None if none fits. A
+    layout's rate is that of its slower side, because a step lasts as long as that side needs for
+    its tokens. Without known speeds the layout with equal halves wins.
     """
     if request.cards == 1:
         return _shared_layout(request)
@@ -132,8 +136,8 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
 
 
 def _trainer_cards(request: PlanRequest) -> Sequence[int]:
-    """Numbers of cards that may train: any on one machine, else whole machines. An adapter is
-    trained on one card where that holds the base.
+    """Returns the numbers of cards that may train: any on one machine, else whole machines. An
+    adapter is trained on one card where that holds the base.
     """
     cards = request.cards
     if request.lora_rank:
@@ -146,7 +150,7 @@ def _trainer_cards(request: PlanRequest) -> Sequence[int]:
 
 
 def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLayout | None:
-    """The layout with this many training cards; None if a role does not fit."""
+    """Returns the layout with this many training cards; None if a role does not fit."""
     form = _largest_form(request, trainer_form(request, trainer_cards, recompute))
     rest = request.cards - trainer_cards
     engine = None if form is None else engines.own_engine(request, rest)
@@ -163,8 +167,8 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
 
 
 def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
-    """The form with the smallest micro-batch that needs no more rounds than the largest one, as far
-    as a larger one gains something; it holds one longest sequence.
+    """Returns the form with the smallest micro-batch that needs as few rounds (one micro-batch on
+    each rank) as the largest useful one; it holds at least one longest sequence.
     """
     most = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
     if request.card.flops:
@@ -177,13 +181,15 @@ def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
 
 
 def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None:
-    """The form with the largest micro-batch that fits a card, None if no sequence does."""
+    """Returns the form with the largest micro-batch that fits a card, None if no sequence does."""
     tokens = sums.micro_batch_max(request.shape, form, usable(request.card), request.context)
     return replace(form, micro_batch_tokens=tokens) if tokens else None
 
 
 def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm:
-    """A form with a micro-batch of one longest sequence."""
+    """Returns a trainer's form with a micro-batch of one longest sequence; `recompute` means
+    gradient checkpointing.
+    """
     return TrainerForm(
         micro_batch_tokens=request.context,
         ranks=ranks,
@@ -193,8 +199,9 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
 
 
 def _shared_layout(request: PlanRequest) -> CardLayout | None:
-    """Trainer and rollout on one card, and the evaluation where it fits too. The trainer gets what
-    its micro-batch needs, the engines the rest; the cache is filled up to `SEQUENCES_WANTED` first.
+    """Returns the best layout of trainer and rollout on one card, with the evaluation where it fits
+    too; None if none fits. The trainer gets what its micro-batch needs, the engines the rest; the
+    cache is filled up to `SEQUENCES_WANTED` first.
     """
     found = [
         layout
@@ -215,7 +222,9 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
 def _shared_form(
     request: PlanRequest, evaluated: bool, recompute: bool, sequences: int
 ) -> CardLayout | None:
-    """The layout of one card with micro-batches of this many longest sequences."""
+    """Returns the layout of one card with micro-batches of this many longest sequences, None if the
+    rest of the card holds no engine.
+    """
     processes, tokens = 2 + evaluated, sequences * request.context
     form = replace(trainer_form(request, 1, recompute), micro_batch_tokens=tokens)
     trainer = total(sums.trainer_lines(request.shape, form)) / (1 - sums.FRAGMENTED)
@@ -235,7 +244,7 @@ def _shared_form(
 
 
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
-    """The layout with its rates. On a shared card each side has half of its time."""
+    """Returns the layout with its rates. On a shared card each side gets half of the time."""
     share = 0.5 if layout.is_shared else 1.0
     form, card, engine = layout.form, request.card, layout.engine
     train = rates.train_tokens_per_s(
@@ -254,7 +263,7 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
-    """The roles that do not fit with as many cards as they can get."""
+    """Returns the roles that do not fit even with the most cards that they can get."""
     shape, card = request.shape, request.card
     alone = request.cards == 1
     ranks = 1 if alone else _trainer_cards(request)[-1]

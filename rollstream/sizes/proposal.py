@@ -1,4 +1,7 @@
-"""A plan as lines of memory, seconds, sentences, and as one JSON object."""
+"""Presents a `RunPlan` for people and programs: its memory line by line, the seconds of its
+transfers and rounds, one sentence for a shortage or a change, and one JSON object of all
+(`figures`). It computes nothing that decides the plan (`planner.py` does that).
+"""
 
 from typing import Any
 
@@ -11,7 +14,7 @@ from rollstream.sizes.proposed_files import machine_files
 
 
 def figures(plan: RunPlan) -> dict[str, Any]:
-    """The plan as one JSON object: bytes, seconds, tokens."""
+    """Returns the plan as one JSON object in bytes, seconds and tokens."""
     request = plan.request
     found: dict[str, Any] = {
         "model": request.shape.name,
@@ -73,39 +76,40 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
         "settings": files[0].settings,
         "files": [
             {
-                "kind": one.kind,
-                "machines": one.machines,
-                "settings": one.settings,
-                "commands": one.commands(one.name("plan.toml")),
+                "kind": file.kind,
+                "machines": file.machines,
+                "settings": file.settings,
+                "commands": file.commands(file.name("plan.toml")),
             }
-            for one in files
+            for file in files
         ],
     }  # fmt: skip
 
 
 def trainer_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """A rank's lines in the plan's layout."""
+    """Returns the memory of one rank on its card, line by line."""
     assert plan.layout is not None
     return sums.trainer_lines(plan.request.shape, plan.layout.form)
 
 
 def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """A rank's host memory in the plan's layout."""
+    """Returns the host memory of one rank, line by line."""
     assert plan.layout is not None
     return sums.trainer_host_lines(plan.request.shape, plan.layout.form, sums.BFLOAT16)
 
 
 def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """One card of an engine in the plan's layout, its cache included."""
+    """Returns the memory of an engine on one of its cards, line by line, with its KV cache."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     return engine_lines(request, layout.engine)
 
 
 def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
-    """Seconds by form of a version: to publish it over the store's link; to fetch it from there by
-    one rollout machine; from machine to machine, which a relay chain pipelines; and from host
-    memory into the cards of one engine.
+    """Returns seconds by a version's form (full, delta, adapter) and by transfer: `publish` it over
+    the store's link, `fetch` it from there by one rollout machine, `relay` it from one machine to
+    the next (a relay chain pipelines this), `load` it from host memory into the cards of one
+    engine.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
@@ -124,7 +128,9 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
 
 
 def round_seconds(plan: RunPlan) -> dict[str, float]:
-    """Seconds of a training round by what they are for; empty where the card's speed is unknown."""
+    """Returns the seconds of a training round's arithmetic and of its collectives, which overlap;
+    empty where the card's speed is unknown.
+    """
     request, layout = plan.request, plan.layout
     assert layout is not None
     if not request.card.flops:
@@ -135,7 +141,7 @@ def round_seconds(plan: RunPlan) -> dict[str, float]:
 
 
 def change_text(plan: RunPlan) -> str:
-    """The cheapest change that fits, as an instruction."""
+    """Returns the cheapest change that fits, as an instruction."""
     assert plan.change is not None
     before, after = plan.request, plan.change.request
     parts: list[str] = []
@@ -149,7 +155,7 @@ def change_text(plan: RunPlan) -> str:
 
 
 def shortage_text(plan: RunPlan) -> str:
-    """One sentence: what does not fit, and the cheapest change."""
+    """Returns one sentence with the roles that do not fit and the cheapest change."""
     what = "; ".join(
         f"{s.role} needs {s.needed / GB:.1f} GB of {s.available / GB:.1f} GB"
         for s in plan.shortages

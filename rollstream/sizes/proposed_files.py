@@ -1,5 +1,5 @@
-"""The proposed configuration of a plan that fits, as TOML: one file for each kind of machine, with
-the commands that start the run there.
+"""Writes the proposed configuration of a plan that fits, as TOML: one file for each kind of machine
+(all roles, training, generating), with the commands that start the run there.
 """
 
 import json
@@ -15,18 +15,19 @@ from rollstream.sizes.planner import CardLayout, RunPlan
 from rollstream.storage.settings import RelaySettings
 
 PROMPT_SHARE, PROMPT_MAX = 4, 2048
-"""A quarter of the context, at most this many tokens, is left to the prompt. A choice: Laminar's
-prompts have at most 2 K.
+"""The prompt gets a quarter of the context, at most 2048 tokens. A choice: Laminar's prompts have
+at most 2 K.
 """
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
-"""Learning rates. A choice: 1e-6 is that of the delta's measurement (`rates.DELTA_SHARE`), and an
-adapter takes about ten times the rate of all weights (docs/how-to/train-with-lora.md).
+"""Learning rates of an adapter and of all weights. A choice: 1e-6 is that of the delta's
+measurement (`rates.DELTA_SHARE`), and an adapter takes about ten times the rate of all weights
+(docs/how-to/train-with-lora.md).
 """
 RELAY_PORT = 9470
 """A choice: that of the examples in docs/explanation/relay.md."""
 RELAY_VERSIONS = 2.2
-"""Full versions that fit a relay. A choice: the newest one, the next one while it arrives
-(`storage/relay/cache.py`), and deltas.
+"""A relay's cache has room for this many full versions. A choice: it holds the newest one, the next
+one while it arrives (`storage/relay/cache.py`), and deltas.
 """
 TABLE_COMMENTS = {
     "relay": "bytes_max is in /dev/shm of each machine: two full versions, and deltas",
@@ -43,8 +44,8 @@ TORCHRUN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFile:
-    """The settings of one kind of machine, and how many of them there are. `ranks` of the trainer
-    compute together, on all machines. The kind is "run" where one machine has all roles.
+    """Holds the settings of one kind of machine and the number of such machines. `ranks` counts the
+    trainer's processes on all machines. The kind is "run" where one machine has all roles.
     """
 
     kind: Literal["run", "trainer", "rollouts"]
@@ -57,12 +58,14 @@ class MachineFile:
         return "rollouts" in self.settings["devices"]
 
     def name(self, file: str) -> str:
-        """The name of this file, where the plan's is `file`."""
+        """Returns the name of this file, where the plan's is `file`."""
         path = PurePath(file)
         return file if self.kind == "run" else str(path.with_name(f"{path.stem}-{self.kind}.toml"))
 
     def commands(self, file: str) -> list[str]:
-        """The commands on each machine of this kind; those in brackets on the first one alone."""
+        """Returns the commands for each machine of this kind; those in brackets are for the first
+        one alone.
+        """
         if self.kind == "run":
             return [f"rollstream run {file}"]
         run = f"{file} --run RUN"
@@ -77,8 +80,8 @@ class MachineFile:
         return [train, f"(for role in {COORDINATORS}; do rollstream $role {run} & done)"]
 
     def _engine_commands(self, run: str) -> list[str]:
-        """The rollouts of one machine, each with its own cards, and the evaluation with those of
-        the first.
+        """Returns the commands that start one machine's rollouts, each with its own cards, and the
+        evaluation with the cards of the first rollout.
         """
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
@@ -94,11 +97,11 @@ class MachineFile:
 
 
 def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
-    """The proposed files of a plan that fits: one, or those of the machines that train and of those
-    that generate. A machine of which only some cards train generates too. `rollstream run` starts
-    the roles of one machine, and one machine's ranks. The files differ in the settings of their
-    machine alone (`devices`, `evaluation`), so all roles agree on the run's configuration, and the
-    start check (`check.py`) accepts each file on its machine.
+    """Returns the proposed files of a plan that fits: a single one, or one for the machines that
+    train and one for those that generate. A machine on which only some cards train generates too.
+    `rollstream run` starts the roles and ranks of one machine. The files differ in the settings of
+    their machine alone (`devices`, `evaluation`), so all roles agree on the run's configuration,
+    and the start check (`check.py`) accepts each file on its machine.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None, "nothing is proposed for a plan that does not fit"
@@ -117,7 +120,7 @@ def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
     trainer = _file(plan, "trainer", training, devices)
     own = {"rollouts": min(rest, CARDS_PER_MACHINE)}
     rollouts = _file(plan, "rollouts", request.machines - training, own)
-    # One evaluation, beside the first rollout of the run.
+    # A run has one evaluation, which shares its first rollout's cards.
     (rollouts if trainer.generates else trainer).settings["evaluation"]["enabled"] = False
     return trainer, rollouts
 
@@ -139,7 +142,9 @@ def _file(
 
 
 def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
-    """The tables of settings that all machines share, and the counts of a single one."""
+    """Returns the tables of settings that all machines share; `_file` sets those of one kind of
+    machine.
+    """
     context, size = request.context, layout.engine
     engine: dict[str, Any] = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
     if size.name == "vllm":
@@ -182,8 +187,8 @@ def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, A
 
 
 def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
-    """The proposed files by name, where the plan's name is `file`: that one, or one for each kind
-    of machine.
+    """Returns the text of the proposed files by name, where the plan's name is `file`: one file of
+    that name, or one for each kind of machine.
     """
     found = machine_files(plan)
     return {one.name(file): _toml_text(plan, one, one.name(file)) for one in found}
@@ -203,7 +208,9 @@ def _toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
 
 
 def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]:
-    """How the run is started on machines of this kind, of several."""
+    """Returns the comment that explains the start on this kind of machine, for a plan of several
+    machines.
+    """
     work = "generate" if one.kind == "rollouts" else "train"
     last = request.cards % CARDS_PER_MACHINE if one.machines > 1 else 0
     partly = [f"The last one has {last} cards: fewer rollouts there."] if last else []
@@ -221,7 +228,9 @@ def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]
 
 
 def _model_comment(request: PlanRequest) -> str:
-    """What must be there before `rollstream run` takes the model's path."""
+    """Returns a comment with the model files that must exist before `rollstream run` accepts the
+    path.
+    """
     if request.shape.hub:
         return f"not here: first `hf download {request.shape.hub}`, or set a checkpoint's folder"
     return "a folder, or a Hub name in this machine's cache"

@@ -1,5 +1,5 @@
-"""Bytes of a version, seconds on a link, tokens per second and the volume of the log, each constant
-with its source beside it.
+"""Estimates bytes of a version, seconds on a link, tokens per second and the volume of the log;
+each constant has its source beside it.
 
 Rates are rooflines, good for the choice of a layout and for an order of magnitude. All sizes are in
 bytes, all durations in seconds.
@@ -19,11 +19,15 @@ DELTA_SHARE = 1 / 165
 1.
 """
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
-"""A trajectory in the log: per token and for itself (docs/reference/sizes-and-cost.md)."""
+"""Bytes of a trajectory in the log, per token and per record (docs/reference/sizes-and-cost.md)."""
 PARTIALS_SHARE = 0.5
-"""Its partials over its tokens in the log, at most (docs/reference/sizes-and-cost.md)."""
+"""A trajectory's partials add at most this share of its token bytes to the log
+(docs/reference/sizes-and-cost.md).
+"""
 ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
-"""A trajectory in the archive (docs/reference/sizes-and-cost.md)."""
+"""Bytes of a trajectory in the archive, per token and per record
+(docs/reference/sizes-and-cost.md).
+"""
 # Shares of a card's peaks, fixed times, host-to-device speed: sources in `simulator/constants.py`.
 MFU = CONSTANTS["train_mfu"].value
 FLOPS_PER_PARAMETER = 6.0
@@ -40,7 +44,7 @@ PULL_BANDWIDTH = CONSTANTS["pull_bandwidth"].value
 
 @dataclass(frozen=True, slots=True)
 class VersionBytes:
-    """Bytes of one version in each of its forms."""
+    """Holds the bytes of one version in each of its forms."""
 
     full: float
     delta: float
@@ -48,23 +52,27 @@ class VersionBytes:
 
 
 def version_bytes(shape: ModelShape, lora_rank: int) -> VersionBytes:
-    """A bfloat16 version: full, as a delta, and as a LoRA adapter of this rank."""
+    """Returns the bytes of a bfloat16 version: full, as a delta, and as a LoRA adapter of this
+    rank.
+    """
     full = BFLOAT16 * float(shape.parameters)
     return VersionBytes(full, full * DELTA_SHARE, BFLOAT16 * shape.adapter_parameters(lora_rank))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerLink:
-    """A trainer's card, and the bytes per second that a collective moves through each of them."""
+    """Holds the trainer's kind of card, and the bytes per second that a collective moves through
+    each.
+    """
 
     card: Accelerator
     collective: float
 
 
 def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerLink:
-    """Within a machine a collective moves what a card's own link does. Beyond it, a ring of cards
-    crosses each machine's network once, and rings share its adapters, so a collective moves what
-    the whole machine's network does ("bus bandwidth" of nccl-tests).
+    """Returns the speed of collectives among `ranks` cards. Within a machine it is that of a card's
+    own link. Across machines a ring of cards crosses each machine's network once, and rings share
+    its adapters, so it is that of the whole machine's network ("bus bandwidth" of nccl-tests).
     """
     if ranks <= CARDS_PER_MACHINE:
         return TrainerLink(card, card.link)
@@ -72,9 +80,10 @@ def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerL
 
 
 def round_s(shape: ModelShape, form: TrainerForm, at: TrainerLink) -> tuple[float, float]:
-    """Seconds of the arithmetic and of the collectives of one round, a micro-batch for each rank;
-    they overlap. Layers are gathered twice in the type of the arithmetic, embedding and head once
-    in float32, and all gradients are reduced in float32 (`shard_model`).
+    """Returns the seconds of the arithmetic and of the collectives of one round, in which each rank
+    computes a micro-batch; the two overlap. Layers are gathered twice in the type of the
+    arithmetic, embedding and head once in float32, and all gradients are reduced in float32
+    (`shard_model`).
     """
     flops = (FLOPS_PER_PARAMETER + 2 * form.recompute) * shape.active_parameters
     compute_s = form.micro_batch_tokens * flops / (at.card.flops * MFU)
@@ -88,8 +97,8 @@ def round_s(shape: ModelShape, form: TrainerForm, at: TrainerLink) -> tuple[floa
 def train_tokens_per_s(
     shape: ModelShape, form: TrainerForm, at: TrainerLink, step_tokens: float
 ) -> float:
-    """Trained tokens per second of all ranks in steps of this many tokens; 0 where the card's speed
-    is unknown. The last round of a step may leave ranks without work.
+    """Returns trained tokens per second of all ranks in steps of `step_tokens` tokens; 0 where the
+    card's speed is unknown. The last round of a step may leave ranks without work.
     """
     if not at.card.flops:
         return 0.0
@@ -105,9 +114,10 @@ def decode_tokens_per_s(
     context: int,
     item: float,
 ) -> float:
-    """Generated tokens per second of one engine with `rows` rows on average, each with half of the
-    context: a step reads the weights and the cache, computes each row, and sums each layer's two
-    results over the cards of the engine.
+    """Returns generated tokens per second of one engine with `rows` running sequences on average,
+    each with half of the context; 0 where the card's speed is unknown. A step reads the weights
+    (`item` bytes per parameter) and the cache, computes each row, and sums each layer's two results
+    over the cards of the engine.
     """
     if not card.bandwidth or not rows:
         return 0.0
@@ -119,7 +129,7 @@ def decode_tokens_per_s(
 
 
 def _read_parameters(shape: ModelShape, rows: float) -> float:
-    """Parameters that a step reads: with many rows all experts are used."""
+    """Returns the parameters that a decode step reads: with many rows all experts are used."""
     if shape.experts is None:
         return shape.parameters
     share = min(1.0, rows * shape.experts.used / shape.experts.count)
@@ -128,25 +138,27 @@ def _read_parameters(shape: ModelShape, rows: float) -> float:
 
 
 def transfer_s(size: float, gbps: float) -> float:
-    """Seconds on a link of this many Gbit/s."""
+    """Returns the seconds that `size` bytes take on a link of this many Gbit/s."""
     return size * 8 / (gbps * 1e9)
 
 
 def load_s(size: float, cards: int) -> float:
-    """Seconds from host memory to `cards` cards."""
+    """Returns the seconds that `size` bytes take from host memory to `cards` cards."""
     return size / (cards * PULL_BANDWIDTH)
 
 
 @dataclass(frozen=True, slots=True)
 class LogVolume:
-    """Bytes per second into the log, and into the archive."""
+    """Holds bytes per second into the log, and into the archive."""
 
     log: float
     archive: float
 
 
 def log_volume(tokens_per_s: float, trajectory_tokens: float) -> LogVolume:
-    """The volume of trajectories of this mean length, with partials."""
+    """Returns the volume at this rate of tokens, for trajectories of this mean length with
+    partials.
+    """
     per_s = tokens_per_s / trajectory_tokens
     record = LOG_TOKEN_BYTES * trajectory_tokens * (1 + PARTIALS_SHARE) + LOG_RECORD_BYTES
     archived = ARCHIVE_TOKEN_BYTES * trajectory_tokens + ARCHIVE_RECORD_BYTES

@@ -1,4 +1,5 @@
-"""The sizes of decoder models: a table of usual ones, and the reading of any `config.json`.
+"""Gives the sizes of a decoder model (`find_shape`), from its `config.json` or from a table of
+usual ones.
 
 Counts of parameters are exact for the listed families: tests compare them with the totals that the
 models' authors publish. A family that is not listed is refused by name, because a wrong count would
@@ -16,12 +17,14 @@ from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
-"""Values of `model_type` whose parameters are counted."""
+"""Parameters are counted for these values of `model_type`: dense models and mixtures of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """The feed-forward part of a mixture of experts: each token uses `used` of `count` experts."""
+    """Sizes the feed-forward part of a mixture of experts: each token uses `used` of `count`
+    experts.
+    """
 
     count: int
     used: int
@@ -30,7 +33,7 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder's sizes. `width` is that of one attention head; `positions` is the longest
+    """Holds a decoder's sizes. `width` is that of one attention head; `positions` is the longest
     sequence. `hub` is the name on the Hub of a model that is known from the table alone.
     """
 
@@ -54,17 +57,17 @@ class ModelShape:
 
     @property
     def kv_size(self) -> int:
-        """Numbers of one token's keys in one layer; its values have as many."""
+        """Returns how many numbers one token's keys have in one layer; its values have as many."""
         return self.kv_heads * self.width
 
     @property
     def has_head_norms(self) -> bool:
-        """Whether queries and keys are normalised per head."""
+        """Returns whether queries and keys are normalised per head."""
         return self.family.startswith("qwen3")
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of the matrices of one layer; those of every expert."""
+        """Returns inputs and outputs of each matrix of one layer, with those of every expert."""
         d, f = self.hidden, self.intermediate
         attention = (
             (d, self.query_size), (d, self.kv_size), (d, self.kv_size), (self.query_size, d),
@@ -76,9 +79,9 @@ class ModelShape:
 
     @property
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
-        """All trained tensors as (count, rows, numbers of a row); transformers keeps the matrices
-        of a layer's experts in two tensors with a row for each expert. Norms and biases, which are
-        small, are one row each.
+        """Returns all trained tensors as (count, rows, numbers of a row); transformers keeps the
+        matrices of a layer's experts in two tensors with a row for each expert. Norms and biases,
+        which are small, are one row each.
         """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
         matrices = [(rows, columns) for columns, rows in attention]
@@ -94,7 +97,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer: matrices, norms, biases, router."""
+        """Counts the parameters of one layer: matrices, norms, biases, router."""
         small = 2 * self.hidden
         if self.family == "qwen2":
             small += self.query_size + 2 * self.kv_size
@@ -110,7 +113,9 @@ class ModelShape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside of the layers: embedding, head unless it is tied, final norm."""
+        """Counts the parameters outside of the layers: embedding, head unless it is tied, final
+        norm.
+        """
         return self.embedding_parameters * (1 if self.tied else 2) + self.hidden
 
     @property
@@ -119,7 +124,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses; all of a dense model."""
+        """Counts the parameters that one token uses; in a dense model these are all."""
         if self.experts is None:
             return self.parameters
         e = self.experts
@@ -128,12 +133,12 @@ class ModelShape:
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that the KV cache keeps per token."""
+        """Returns how many numbers the KV cache keeps per token."""
         return 2 * self.layers * self.kv_size
 
     @property
     def feed_forward(self) -> int:
-        """Intermediate numbers that one token has in one layer's feed-forward part."""
+        """Returns how many intermediate numbers one token has in one layer's feed-forward part."""
         return self.intermediate if self.experts is None else self._active_feed_forward
 
     @property
@@ -142,14 +147,14 @@ class ModelShape:
         return self.experts.used * self.experts.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """Parameters of a LoRA adapter of this rank on all linear layers: r · (inputs + outputs)
-        each (Hu et al., "LoRA", arXiv 2106.09685).
+        """Counts the parameters of a LoRA adapter of this rank on all linear layers: r · (inputs +
+        outputs) each (Hu et al., "LoRA", arXiv 2106.09685).
         """
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
 
 def _name_of(hub: str) -> str:
-    """The name in the table of the model with this name on the Hub."""
+    """Returns the name in the table of the model with this name on the Hub."""
     return hub.rpartition("/")[2].lower().removesuffix("-v0.1")
 
 
@@ -183,7 +188,7 @@ def _llama(hub: str, sizes: tuple[int, ...], width: int = 128, tied: bool = Fals
 def _with_experts(
     hub: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
 ) -> ModelShape:
-    """A mixture of experts with the attention of `base`."""
+    """Returns a mixture of experts with the attention of `base`."""
     return replace(
         base,
         hub=hub,
@@ -235,15 +240,15 @@ SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
 
 
 def find_shape(model: str) -> ModelShape:
-    """The shape of a checkpoint folder, of a Hub name in this machine's cache, or of a model in the
-    table (`Qwen/Qwen2.5-7B-Instruct` is its `qwen2.5-7b`). Raises `ConfigurationError` with the
-    nearest name.
+    """Returns the shape of a checkpoint folder, of a Hub name in this machine's cache, or of a
+    model in the table (`Qwen/Qwen2.5-7B-Instruct` is its `qwen2.5-7b`). Raises `ConfigurationError`
+    with the nearest name for any other.
     """
     folder = find_hf_folder(model)
     if (folder / CONFIG).is_file():
         return shape_of(read_hf_config(folder), model)
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
-    listed = [one for one in SHAPES if name == one or name.startswith(f"{one}-")]
+    listed = [known for known in SHAPES if name == known or name.startswith(f"{known}-")]
     if listed and not Path(model).exists():
         shape = SHAPES[max(listed, key=len)]
         return replace(shape, hub=model) if "/" in model else shape
@@ -256,8 +261,8 @@ def find_shape(model: str) -> ModelShape:
 
 
 def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a `config.json` describes. Raises `ConfigurationError` for a family whose
-    parameters are not counted here, and for a missing field.
+    """Returns the shape that a `config.json` describes. Raises `ConfigurationError` for a family
+    whose parameters are not counted here, and for a missing field.
     """
     family = fields.get("model_type")
     if family not in (*DENSE, *EXPERTS):

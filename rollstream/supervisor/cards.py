@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which of them each process of `rollstream run` gets
+"""Finds the GPUs of this machine and assigns them to the processes of `rollstream run`
 (`devices.trainer`, `devices.rollouts`).
 
 The assignment is a pure function of the settings and the visible cards. Every process then sees
@@ -20,17 +20,17 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import RolloutSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order in which nvidia-smi counts
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi counts in this order
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 QUERY_S = 20.0
 MIB = 1 << 20
 BESIDE_TRAINER = 0.85
-"""Most of a card that engines may take together where the trainer uses it too."""
+"""Engines on a card that the trainer uses too may together take at most this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """A visible card: its number as CUDA counts it, its name, and its memory in bytes."""
+    """Describes a visible card: its number as CUDA counts it, its name, and its memory in bytes."""
 
     index: str
     name: str
@@ -38,7 +38,7 @@ class GpuCard:
 
 
 def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
-    """The cards that a process with this environment sees; none without NVIDIA's driver."""
+    """Returns the cards that a process with this environment sees; none without NVIDIA's driver."""
     try:
         found = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -47,8 +47,9 @@ def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
 
 
 def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
-    """The cards of a listing by `QUERY` that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs;
-    None: all) leaves, in its order. As CUDA does, it stops at the first unknown one.
+    """Returns the cards of a listing by `QUERY` that `visible` names, in its order. `visible` is
+    the value of `CUDA_VISIBLE_DEVICES`: numbers or UUIDs; None means all. As in CUDA, the first
+    unknown name ends the list.
     """
     by_name: dict[str, GpuCard] = {}
     for line in listing.splitlines():
@@ -70,7 +71,7 @@ def _is_short_uuid(word: str, name: str) -> bool:
 
 
 def cards_per_engine(rollouts: RolloutSettings) -> int:
-    """Cards of one engine of these settings."""
+    """Returns how many cards one engine with these settings takes."""
     if rollouts.engine != "vllm":
         return 1
     stages = rollouts.vllm.args.get("pipeline_parallel_size", 1)
@@ -78,10 +79,10 @@ def cards_per_engine(rollouts: RolloutSettings) -> int:
 
 
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
-    """The cards of each process by its name; empty without `[devices]`. Counts take cards in their
-    order, the trainer first; lists name positions among `cards`. Rollouts take equal groups in
-    turn, and the evaluation the first group. Raises `ConfigurationError` for cards that do not
-    exist, groups that do not come out even, and overlaps without room.
+    """Returns the cards of each process by its name; empty without `[devices]`. Counts take cards
+    in their order, the trainer first; lists name positions among `cards`. Rollouts take equal
+    groups in turn, and the evaluation the first group. Raises `ConfigurationError` for cards that
+    do not exist, groups that do not come out even, and overlaps without room.
     """
     d = c.devices
     if d.trainer is None and d.rollouts is None:
@@ -109,7 +110,7 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
 def _positions(
     key: str, wanted: int | tuple[int, ...] | None, after: int, cards: Sequence[GpuCard]
 ) -> list[int]:
-    """Positions of the wanted cards; a count takes those behind the first `after`."""
+    """Returns the positions of the wanted cards; a count takes those behind the first `after`."""
     if wanted is None:
         return []
     positions = list(range(after, after + wanted)) if isinstance(wanted, int) else list(wanted)
@@ -138,7 +139,7 @@ def _check_trainer(c: Configuration, count: int) -> None:
 
 
 def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cards in groups of one engine each."""
+    """Returns the cards in groups of one engine each."""
     own = cards_per_engine(rollouts)
     if not positions:
         return []
@@ -177,7 +178,9 @@ def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> Non
 
 
 def visibility(assigned: Mapping[str, Sequence[GpuCard]], name: str) -> dict[str, str]:
-    """The variables with which process `name` sees its cards alone; none without an assignment."""
+    """Returns the variables with which process `name` sees its cards alone; none without an
+    assignment.
+    """
     if not assigned:
         return {}
     return {VISIBLE: ",".join(card.index for card in assigned.get(name, ())), **ORDER}
@@ -187,9 +190,9 @@ _FIRST_PORT, _PORTS = 29_500, 10_000
 
 
 def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `torchrun` for a task of a step of several tasks (`srun`); empty elsewhere,
-    and where `RANK` or `WORLD_SIZE` is set already. All tasks of a step agree on the address: the
-    first host, and a port drawn from the job's number.
+    """Returns the variables of `torchrun` for one task of a Slurm job step (`srun`) with several
+    tasks; empty elsewhere, and where `RANK` or `WORLD_SIZE` is set already. All tasks of a step
+    agree on the address: the first host, and a port drawn from the job's number.
     """
     tasks, task = environment.get("SLURM_STEP_NUM_TASKS"), environment.get("SLURM_PROCID")
     if tasks is None or task is None or int(tasks) < 2 or {"RANK", "WORLD_SIZE"} & {*environment}:
@@ -207,6 +210,6 @@ def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(hosts: str) -> str:
-    """The first host of Slurm's compact list: `gpu[03-05,9],login1` is `gpu03`."""
+    """Returns the first host of Slurm's compact list: `gpu03` for `gpu[03-05,9],login1`."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
     return "127.0.0.1" if match is None else match[1] + (match[2] or "")

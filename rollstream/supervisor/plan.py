@@ -1,4 +1,6 @@
-"""The processes that a configuration needs on this machine, with their command lines."""
+"""Lists the processes that a configuration needs on this machine (`ProcessSpec`): their command
+lines, environments and order. The supervisor starts them; nothing here does.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +23,9 @@ def process_specs(
     accept_config: bool = False,
     cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """The processes of all roles in the order of their start; `accept_config` is passed on to the
-    trainer. With `cards` each process sees those of its name alone.
+    """Returns the processes of all roles in the order of their start. `accept_config` passes
+    `--accept-config` to the role that records the configuration. `cards` maps a process's name to
+    the only GPUs that it sees; empty, each inherits the environment.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -41,14 +44,14 @@ def process_specs(
 
 
 def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
-    """The warm-up, which runs before all others."""
+    """Returns the process of the warm-up, which runs before all others."""
     environment = _environment(configuration.warmup.threads)
     return ProcessSpec("warmup", _command(folder, "warmup"), environment=environment)
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """The processes with a port each for their metrics: those after `base`, or free ones (0) if
-    `base` is 0.
+    """Returns the processes, each with a port for its metrics: consecutive ones after `base`, or 0
+    (any free port) if `base` is 0.
     """
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})
@@ -67,5 +70,5 @@ def _environment(threads: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **module_environment(),
-        "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by it
+        "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by string hashes
     }

@@ -1,5 +1,5 @@
-"""One role as an operating-system process: its command line, environment and log, its end with its
-parent, and when it is started again after a death.
+"""Runs one role as an operating-system process: `ProcessSpec` describes it, `ChildProcess` starts,
+stops and logs it, and `RestartPolicy` decides when it starts again after a death.
 
 A child leads its own process group, so that Ctrl-C in a terminal reaches only the supervisor, which
 then stops the roles in order. It inherits the run's lock and dies with its supervisor, also after
@@ -30,7 +30,7 @@ _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """From now on this process ends with the one named by `ROLLSTREAM_PARENT`."""
+    """Make this process end with its parent, whose process id is in `ROLLSTREAM_PARENT`."""
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
         return
@@ -38,7 +38,7 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_poll_parent, args=(int(parent),), daemon=True).start()
-    if os.getppid() != int(parent):  # it died before the call
+    if os.getppid() != int(parent):  # the parent died before the call
         _kill_self()
 
 
@@ -53,8 +53,8 @@ def _kill_self() -> None:
 
 
 ERROR_PREFIX = "rollstream: "  # prefix of the error message with which `main` ends
-LINE_BYTES_MAX = 400  # of a log line quoted in a message
-MESSAGE_BYTES_MAX = 4000  # of a role's own error message
+LINE_BYTES_MAX = 400  # a log line quoted in a message is cut here
+MESSAGE_BYTES_MAX = 4000  # a role's own error message is cut here
 _TAIL_BYTES = 1 << 14
 LOG_BYTES_MAX = 16 << 20
 """Size at which a role's log is moved to `<name>.log.1`, in place of the one before."""
@@ -62,7 +62,7 @@ LOG_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process that the run needs.
+    """Describes a process that the run needs.
 
     `ends` is the meaning of its exit with code 0: the whole run is complete, only this role's work
     is complete, or ("never") the process died. A `single_holder` receives the nonce of the lease
@@ -79,7 +79,9 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """A running role."""
+    """Runs a role's process from construction until `reap` returns its exit code. `lock` is the
+    descriptor of the run's lock, which the process inherits; output is appended to `log`.
+    """
 
     def __init__(
         self, seat: ProcessSpec, log: Path, environment: Mapping[str, str], lock: int | None
@@ -108,11 +110,15 @@ class ChildProcess:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Its exit code once it ended (−9 for signal 9), None while it runs."""
+        """Returns the exit code once the process has ended (−9 for signal 9), None while
+        it runs.
+        """
         return self._process.poll()
 
     def error_message(self) -> str:
-        """Its own error message since its start and the lines after it; may be empty."""
+        """Returns the error message that the role logged since its start, with the lines after it;
+        may be empty.
+        """
         lines = _log_tail(self.log, self._began).splitlines()
         first = next(
             (n for n, line in enumerate(lines) if line.startswith(ERROR_PREFIX)), len(lines)
@@ -146,7 +152,7 @@ class ChildProcess:
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """The end of a log, as text, also across its rotation; empty without a log."""
+    """Returns the last lines of a log, also across its rotation; empty without a log."""
     both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
     lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
@@ -162,7 +168,7 @@ def _log_tail(log: Path, since: int) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as text."""
+    """Returns an exit code as text, by signal name for a negative one."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -172,16 +178,16 @@ def describe_exit(code: int) -> str:
 
 
 def is_final_exit(code: int, before: int | None) -> bool:
-    """Whether a role that exits with `code`, after `before` at its previous death, is not started
-    again: it was refused for good, or could not open its engine twice in a row.
+    """Returns whether a role that exits with `code`, after `before` at its previous death, is not
+    started again: it refused to start for good, or could not open its engine twice in a row.
     """
     return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off doubles from `first_s` to `longest_s`; more than `deaths_max` deaths within
-    `within_s` end the run.
+    """Decides when a dead role starts again. The back-off doubles from `first_s` to `longest_s`;
+    more than `deaths_max` deaths within `within_s` end the run.
     """
 
     deaths_max: int = 5
@@ -190,11 +196,13 @@ class RestartPolicy:
     longest_s: float = 8.0
 
     def recent(self, deaths_s: Sequence[float], now_s: float) -> int:
-        """Number of deaths within `within_s`."""
+        """Returns the number of deaths within the last `within_s` seconds."""
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:
-        """Seconds to wait before the next start, or None when the role died too often."""
+        """Returns the seconds to wait before the next start, or None when the role died
+        too often.
+        """
         recent = self.recent(deaths_s, now_s)
         if recent > self.deaths_max:
             return None

@@ -35,7 +35,9 @@ LOCK_WAIT_S = 5.0  # roles of a killed supervisor die at once, their own childre
 
 
 class RunLock:
-    """Held from construction until `close`, or until the last process that inherited it ends."""
+    """Locks a run's folder from construction until `close`, or until the last process that
+    inherited the lock ends. Raises `LeaseHeld` if another supervisor or one of its roles holds it.
+    """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
         self._nonces = folder / "nonces.json"
@@ -57,10 +59,10 @@ class RunLock:
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def nonces(self) -> dict[str, str]:
-        """By role, the nonce of the last process that the former supervisor started."""
+        """Returns, by role, the nonce of the last process that the former supervisor started."""
         try:
             found = json.loads(self._nonces.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # torn by a kill: wait for the lease instead
+        except (FileNotFoundError, ValueError):  # torn by a kill: roles wait for their leases
             return {}
         return cast(dict[str, str], found) if isinstance(found, dict) else {}
 
@@ -86,7 +88,7 @@ NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """The supervisor's waits, in seconds."""
+    """Bounds the supervisor's waits, in seconds."""
 
     tick_s: float = 0.1
     """Between two checks of the processes."""
@@ -98,7 +100,7 @@ class SupervisorLimits:
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """The state of one process in the live view."""
+    """Shows the state of one process in the live view."""
 
     name: str
     state: Literal["running", "restarting", "stopping", "done"]
@@ -108,7 +110,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended; `message` is the reason of a failure."""
+    """Reports how a run ended; `message` is the reason of a failure."""
 
     kind: Literal["complete", "stopped", "failed"]
     message: str = ""
@@ -132,7 +134,9 @@ RecordEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Supervisor:
-    """One run's processes; `record` is given each event as a line of `metrics/supervisor.jsonl`."""
+    """Supervises one run's processes; `record` is called with each event, which becomes a line of
+    `metrics/supervisor.jsonl`.
+    """
 
     def __init__(
         self,
@@ -151,8 +155,9 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Supervise until the run is complete, `stop` is set, a role refuses to start, or one died
-        too often; `hurry` kills at once.
+        """Supervise until the run is complete, `stop` is set, a role refuses to start, or a role
+        has died too often; then stop all roles. `hurry` kills them at once. `show` is called with
+        the states at each tick.
         """
         try:
             outcome = self._watch(stop, show)
@@ -162,11 +167,11 @@ class Supervisor:
         return outcome
 
     def states(self) -> list[RoleState]:
-        """The present state of each role."""
+        """Returns the present state of each role."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def metric_values(self) -> MetricValues:
-        """Metrics of each role; may be called from any thread."""
+        """Returns metrics of each role; may be called from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
@@ -217,8 +222,9 @@ class Supervisor:
     def _died(
         self, post: _RoleProcess, child: ChildProcess, code: int, now: float
     ) -> RunOutcome | None:
-        """A final refusal ends the run with the role's own error message; after any other death the
-        role is started again.
+        """Record a death and plan the next start, or return the run's failure: a role that refuses
+        to start ends the run with its own error message, a role that died too often with the end of
+        its log.
         """
         name = post.seat.name
         post.deaths_s.append(now)
@@ -245,7 +251,7 @@ class Supervisor:
         environment = {NONCE: post.nonce}
         if handed is not None and post.seat.single_holder:
             environment[HANDED_NONCE] = handed
-        if self._lock:  # before the start: no lease may be held under a nonce that is not recorded
+        if self._lock:  # before the start, so that no lease is held under an unrecorded nonce
             self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
@@ -261,7 +267,9 @@ class Supervisor:
         )
 
     def _complete(self, now: float) -> None:
-        """Stop the roles without work of their own now, so that the others get their cores."""
+        """Stop the roles that end only with the run, so that those with work left get
+        their cores.
+        """
         self._complete_s = now
         for post in self._posts:
             if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
@@ -284,7 +292,9 @@ class Supervisor:
     def _stop(
         self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates
     ) -> None:
-        """1. Send SIGTERM. 2. Wait, bounded. 3. Kill the remaining ones by their process ids."""
+        """1. Send SIGTERM. 2. Wait, at most `stop_s`. 3. Kill the remaining children by
+        process id.
+        """
         for child in children:
             child.terminate()
         deadline = time.monotonic() + self._limits.stop_s

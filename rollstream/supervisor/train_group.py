@@ -1,10 +1,10 @@
-"""The trainer's processes on this machine (`trainer.processes`): their names, and how they are
-started, watched and ended as one.
+"""Starts, watches and ends the trainer's processes on this machine (`trainer.processes`, ranks of
+one process group of torch.distributed) as one.
 
-They train one model together (docs/how-to/several-gpus.md), so none continues without the others:
-once one has ended the others have `RANKS_END_S` seconds, and none is left when
-`run_rank_processes` returns, nor after a `kill -9` of this process. The supervisor restarts them
-all as one dead trainer.
+The ranks train one model together (docs/how-to/several-gpus.md), so none continues without the
+others: once one has ended the others have `RANKS_END_S` seconds, and none is left when
+`run_rank_processes` returns, nor after a `kill -9` of this process. The supervisor sees one trainer
+and restarts all ranks together.
 """
 
 import logging
@@ -25,8 +25,8 @@ from rollstream.import_path import module_environment
 from rollstream.supervisor.process import PARENT_VARIABLE as PARENT, describe_exit
 
 RANKS_END_S = 10.0
-"""Seconds for the other ranks once one has ended: rank 0 finds and reports the missing ranks, or,
-after training, each rank closes its resources.
+"""Once one rank has ended, the others have these seconds: rank 0 finds and reports the missing
+ranks, or, after training, each rank closes its resources.
 """
 TICK_S = 0.1
 HOST = "127.0.0.1"
@@ -36,13 +36,14 @@ log = logging.getLogger(__name__)
 
 
 def threads_per_rank(settings: TrainerSettings) -> int:
-    """Torch threads of one process: its share of `trainer.threads`, at least one."""
+    """Returns the torch threads of one process: its share of `trainer.threads`, at least one."""
     return max(1, settings.threads // settings.processes)
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run `line` as `trainer.processes` ranks until all have ended; returns `group_exit_code` their
-    exit codes. A signal to stop is forwarded to each of them; a second one kills them.
+    """Run the command `line` as `trainer.processes` ranks until all have ended; returns the
+    `group_exit_code` of their exit codes. A signal to stop is forwarded to each rank; a second one
+    kills them.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -61,8 +62,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of all ranks: the rendezvous on this machine, the parent to end with, and
-    their threads.
+    """Returns the environment of all ranks: their rendezvous on this machine, the parent with which
+    they end, and their threads.
     """
     threads = str(threads_per_rank(settings))
     return {
@@ -80,15 +81,16 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """One exit code for the exit codes by rank, in the order of their ends; killed ranks are
-    missing. If any rank refused, all did; if rank 0 is done, all are.
+    """Returns one exit code for the ranks. `ended` maps rank to exit code in the order of their
+    ends, without ranks that were killed. A refusal of any rank is that of all; success of rank 0 is
+    that of all; else the first failure counts.
     """
     if EXIT_REFUSED in ended.values():
         return EXIT_REFUSED
     if ended.get(0) == 0:
         return 0
     first = next((code for code in ended.values() if code), 1)
-    return first if first > 0 else 128 - first  # as shells report it
+    return first if first > 0 else 128 - first  # as shells report a signal
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -100,15 +102,15 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
         stdin=subprocess.DEVNULL,
         env=dict(environment),
         process_group=0,
-        close_fds=False,  # they inherit the run's lock; no other descriptor is inheritable
+        close_fds=False,  # ranks inherit the run's lock; no other descriptor is inheritable
     )
 
 
 def _watch_ranks(
     processes: Sequence[subprocess.Popen[bytes]], ended: dict[int, int], signals: StopSignals
 ) -> None:
-    """Fill `ended` until all ranks ended, the time for the last ones is over, or a second signal
-    arrived.
+    """Fill `ended` (rank to exit code) until all ranks have ended, `RANKS_END_S` has passed since
+    the first end, or a second signal has arrived.
     """
     is_asked, deadline = False, None
     while len(ended) < len(processes) and not signals.hurry.is_set():
@@ -130,8 +132,8 @@ def _watch_ranks(
 
 
 def _free_port() -> int:
-    """A free port for rank 0. If another process takes it first, the ranks end, and the next start
-    has another port.
+    """Returns a free port for rank 0. If another process takes it first, the ranks end, and the
+    next start has another port.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -139,8 +141,8 @@ def _free_port() -> int:
 
 
 def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
-    """The name of this rank: rank 0 keeps the role's name, others get their own and a free port for
-    their metrics.
+    """Returns the name of this rank: rank 0 keeps the role's name, any other gets a name of its own
+    and, in `environment`, a free port for its metrics.
     """
     rank = rank_of(environment)
     if not rank:
@@ -150,8 +152,8 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """The environment with the parent to end with: a rank that `torchrun` started ends with
-    `torchrun`, any other process with its configured parent.
+    """Returns an environment that names the parent with which this process ends: `torchrun` for a
+    rank that it started, else the configured parent.
     """
     if PARENT in environment or not is_launched(environment):
         return environment

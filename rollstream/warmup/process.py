@@ -1,4 +1,6 @@
-"""The warm-up as a phase of `rollstream run`: its own process, shown as a progress bar."""
+"""Runs the warm-up as a phase of `rollstream run`, in a process of its own, and shows its log's
+progress lines as a progress bar. An interrupted warm-up starts from the beginning next time.
+"""
 
 import json
 import time
@@ -19,11 +21,11 @@ POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
-    """The warm-up ended with an error; there is no model to start from."""
+    """Raised when the warm-up ended with an error: there is no model to start from."""
 
 
 class WarmupProcess:
-    """Makes `RUN/model` unless a model is configured or exists."""
+    """Runs the process that makes `RUN/model`, unless a model is configured or exists."""
 
     def __init__(
         self,
@@ -39,8 +41,8 @@ class WarmupProcess:
         self._needed = configuration.model.path is None and not folder.model.exists()
 
     def run(self, signals: StopSignals) -> bool:
-        """True when there is a model; False if it was stopped. Raises `WarmupFailed` if it
-        failed.
+        """Returns True when there is a model, False if the user stopped the warm-up. Raises
+        `WarmupFailed` if the process failed or left no model.
         """
         if not self._needed:
             return True
@@ -61,7 +63,7 @@ class WarmupProcess:
         return True
 
     def _watch(self, child: ChildProcess, log: Path, signals: StopSignals) -> int | None:
-        """The exit code; None if it was stopped."""
+        """Returns the exit code; None if the user stopped the warm-up."""
         bar = Progress(
             TextColumn("warm-up"),
             BarColumn(bar_width=40),
@@ -87,7 +89,7 @@ class WarmupProcess:
 
 
 def newest_progress(log: Path) -> dict[str, Any] | None:
-    """The last progress line in the log; None if there is none."""
+    """Returns the last progress line in the log; None if there is none."""
     for line in reversed(last_lines(log, 3)):
         if line.startswith('{"done"') and line.endswith("}"):
             return json.loads(line)

@@ -35,17 +35,17 @@ from rollstream.storage.settings import ModelSettings
 from rollstream.streams.records import GENERATED, PROMPT
 
 SftProgress = Callable[[int, int, float], None]
-"""Called with steps done, steps in all, and the loss per response token of the newest step."""
+"""A callback that gets steps done, steps in all, and the newest step's loss per response token."""
 
 BATCH_PARTS = 2
-"""Parts of a batch, trained in parallel if there are two threads; fixed, so that sums round
-alike.
+"""A batch is split into this many parts, trained in parallel if there are two threads; the number
+is fixed, so that sums round alike.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SftSchedule:
-    """Amount and speed of the training; the defaults are those of the quickstart."""
+    """Sets amount and speed of the training; the defaults are those of the quickstart."""
 
     documents: int = 20_000
     steps: int = 800
@@ -103,8 +103,8 @@ def train_sft(
 
 
 def learning_rate_share(step: int, schedule: SftSchedule) -> float:
-    """Share of the peak learning rate: a linear ramp, then linear down to `lr_final` at the last
-    step.
+    """Returns the share of the peak learning rate at this step: a linear ramp, then linear down to
+    `lr_final` at the last step.
     """
     ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
     left = 1.0 - step / max(1, schedule.steps - 1)
@@ -114,10 +114,11 @@ def learning_rate_share(step: int, schedule: SftSchedule) -> float:
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Endless epochs in random order, cut before a batch would exceed `tokens_max`; longest first
-    within a batch, so that taking every `BATCH_PARTS`-th document gives parts of about equal work.
+    """Yields batches of endless epochs in random order; a batch ends before it would exceed
+    `tokens_max`. Within a batch the longest come first, so that taking every `BATCH_PARTS`-th
+    document gives parts of about equal work.
     """
-    samples = [_sample(one) for one in documents]
+    samples = [_sample(document) for document in documents]
     batch: list[Sample] = []
     size = 0
     while True:
@@ -130,7 +131,7 @@ def batches(
 
 
 def _sample(one: Document) -> Sample:
-    """A document in the trainer's form: the response counts as generated tokens."""
+    """Returns a document in the trainer's form: the response counts as generated tokens."""
     count = len(one.response)
     sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(one.prompt), count])
     return Sample(
@@ -155,7 +156,7 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Gradients of the parts of a batch, summed into the model's. `compute` may run in any thread;
+    """Sums the gradients of a batch's parts into the model's. `compute` may run in any thread;
     `add` must be called in the order of the parts, so that the sum rounds alike.
     """
 
@@ -184,15 +185,15 @@ class _GradientSum:
                 parameter.grad = total
 
     def take_loss(self) -> float:
-        """Loss per response token since the last call."""
+        """Returns the loss per response token since the last call."""
         mean = self._loss / max(1, self._tokens)
         self._loss, self._tokens = 0.0, 0
         return mean
 
 
 def _optimisers(model: torch.nn.Module, schedule: SftSchedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the worked steps are
-    not learnt in this time.
+    """Returns Muon for the matrices and AdamW for embeddings and norms: with AdamW alone the model
+    does not learn worked steps within the schedule.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
@@ -220,14 +221,14 @@ QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 512,
 }
-"""Sizes that `model.config` does not set."""
+"""Default sizes, for fields that `model.config` does not set."""
 
 DEFAULT_SCHEDULE = SftSchedule()
 _SUMMARY_FILE = "warmup.json"
 
 
 def is_warmed_up(folder: Path) -> bool:
-    """Whether the folder holds a complete warm-up."""
+    """Returns whether the folder holds a complete warm-up."""
     return (folder / _SUMMARY_FILE).is_file()
 
 
@@ -267,8 +268,8 @@ def warm_up(
 
 
 def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
-    """The model before the warm-up: `settings` over the quickstart's sizes, with the task's
-    vocabulary.
+    """Returns the model before the warm-up: the quickstart's sizes, overridden by `settings`, with
+    the task's vocabulary.
     """
     tokenizer = task.tokenizer()
     fields = QUICKSTART_SIZES | settings.config | dict(tokenizer.special)
@@ -282,12 +283,12 @@ def _summary(
     seconds: float,
     losses: list[float],
 ) -> dict[str, object]:
-    """A summary of the training, for the report."""
-    counts = Counter(one.style for one in documents)
+    """Returns a summary of the training, for the report."""
+    counts = Counter(document.style for document in documents)
     return {
         "seed": seed,
         "documents": len(documents),
-        "prompts": len({one.prompt for one in documents}),
+        "prompts": len({document.prompt for document in documents}),
         "shares": {name: count / len(documents) for name, count in sorted(counts.items())},
         "steps": schedule.steps,
         "seconds": round(seconds, 1),

@@ -1,9 +1,11 @@
-"""Names of the archive's files, and which of them hold its rows.
+"""Names the archive's files (`archive_key`, `merged_key`) and selects from a listing those that
+hold each row once (`current_files`).
 
 A file that the archiver writes is named by topic, run, day, partition and first offset, never by
-its last one. Two archivers that continue from one offset choose the same name, whatever records
-each has read. That, and `create` having one winner, makes the archive exactly-once. The day is the
-UTC day of the first record's own timestamp, so every archiver chooses the same one.
+its last one. Two archivers that continue from one offset therefore choose the same name, however
+many records each has read, and the store's `create` lets only one of them write it: so each record
+is archived exactly once. The day is the UTC day of the first record's own timestamp, so every
+archiver chooses the same one.
 
 A merged file holds the rows of consecutive files and is named by its first and its last offset. Two
 merged files are disjoint or one contains the other (`merging.py`), so a file whose first offset is
@@ -32,7 +34,8 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One file as a listing shows it: `bytes` is its size, `first` its first record's offset.
+    """Describes one file as a listing shows it: `bytes` is its size, `first` its first record's
+    offset.
 
     `last` is the last offset of a merged file, None for a file that the archiver wrote.
     """
@@ -48,35 +51,37 @@ class ArchiveFile:
 
 
 def utc_day(timestamp_ms: int) -> int:
-    """Days since 1970 in UTC."""
+    """Returns the number of UTC days since 1970."""
     return min(max(timestamp_ms, 0), _MS_MAX) // DAY_MS
 
 
 def message_bytes(message: Message) -> int:
-    """The size of a message, as used to limit files and row groups."""
+    """Returns the size of a message in bytes, by which files and row groups are limited."""
     return len(message.key) + len(message.value or b"")
 
 
 def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
-    """The key of the file that starts with this record."""
+    """Returns the key of the file whose first record has this offset and timestamp."""
     date = datetime.fromtimestamp(utc_day(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
     return f"{archive_prefix(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
 def merged_key(first: ArchiveFile, last: int) -> str:
-    """The key of the file that holds the rows from this file's first to offset `last`."""
+    """Returns the key of the merged file that holds the rows from `first`'s first offset to offset
+    `last`.
+    """
     folder = first.key.rpartition("/")[0]
     return f"{folder}/{first.topic}-{first.partition:05d}-{first.first:020d}-{last:020d}.parquet"
 
 
 def archive_prefix(topic: str | None = None, run: str | None = None) -> str:
-    """The common prefix of all keys of a topic, or of a run's topic."""
+    """Returns the common prefix of all keys of the archive, of a topic, or of a run's topic."""
     topics = ARCHIVE_PREFIX if topic is None else f"{ARCHIVE_PREFIX}topic={topic}/"
     return topics if topic is None or run is None else f"{topics}run={run}/"
 
 
 def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
-    """The file that a key names; None if the key is not the archive's."""
+    """Returns the file that a key names; None if the key is not the archive's."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None
@@ -87,11 +92,13 @@ def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
 
 
 def current_files(listed: Iterable[ArchiveFile | None]) -> list[ArchiveFile]:
-    """The files that hold each row of the archive once, by topic, run, partition and first offset;
-    keys that are not the archive's are None. All others of the listing are redundant.
+    """Returns the files that hold each row of the archive once, ordered by topic, run, partition
+    and first offset. None in `listed` (a key that is not the archive's) is skipped; the other files
+    of the listing are redundant.
 
     A merged file and the files that it holds exist side by side for a while. An archiver that was
-    suspended meanwhile may write one of those again, even a longer one: it is redundant too.
+    suspended meanwhile may write one of the smaller files again, even with more rows: it is
+    redundant too.
     """
     files = [file for file in listed if file is not None]
     files.sort(key=lambda f: (f.topic, f.run, f.partition, f.first, -(f.last or f.first)))

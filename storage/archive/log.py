@@ -1,5 +1,6 @@
-"""A run's log with its archive in front of it, as a read-only bus: a truncated record is read from
-the archive, at the same offset and byte for byte. Nothing is written, not even to `dead`.
+"""Joins a run's log and its archive into one read-only bus: a read of a truncated record returns it
+from the archive, at the same offset and byte for byte. Nothing is written, not even to `dead`. An
+offset that is in neither raises `PositionLost`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from rollstream.streams.topics import Topic, catalogue, is_dead_letter_topic
 if TYPE_CHECKING:
     from rollstream.storage.archive.originals import FileMessages
 
-FILES_MAX = 6  # archived files being read: takes read one file per partition in order
+FILES_MAX = 6  # archived files kept open: a reader of takes has one per partition
 
 
 class ArchiveBus:
-    """`bus` None: only the archive exists; `store` None: only the log. `run` is the run's name in
-    the archive. Importing this module does not import pyarrow; reading an archived row does.
+    """A `Bus` that reads the log first and the archive below the log's begin. `bus` is None where
+    only the archive exists, `store` where only the log does; `run` is the run's name in the
+    archive. Importing this module does not import pyarrow; reading an archived row does.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -38,7 +40,9 @@ class ArchiveBus:
         self._lock = Lock()
 
     def archived(self, topic: str, *, again: bool = False) -> dict[int, list[ArchiveFile]]:
-        """The archived files by partition, ordered by first offset; listed once unless `again`."""
+        """Returns the archived files by partition, ordered by first offset; they are listed once
+        unless `again`.
+        """
         if again or topic not in self._files:
             found: dict[int, list[ArchiveFile]] = {}
             if self.store is not None:
@@ -77,8 +81,8 @@ class ArchiveBus:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """As `Bus.read`, from the archive below the first kept record. Raises `PositionLost` if
-        neither has it.
+        """Read as `Bus.read` does, below the first kept record from the archive. Raises
+        `PositionLost` if neither has the offset.
         """
         if self.bus is not None:
             try:
@@ -108,8 +112,8 @@ class ArchiveBus:
         if topic not in self._ends and self.store is not None:
             store = self.store
             self._ends[topic] = {
-                partition: reading.file_end(store, of[-1]).last + 1
-                for partition, of in files.items()
+                partition: reading.file_end(store, listed[-1]).last + 1
+                for partition, listed in files.items()
             }
         return self._known(topic) | self._ends.get(topic, {})
 
@@ -117,8 +121,8 @@ class ArchiveBus:
         raise BusError(f"{topic}: this log is read-only")
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """The group's positions of partitions without an archive. In an archived partition the
-        truncated records can be read, so their fence need not be known.
+        """Returns the group's positions of partitions without an archive. In an archived partition
+        the truncated records can be read, so their fence need not be known.
         """
         if self.bus is None:
             return {}
@@ -158,7 +162,7 @@ class ArchiveBus:
         )
 
     def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        """Messages from the file with this offset; [] if there is none."""
+        """Returns messages from the file with this offset; [] if there is none."""
         files = self.archived(topic).get(partition, [])
         below = bisect_right(files, offset, key=attrgetter("first"))
         if not below:

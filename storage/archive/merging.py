@@ -4,8 +4,9 @@ A merged file holds the rows of consecutive files of one partition and day, and 
 name of its own; the files that it holds are deleted later. `plan_merges` is pure and decides by
 blocks of offsets: block j of level m has the files whose first offset is in [j·2^m, (j+1)·2^m). A
 block is merged only when a file after it exists, so its files never change again. Blocks of powers
-of two are disjoint or one contains the other, and so are merged files, by any planner and from
-an old listing. That is all that readers rely on (`current_files`):
+of two are disjoint or one contains the other, and so are merged files, whichever process planned
+them and however old its listing was. Readers (`current_files`) rely on this alone; the table lists
+each interleaving, its damage without the rule, and the rule:
 
 | interleaving | without | stopped by |
 |---|---|---|
@@ -34,12 +35,12 @@ from rollstream.storage.stores.base import ObjectStore
 
 
 class NotMergeable(RollstreamError, ValueError):
-    """These files cannot become one file without a loss; each stays as it is."""
+    """Raised for files that cannot become one file without a loss; each stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Consecutive files of one partition and day, two or more, and the last offset in them."""
+    """Names two or more consecutive files of one partition and day, and the last offset in them."""
 
     files: Sequence[ArchiveFile]
     last: int
@@ -50,8 +51,9 @@ class Merge:
 
 
 def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) -> list[Merge]:
-    """The merges that are due, each of at most `bytes_max`, of a topic's `current_files`. A day
-    that is over is merged as far as possible, the newest one when it has more than `files_max`.
+    """Returns the merges that are due, each of at most `bytes_max`, among a topic's
+    `current_files`. A partition's day that is over is merged as far as possible, its newest day
+    only when it has more than `files_max` files.
     """
     found: list[Merge] = []
     for _, partition in groupby(files, lambda file: file.partition):
@@ -66,8 +68,8 @@ def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) ->
 def _blocks(
     files: Sequence[ArchiveFile], end: int | None, level: int, bytes_max: int
 ) -> Iterator[Merge]:
-    """The merges within a block of this level; `end` is the first offset after its files, None if
-    files of the block may follow.
+    """Yields the merges within a block of this level; `end` is the first offset after its files,
+    None if files of the block may follow.
     """
     if len(files) < 2:
         return
@@ -82,8 +84,8 @@ def _blocks(
 
 
 def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
-    """The file with all rows of a merge; each row gives the bytes of its hash. In memory are one of
-    the files, a row group and the result.
+    """Returns the file with all rows of a merge, after checking that each row restores the bytes of
+    its hash. Memory holds one of the files, a row group and the result.
 
     Raises `NotMergeable` for a gap between the files or columns that this release does not know,
     `CorruptObject`, `NewerRelease`, and `ObjectMissing` if a file was merged already.
@@ -98,7 +100,7 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
             for batch in batches_from(store, file):
                 at = _check_rows(batch, originals, at, file)
                 held.append(_conform(batch, topic, file))
-                if sum(one.nbytes for one in held) >= ROW_GROUP_BYTES:
+                if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
                     writer.write(pa.Table.from_batches(held))
                     held = []
             if at != end:
@@ -110,7 +112,9 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
 
 
 def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: ArchiveFile) -> int:
-    """The offset after these rows, which begin at `at`; all match their hashes."""
+    """Return the offset after these rows. Raises `NotMergeable` unless they have consecutive
+    offsets from `at`, and `CorruptObject` for a row that differs from its hash.
+    """
     after = at + batch.num_rows
     if not np.array_equal(batch.column("offset").to_numpy(), np.arange(at, after)):
         raise NotMergeable(f"{file.key} does not hold each offset from {at} to {after - 1} once")
@@ -120,7 +124,9 @@ def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: 
 
 
 def _conform(batch: pa.RecordBatch, topic: str, file: ArchiveFile) -> pa.RecordBatch:
-    """The rows in today's columns; those that an older release did not write are null."""
+    """Returns the rows in this release's columns; columns that an older release did not write are
+    null.
+    """
     schema, present = arrow_schema(topic), {f.name: f.type for f in batch.schema}
     newer = [name for name, type_ in present.items() if not _knows(schema, name, type_)]
     if newer:

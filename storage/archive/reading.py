@@ -1,4 +1,5 @@
-"""Reads the archive: its files, how far each partition is archived, and the files' tables.
+"""Reads the archive: lists its files, finds how far each partition is archived, and reads the files
+as tables or batches.
 
 A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
 gives advice; no such file is skipped silently. Listing files does not import pyarrow.
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
     from rollstream.streams.records import Fence
 
-LISTINGS_MAX = 5  # in a row of a partition, of which a file is gone when it is read
+LISTINGS_MAX = 5  # attempts in a row; a listed file may be merged and gone when it is read
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
-BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # read at a time when rows are processed in order
+BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # size of a batch when rows are processed in order
 ROWS_MAX = 1 << 62  # no limit
 _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
 class FileEnd:
-    """The last offset of a file, and the fence after it."""
+    """Holds the last offset of a file, and the fence after it."""
 
     last: int
     fence: Fence
@@ -46,9 +47,9 @@ class FileEnd:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """The files that hold each row of the archive, or of a run or a topic, once; ordered by topic,
-    run, partition and first offset. Any but the newest of a partition may be deleted once a merged
-    file holds its rows: at `ObjectMissing`, list again.
+    """Returns the files that hold each row of the archive, of a run or of a topic once, ordered by
+    topic, run, partition and first offset. Any but the newest of a partition may be deleted once a
+    merged file holds its rows: at `ObjectMissing`, list again.
     """
     found = current_files(
         parse_archive_key(entry.key, entry.bytes)
@@ -58,8 +59,8 @@ def archived_files(
 
 
 def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
-    """How far each partition is archived, from the tail of its last file; partitions without files
-    are absent.
+    """Returns how far each partition is archived, from the tail of its last file; partitions
+    without files are absent.
     """
     for left in reversed(range(LISTINGS_MAX)):
         newest = {file.partition: file for file in archived_files(store, run, topic)}
@@ -72,12 +73,12 @@ def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEn
 
 
 def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
-    """The offset after the last archived record of each partition that has any."""
+    """Returns the offset after the last archived record of each partition that has any."""
     return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
 
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
-    """Where a file ends, read from its tail alone."""
+    """Returns where a file ends, read from its tail alone."""
     from rollstream.storage.archive import files
     from rollstream.streams.records import Fence
 
@@ -96,7 +97,7 @@ def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
 def table_from(
     store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """A file's rows, in the order of their offsets."""
+    """Returns a file's rows, in the order of their offsets."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,9 +118,9 @@ def batches_from(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """A file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values and at most
-    `rows_max` at a time: reusing such a small memory at once takes half the CPU time of reading a
-    whole row group. Row groups that end before `row` are left out.
+    """Yields a file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values and
+    at most `rows_max` rows at a time: batches so small reuse the same memory, which takes half the
+    CPU time of reading a whole row group. Row groups that end before `row` are left out.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -150,29 +151,29 @@ def batches_from(
 
 def release_memory() -> None:
     """Return the memory that pyarrow keeps for its next tables to the operating system; it keeps as
-    much as the largest files ever took. For processes that read or write files now and then.
+    much as the largest files ever took. Processes that rarely read or write files call this.
     """
     pyarrow = sys.modules.get("pyarrow")
-    if pyarrow is not None:  # else no table was ever made
+    if pyarrow is not None:  # without the module no table was ever made
         pyarrow.default_memory_pool().release_unused()
 
 
 def tables(
     store: ObjectStore, files: Iterable[ArchiveFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """One table per file, one at a time, so that memory holds one file."""
+    """Yields one table per file, one at a time, so that memory holds one file."""
     return (table_from(store, file, columns) for file in files)
 
 
 def local_path(store: ObjectStore, key: str) -> Path | None:
-    """The path of an object in a `file:` store, for readers that map files; None for other
+    """Returns the path of an object in a `file:` store, for readers that map files; None for other
     stores.
     """
     return store.path(key) if isinstance(store, FileStore) else None
 
 
 def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
-    """The error for a file that cannot be read, with advice."""
+    """Returns the error for a file that cannot be read, with advice."""
     reason = how.splitlines()[0] if how else "no reason given"
     return CorruptObject(
         f"archive file {file.key} is damaged ({reason}); put back a copy of it, or, if it is the "

@@ -1,9 +1,10 @@
-"""Classifies messages of the log as rows of the archive: one row each, whatever their content.
+"""Classifies messages of the log as rows of the archive: each message becomes one row, valid or
+not, and from the row its bytes can be restored exactly.
 
 A row is a record, a void record (dropped by the fence of invariant 7), a tombstone, or bytes that
-are not a record, with the reason. A record's bytes are its JSON header, in `header`, and the arrays
-of its columns. `original` holds the bytes of all others: not a record, a record that belongs to
-another topic, fields that a newer program added. So the archive loses nothing.
+are not a record, with the reason. A record's bytes are restored from its JSON header, in `header`,
+and the arrays in its columns. `original` holds the bytes of every other message: one that is not a
+record, belongs to another topic, or has fields that a newer program added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,16 +29,16 @@ from rollstream.streams.topics import ARCHIVED_TOPICS, catalogue
 ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
     topic: TOPIC_RECORDS[topic] for topic in ARCHIVED_TOPICS
 }
-"""Archived topics, and the records that belong in each."""
+"""Maps each archived topic to the record classes that belong in it."""
 
 TOPIC_WRITERS = {topic.name: topic.writer for topic in catalogue()}
-"""The single-holder role of each topic, "" for topics of many writers."""
+"""Maps each topic to the single-holder role that writes it, "" for topics of many writers."""
 
 INT64 = 1 << 63
 
 
 def _float_default(cls: type[Record]) -> tuple[str, float] | None:
-    """The field of a class whose default is a float, and that default.
+    """Returns the field of a class whose default is a float, and that default.
 
     A record's bytes may state such a default or omit it (msgspec omits it only if it is the
     identical object), and a column cannot distinguish the two.
@@ -53,8 +54,8 @@ FLOAT_DEFAULTS = {
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
-    """One classified message. If `record` is None it is not a record of this topic, and `reason`
-    states why.
+    """Holds one classified message. If `record` is None, the message is not a record of this topic,
+    and `reason` states why.
     """
 
     message: Message
@@ -71,7 +72,7 @@ class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedRows:
-    """Rows in the order of the messages, and the fence of each partition after them."""
+    """Holds rows in the order of the messages, and the fence of each partition after them."""
 
     rows: Sequence[ArchiveRow]
     fences: Mapping[int, Fence]
@@ -80,7 +81,8 @@ class ClassifiedRows:
 def classify_rows(
     topic: str, messages: Sequence[Message], fences: Mapping[int, Fence] | None = None
 ) -> ClassifiedRows:
-    """Decode and classify messages; `fences` are those before them (None: nothing was read yet).
+    """Decode and classify messages; `fences` are the partitions' fences before them (None: unknown,
+    as at the first message of a topic).
 
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
@@ -90,7 +92,9 @@ def classify_rows(
 
 
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
-    """The row of a record that the columns cannot hold: its bytes instead."""
+    """Returns the row of a record that the columns cannot hold: it has the record's bytes
+    instead.
+    """
     assert row.message.value is not None
     return replace(
         row, record=None, reason=why[:REASON_MAX], original=row.message.value, header=None
@@ -98,8 +102,8 @@ def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
-    """The record as the topic's writer encodes it. Raises ValueError if JSON cannot hold one of its
-    numbers.
+    """Returns the record as the topic's writer encodes it. Raises ValueError if JSON cannot hold
+    one of its numbers.
     """
     if term is None or sequence is None:
         return encode(record)
@@ -107,7 +111,9 @@ def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None)
 
 
 def with_default(record: Record, stated: bool) -> Record:
-    """The record whose bytes state (`stated`) or omit a float that equals its default."""
+    """Returns the record such that its encoding states (`stated`) or omits a float that equals its
+    default.
+    """
     found = FLOAT_DEFAULTS[type(record)]
     if found is None or getattr(record, found[0]) != found[1]:
         return record
@@ -136,7 +142,7 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
 
 
 def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
-    """Term and sequence number; None for one that does not fit 64 bits."""
+    """Returns term and sequence number; None for each that does not fit 64 bits."""
     if envelope is None:
         return None, None
     term, sequence = envelope.term, envelope.sequence
@@ -147,7 +153,7 @@ def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
 
 
 def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
-    """Whether the record's columns restore exactly these bytes."""
+    """Returns whether the record's header and columns restore exactly these bytes."""
     envelope = decoded.envelope
     ours = envelope is None or (
         envelope.role == TOPIC_WRITERS[topic]

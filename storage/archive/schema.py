@@ -1,4 +1,4 @@
-"""The archive's schema: the columns of a topic's files, derived from the record classes.
+"""Derives the columns of a topic's archive files (`arrow_schema`) from the record classes.
 
 Every topic has the envelope columns first, then the fields of its records: the union over its
 classes. A column is null if the row's class lacks the field or the row is not a record. A field
@@ -37,14 +37,16 @@ ENVELOPE_COLUMNS = pa.schema(
         pa.field("header", pa.binary()),
     ]
 )
-"""Columns of every topic."""
+"""Every topic has these columns; `reason`, `original` and `header` are explained in `rows.py`."""
 
 _ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
 SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 
 class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
-    """A record field of a topic: the column's name, the field's name and both types."""
+    """Maps a record field of a topic to its column: the column's name, the field's name and both
+    types. `is_array`: the field is a NumPy array; `required`: it has no default.
+    """
 
     name: str
     field: str
@@ -55,13 +57,15 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def items(self) -> pa.DataType:
-        """The type of an array's items."""
+        """Returns the type of an array's items."""
         return self.arrow.value_type
 
 
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
-    """Columns of a topic's files. Raises `ConfigurationError` for a topic that is not archived."""
+    """Returns the columns of a topic's files. Raises `ConfigurationError` for a topic that is not
+    archived.
+    """
     return pa.schema(
         [*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))]
     )
@@ -69,7 +73,7 @@ def arrow_schema(topic: str) -> pa.Schema:
 
 @cache
 def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
-    """The record columns of a topic, in the order of its classes and their fields."""
+    """Returns the record columns of a topic, in the order of its classes and their fields."""
     if topic not in ARCHIVED_CLASSES:
         known = ", ".join(ARCHIVED_CLASSES)
         raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
@@ -83,7 +87,7 @@ def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
 
 @cache
 def columns_of(cls: type[Record]) -> tuple[ArchiveColumn, ...]:
-    """The columns of one record class."""
+    """Returns the columns of one record class."""
     found: list[ArchiveColumn] = []
     for field in fields(cls):
         name = f"{field.name}_" if field.name in ENVELOPE_COLUMNS.names else field.name
@@ -94,12 +98,12 @@ def columns_of(cls: type[Record]) -> tuple[ArchiveColumn, ...]:
 
 
 def _arrow(type_: Any) -> pa.DataType:
-    """The Arrow type of a field's Python type."""
+    """Returns the Arrow type of a field's Python type."""
     origin, inner = get_origin(type_), get_args(type_)
     if origin is Literal:
         return pa.string()
     if origin is UnionType:
-        (only,) = [one for one in inner if one is not NoneType]
+        (only,) = [kind for kind in inner if kind is not NoneType]
         return _arrow(only)
     if origin is tuple:
         assert inner[1:] == (...,), f"{type_} has no column type"
@@ -112,5 +116,7 @@ def _arrow(type_: Any) -> pa.DataType:
 
 
 def _list(item: pa.DataType) -> pa.DataType:
-    """A list type. Items are never null, which saves a definition level per item."""
+    """Returns a list type whose items are never null, which saves Parquet a definition level per
+    item.
+    """
     return pa.list_(pa.field("element", item, nullable=False))

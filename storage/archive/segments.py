@@ -1,6 +1,8 @@
-"""The values that `LogView` returns: records, archived rows, and holes.
+"""Defines the values that `LogView` returns (records, archived rows, and holes) and reads one
+partition's archived rows (`ArchivedPart`). No offset disappears silently: one that cannot be read
+becomes a `Hole`.
 
-`ArchivedPart` reads one partition's archived rows. Importing this module does not import pyarrow.
+Importing this module does not import pyarrow.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from rollstream.streams.values import Address
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OFFSET_MAX = ROWS_MAX  # of a partition without a known end
-NO_FENCE = Fence()  # unknown
+OFFSET_MAX = ROWS_MAX  # stands for the end of a partition whose end is unknown
+NO_FENCE = Fence()  # stands for an unknown fence
 
 HoleReason = Literal["truncated", "not archived", "lost", "damaged", "archived twice", "numbering"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets `[start, end)` of a partition that cannot be read, and why:
+    """Reports offsets `[start, end)` of a partition that cannot be read, with the reason:
 
     * truncated: the log was truncated there and no archived file holds them;
     * not archived: there is no log, and they are between two archived files;
@@ -74,11 +76,12 @@ MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "t
 
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
-    """One message of a topic. `record` is None if it is no record: `reason` states why.
+    """Holds one message of a topic. `record` is None if the message is not a record; `reason`
+    states why.
 
     A void record is one that the fence drops (invariant 7). A misplaced one is outside of its
     group's partition, by the number of partitions that the run recorded; trainer and dispatch skip
-    it. `newer` names what this release lacks to understand the record (invariant 14).
+    it. `newer` names the feature that this release lacks to understand the record (invariant 14).
     """
 
     topic: str
@@ -94,7 +97,7 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> MessageKind:
-        """`records` count for a run's state; all others do not."""
+        """Returns the message's kind; only those of kind `records` count for a run's state."""
         if self.record is None:
             return "tombstones" if self.reason == "tombstone" else "unreadable"
         if self.void:
@@ -105,12 +108,13 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_s(self) -> float:
-        """Append time in seconds since 1970."""
+        """Returns the append time in seconds since 1970."""
         return self.timestamp_ms / 1000
 
 
 class ArchivedRows:
-    """Rows of one partition at consecutive offsets, in the archive's columns (`archive/schema.py`).
+    """Holds rows of one partition at consecutive offsets, in the archive's columns
+    (`archive/schema.py`).
 
     `batch` has only the columns that the view was opened with; `key` is the file's.
     """
@@ -124,7 +128,7 @@ class ArchivedRows:
 
     @property
     def fence(self) -> Fence | None:
-        """The fence after these rows; None if all of them are void or without envelope."""
+        """Returns the fence after these rows; None if all of them are void or without envelope."""
         terms = self.batch.column("term").to_pylist()
         sequences = self.batch.column("sequence").to_pylist()
         voids = self.batch.column("void").to_pylist()
@@ -134,7 +138,7 @@ class ArchivedRows:
         return None
 
     def records(self) -> Iterator[LogRecord]:
-        """The rows as records, built from their columns without their original bytes."""
+        """Yields the rows as records, built from their columns without their original bytes."""
         from rollstream.storage.archive.tables import records_in
 
         names = ("key", "term", "void", "reason")
@@ -154,15 +158,15 @@ class ArchivedRows:
 
 
 Segment = list[Message] | ArchivedRows | Hole
-"""What one read returns: messages of the log (of several partitions, each in order), archived rows,
-or a hole.
+"""One read returns a segment: messages of the log (of several partitions, each in order), archived
+rows, or a hole.
 """
 
 
 @dataclass(slots=True)
 class ArchivedPart:
-    """Archived rows of one partition from `position` on and below `high`; iterating moves
-    `position` behind what it yields.
+    """Iterates over the archived rows of one partition from `position` up to, but without, `high`,
+    and over the holes between them. Iterating moves `position` behind each yielded value.
     """
 
     log: ArchiveBus
@@ -173,7 +177,7 @@ class ArchivedPart:
     columns: Sequence[str] | None
     skip_damaged: bool
     rows_max: int = field(default=OFFSET_MAX, init=False)
-    """Rows of one `ArchivedRows`."""
+    """Most rows of one `ArchivedRows`."""
 
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
         failed_listings = 0

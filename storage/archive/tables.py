@@ -45,8 +45,8 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 def table_of(
     topic: str, messages: Sequence[Message], classified: ClassifiedRows | None = None
 ) -> pa.Table:
-    """One row per message, in order. Without `classified` they are classified from an unknown
-    fence on.
+    """Returns one row per message, in order. Messages without `classified` are classified here,
+    starting from an unknown fence.
 
     A record that the columns cannot hold (an integer beyond 64 bits) is stored as its bytes with a
     reason.
@@ -60,8 +60,8 @@ def table_of(
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
-    """The records in the table's order. Rows that are not records are skipped; void ones too unless
-    `with_void`.
+    """Yields the records in the table's order. Rows that are not records are skipped, and void
+    records too unless `with_void`.
     """
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
@@ -71,7 +71,7 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 
 
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
-    """Exactly the bytes that each row had in the log, None for a tombstone.
+    """Yields exactly the bytes that each row had in the log, None for a tombstone.
 
     Raises `CorruptObject` if a row no longer gives the bytes of its hash, and `NewerRelease` if its
     file has columns or schemas that this release does not know.
@@ -94,8 +94,8 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
 
 
 def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
-    """Raise `NewerRelease` if a newer release has written columns or schemas unknown here: then a
-    row that cannot be restored is not damaged.
+    """Raise `NewerRelease` if the batch has columns or schemas of a newer release: then a row that
+    cannot be restored is not damaged.
     """
     known = {field.name: field.type for field in arrow_schema(topic)}
     unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
@@ -138,7 +138,9 @@ def _names(cls: type[Record]) -> frozenset[str]:
 
 
 def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
-    """A list column from NumPy arrays: their items end to end, and the offset of each one."""
+    """Returns a list column from NumPy arrays: their items end to end, and the offset at which each
+    array starts.
+    """
     present = [value for value in values if value is not None]
     dtype = column.items.to_pandas_dtype()
     items = np.concatenate(present) if present else np.empty(0, dtype)
@@ -149,7 +151,9 @@ def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
 
 
 def _array(type_: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """A column of plain values; nested ones are converted level by level, not row by row."""
+    """Returns a column of plain values; nested ones are converted level by level, not row
+    by row.
+    """
     if pa.types.is_struct(type_):
         children = [
             _array(field.type, [None if v is None else getattr(v, field.name) for v in values])
@@ -179,7 +183,7 @@ def _nulls(values: Sequence[Any]) -> pa.Array:
 
 
 def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
-    """The row, or its bytes with a reason if the columns cannot hold its record."""
+    """Returns the row, or one with its bytes and a reason if the columns cannot hold its record."""
     if row.record is None:
         return row
     try:
@@ -193,7 +197,7 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
 
 
 def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
-    """The record of each row; None for a row that is not a record."""
+    """Yields the record of each row; None for a row that is not a record."""
     schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
@@ -217,7 +221,9 @@ def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
 
 
 def _decode_again(data: bytes) -> Record | None:
-    """The record in bytes that the archiving release could not read, if this release can."""
+    """Returns the record in bytes that the archiving release could not read; None if this release
+    cannot read them either.
+    """
     try:
         return decode(data).record
     except DecodeError:
@@ -225,8 +231,9 @@ def _decode_again(data: bytes) -> Record | None:
 
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
-    """Every field of a class that has a column in the batch, with the values as records hold them.
-    A field without a column (in an older file) keeps its default; `CorruptObject` if it has none.
+    """Returns every field of a class that has a column in the batch, with the values as records
+    hold them. A field without a column (in an older file) keeps its default; one without default
+    raises `CorruptObject`.
     """
     present = set(batch.schema.names)
     for column in columns_of(cls):

@@ -1,8 +1,8 @@
-"""Reads objects from the object store: for the head of the chain while no trainer pushes, and for
-any relay whose neighbour failed.
+"""Reads objects of versions from the object store (the bucket) into a relay's cache: for the head
+of the chain while no trainer pushes, and for any relay whose neighbour failed.
 
-Every object is read once. A partial object continues at its last byte. An object that is missing
-(its upload may still run) or wrong is retried later.
+Every object is read once. A partial object continues after its last received byte. An object that
+is missing (its upload may still run) or wrong is retried later.
 """
 
 import logging
@@ -27,7 +27,7 @@ POSTPONED_MAX = 10_000
 
 
 class BucketReader:
-    """Used by one thread."""
+    """Reads missing objects into the cache; one thread uses it."""
 
     def __init__(
         self, cache: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
@@ -40,9 +40,9 @@ class BucketReader:
     def fetch_newest(
         self, stop: threading.Event, is_pushed: Callable[[Version], bool] = lambda _: False
     ) -> bool:
-        """Read the missing objects of the newest announced version and of partially held versions,
-        then the bases of its deltas, without the versions that `is_pushed` excludes. Returns
-        whether anything was read.
+        """Read the missing objects of the newest announced version and of partially held ones,
+        without the versions for which `is_pushed` is true (a push may still bring them), then the
+        newest version's bases. Returns whether anything was read.
         """
         announced = self._cache.announced()
         if not announced:
@@ -126,8 +126,8 @@ class BucketReader:
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
-        """Read the chain below a delta, or an adapter's base, as far as it fits, so that a
-        restarted rollout finds it here. Tried once per newest version.
+        """Read the chain of versions below a delta, or an adapter's base, as far as it fits, so
+        that a restarted rollout finds it here. It is tried once per newest version.
         """
         read, version = False, newest
         while not stop.is_set():

@@ -1,9 +1,9 @@
-"""Everything that one relay holds: objects by key, manifests, and announced versions.
+"""Holds the objects of one relay by key, with manifests and announced versions, within a bound.
 
 An object is *offered* to the rollouts of the node when its bytes match its hash and the manifest of
 its version names that hash; only then does it get the name under which rollouts open it. Neighbours
 get bytes earlier, as they arrive, and verify them again. A manifest that is not the announced one
-is dropped, and so are versions of a trainer that was replaced before they were believed.
+is dropped, and so is a version of a trainer that was replaced before the version was believed.
 
 Any client can claim to push a version. Once a version is announced, the cache therefore accepts
 only versions near it, under a term that has opened. Until they are announced they use free room
@@ -40,12 +40,12 @@ AHEAD_MAX = 4
 training, one waits to be published and one is being uploaded.
 """
 STALLED_OBJECT_S = 30.0  # the next head of a broken chain resumes objects long before this
-OBJECTS_MAX = 4096  # per version: 4 GiB in files of 1 MiB
+OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
 
 
 class RelayCache:
-    """Safe to share between threads. `folder` is emptied at the start: a killed relay may have left
-    files in it.
+    """Caches objects; threads may share it. `folder` is emptied at the start: a killed relay may
+    have left files in it.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -75,13 +75,13 @@ class RelayCache:
             return self._objects.get(key)
 
     def objects(self) -> list[CachedObject]:
-        """In the order in which they were started."""
+        """Returns all objects in the order in which they were started."""
         with self._changed:
             return list(self._objects.values())
 
     def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
-        """The number of changes, and everything held or arriving. Waits until that number differs
-        from `after`.
+        """Returns the number of changes and all objects, held or arriving. Waits at most `wait_s`
+        until the number differs from `after`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
@@ -95,17 +95,17 @@ class RelayCache:
             return self._manifests.get(version)
 
     def announced(self) -> dict[Version, str]:
-        """Believed versions with the hashes of their manifests, as far as they were read."""
+        """Returns the believed versions read so far, with the hashes of their manifests."""
         with self._changed:
             return dict(self._announced)
 
     def versions(self) -> list[Version]:
-        """Versions of which every object is offered."""
+        """Returns the versions of which every object is offered."""
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
     def missing(self, version: Version) -> list[ObjectOffer]:
-        """Objects of a version with a manifest that are not verified here."""
+        """Returns the objects of a version with a manifest that are not verified here."""
         with self._changed:
             return self._missing(version)
 
@@ -114,13 +114,13 @@ class RelayCache:
             return sum(held.offer.bytes for held in self._objects.values())
 
     def is_expected(self, key: str) -> bool:
-        """Whether a reader should wait for the object."""
+        """Returns whether a reader should wait for the object."""
         with self._changed:
             return self._is_expected(key, version_of(key))
 
     def wait_offered(self, key: str, wait_s: float) -> CachedObject | None:
-        """The object once rollouts may have it; None after `wait_s`, or at once if it is not
-        expected.
+        """Returns the object once rollouts may have it; None after `wait_s`, or at once if it is
+        not expected.
         """
         version = version_of(key)
         with self._changed:
@@ -130,14 +130,14 @@ class RelayCache:
             return self._objects.get(key) if key in self._offered else None
 
     def bytes_received(self) -> int:
-        """Bytes received so far from all sources; a waiting reader sees progress by it."""
+        """Returns the bytes received from all sources; a waiting reader sees progress by it."""
         with self._changed:
             return sum(self.counters[figure] for figure in INCOMING)
 
     # ---- changes ---------------------------------------------------------------------------------
 
     def wants(self, offer: ObjectOffer) -> bool:
-        """Whether this content may be held under this key: its version is plausible, and no
+        """Returns whether this content may be held under this key: its version is plausible, and no
         manifest names other content.
         """
         version = version_of(offer.key)
@@ -153,8 +153,8 @@ class RelayCache:
             return not known or (entry is not None and _offer(version, entry).is_same(offer))
 
     def wants_push(self, offer: ObjectOffer) -> bool:
-        """Whether the object may be pushed: not if its version is older than the newest announced
-        one and not announced itself.
+        """Returns whether the object may be pushed: not if its version is older than the newest
+        announced one and not announced itself.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -162,8 +162,8 @@ class RelayCache:
             return is_new and self.wants(offer)
 
     def accept(self, offer: ObjectOffer) -> CachedObject | None:
-        """The object to write this content to, new or started before; older versions make room.
-        None if it is unwanted, or older than the kept versions.
+        """Returns the object to write this content to, new or started before; older versions make
+        room. None if it is unwanted, or older than the kept versions.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -238,12 +238,12 @@ class RelayCache:
                     self._notify()
 
     def add(self, figure: str, count: int) -> None:
-        """Add to a counter."""
+        """Add `count` to the counter `figure`."""
         with self._changed:
             self.counters[figure] += count
 
     def drop_version(self, version: Version) -> None:
-        """Drop all its objects."""
+        """Drop all objects of this version."""
         with self._changed:
             folder = f"{version_folder(version)}/"
             for key in [key for key in self._objects if key.startswith(folder)]:
@@ -265,8 +265,8 @@ class RelayCache:
         self._changed.notify_all()
 
     def _is_expected(self, key: str, version: Version | None) -> bool:
-        """Whether to wait for the object: it was started, a manifest names it, or it belongs to the
-        newest announced version, which is not here yet.
+        """Returns whether to wait for the object: it was started, a manifest names it, or it
+        belongs to the newest announced version, which is not here yet.
         """
         if version is None:
             return False
@@ -313,14 +313,14 @@ class RelayCache:
                 self._offered.add(key)
 
     def _is_ahead(self, version: Version | None) -> bool:
-        """Whether the version is newer than all announced ones; False before the first
+        """Returns whether the version is newer than all announced ones; False before the first
         announcement.
         """
         newest = max(self._announced, default=None)
         return version is not None and newest is not None and version > newest
 
     def _is_plausible(self, version: Version) -> bool:
-        """Whether the version is announced, or the present trainer can have made it."""
+        """Returns whether the version is announced, or the present trainer can have made it."""
         if version in self._announced:
             return True
         if version.term < self.fence or (self._opened and version.term > self._opened):
@@ -351,41 +351,41 @@ class RelayCache:
         return True
 
     def _is_believed(self, version: Version, offer: ObjectOffer) -> bool:
-        """Whether this object may evict others: it is a manifest or named by one, and its version
-        is not ahead of all announced ones.
+        """Returns whether this object may evict others: it is a manifest or named by one, and its
+        version is not ahead of all announced ones.
         """
         known = version in self._manifests or file_name_of(offer.key) == MANIFEST
         return known and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
-        """The versions that stay beside `sizes`, without the object `but`. Room for one more
-        version of the newest one's size stays free where possible, for the next push; versions
-        ahead stay as far as they fit.
+        """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone.
+        Room for one more version of the newest one's size stays free where possible, for the next
+        push; versions ahead of the announced ones stay as far as they fit.
         """
         ahead: Counter[Version] = Counter()
         for key, held in self._objects.items():
-            of = version_of(key)
-            if of is not None and key != but:
-                (ahead if self._is_ahead(of) else sizes)[of] += held.offer.bytes
-        for of, manifest in self._manifests.items():
-            if not self._is_ahead(of):
-                sizes[of] = max(sizes[of], manifest.bytes)
+            version = version_of(key)
+            if version is not None and key != but:
+                (ahead if self._is_ahead(version) else sizes)[version] += held.offer.bytes
+        for version, manifest in self._manifests.items():
+            if not self._is_ahead(version):
+                sizes[version] = max(sizes[version], manifest.bytes)
         newest = sizes[max(self._announced)] if self._announced else 0
         free = max(0, min(newest, self._bytes_max - newest))
-        holdings = [CachedVersion(of, size, self._base(of)) for of, size in sizes.items()]
+        holdings = [CachedVersion(v, size, self._base(v)) for v, size in sizes.items()]
         kept = set(versions_to_keep(holdings, self._versions_max, self._bytes_max - free))
-        room = self._bytes_max - sum(sizes[of] for of in kept)
-        for of in sorted(ahead):
-            if ahead[of] <= room:
-                kept.add(of)
-                room -= ahead[of]
+        room = self._bytes_max - sum(sizes[version] for version in kept)
+        for version in sorted(ahead):
+            if ahead[version] <= room:
+                kept.add(version)
+                room -= ahead[version]
         return frozenset(kept)
 
     def _evict(self, kept: frozenset[Version]) -> None:
         """Drop versions that are not in `kept`."""
-        for of in sorted({v for k in self._objects if (v := version_of(k))} - kept):
+        for version in sorted({v for k in self._objects if (v := version_of(k))} - kept):
             self.counters["relay_evicted_total"] += 1
-            self.drop_version(of)
+            self.drop_version(version)
 
     def _base(self, version: Version) -> Version | None:
         manifest = self._manifests.get(version)

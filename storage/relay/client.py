@@ -1,5 +1,5 @@
-"""The client's side of a relay: one HTTP/1.1 connection, the shared secret, and a limit of the send
-rate.
+"""Connects to a relay as its client: one HTTP/1.1 connection (`RelayConnection`), the shared
+secret, and a limit of the send rate.
 
 Bytes go straight from the socket into shared memory, and a silence does not break the connection;
 the standard library's client can do neither.
@@ -23,9 +23,9 @@ from rollstream.storage.stores.base import Data
 PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second
 BURST_S = 0.02
 HEAD_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 8 << 20  # body of a listing
+ANSWER_BYTES_MAX = 8 << 20  # largest body that is read whole, such as a listing
 CONNECT_S = 1.0
-SEND_S = 3.0  # for the other side to accept a piece
+SEND_S = 3.0  # the other side must accept a piece within this
 SILENCE_S = 1.0
 """After this time without a byte, a reader checks whether the other side lives."""
 TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
@@ -34,7 +34,7 @@ _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 class BandwidthLimiter:
-    """At most `bytes_per_s` (0: no limit) over all threads that share it."""
+    """Limits the send rate to `bytes_per_s` (0: no limit) over all threads that share it."""
 
     def __init__(
         self,
@@ -59,7 +59,9 @@ class BandwidthLimiter:
 
 
 def shared_token() -> str:
-    """The secret from the environment, "" without one. It is never part of an error or a log."""
+    """Returns the secret from the environment, "" without one. It is never part of an error or a
+    log.
+    """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and _TOKEN_PATTERN.fullmatch(token) is None:
         raise ConfigurationError(
@@ -69,17 +71,17 @@ def shared_token() -> str:
 
 
 def token_header() -> dict[str, str]:
-    """The header that carries the secret."""
+    """Returns the header that carries the secret; none without a secret."""
     token = shared_token()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class RelayLost(StoreError):
-    """The relay does not respond, or not in HTTP."""
+    """Raised when the relay does not respond, or not in HTTP."""
 
 
 class RelayRefused(StoreError):
-    """The relay responded with an error status."""
+    """Raised when the relay responds with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -87,14 +89,16 @@ class RelayRefused(StoreError):
 
 
 class RelayListing(msgspec.Struct, frozen=True):
-    """The objects that a relay holds at its change number `count`."""
+    """Lists the objects that a relay holds at its change number `count`."""
 
     count: int
     objects: tuple[ObjectOffer, ...]
 
 
 class RelayConnection:
-    """One connection, for one thread. Every wait has a bound and raises `RelayLost` after it."""
+    """Opens one connection, for one thread. Every wait has a bound; beyond it `RelayLost` is
+    raised.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -120,8 +124,8 @@ class RelayConnection:
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Whether the server has not closed the connection, as it does after a while without a
-        request.
+        """Returns False once the server has closed the connection, as it does after a while without
+        a request.
         """
         if self._buffered:
             return False  # bytes that no request asked for
@@ -141,7 +145,9 @@ class RelayConnection:
         headers: Mapping[str, str] | None = None,
         wait_s: float = CONNECT_S,
     ) -> tuple[int, dict[str, str]]:
-        """Send a request; returns status and headers of the response. The body is read next."""
+        """Send a request; returns status and headers of the response. The caller must read its body
+        next.
+        """
         self.send_head(method, target, headers or {})
         return self.read_head(wait_s)
 
@@ -195,7 +201,7 @@ class RelayConnection:
         return count
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
-        """The whole body of a response."""
+        """Returns the whole body of a response."""
         size = body_length(headers)
         if size > ANSWER_BYTES_MAX:
             raise RelayLost(f"relay {self.url}: a response of {size} bytes")
@@ -209,7 +215,7 @@ class RelayConnection:
         return bytes(content)
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
-        """The relay's objects, as soon as its change number differs from `after`, or after
+        """Returns the relay's objects, as soon as its change number differs from `after`, or after
         `wait_s`.
         """
         target = f"/objects?after={after}&wait={wait_s:g}"
@@ -245,6 +251,6 @@ class RelayConnection:
 
 
 def body_length(headers: Mapping[str, str]) -> int:
-    """The body's size from the response's headers."""
+    """Returns the body's size from the response's headers."""
     text = headers.get("content-length", "")
     return int(text) if text.isdigit() else 0

@@ -1,5 +1,5 @@
 """Fills a relay's cache: chooses, turn by turn, whether objects come from the relay before this one
-or from the bucket.
+(its neighbour, or upstream) or from the bucket.
 
 The head reads a version from the bucket once no push of it or of an older version has brought bytes
 for `GRACE_S`. A trainer's process pushes its objects in order, so an older version may still stand
@@ -10,7 +10,7 @@ not bring within `patience_s`.
 
 Objects are received from the neighbour while it receives them itself. Received bytes stay when that
 relay dies: the next source continues at that byte. A silence does not mean death, because the
-neighbour may be waiting too; after a silence this relay checks whether it lives.
+neighbour may be waiting too; after a silence this relay checks whether the neighbour lives.
 """
 
 import logging
@@ -36,13 +36,13 @@ from rollstream.streams.values import Version
 log = logging.getLogger(__name__)
 
 LISTING_S = 1.0
-SILENCES_MAX = 3  # from a neighbour that has the whole object; then the connection is at fault
+SILENCES_MAX = 3  # after these from a neighbour with the whole object, the connection is at fault
 WRONG_MAX = 2
 
 
 class NeighbourReader:
-    """One thread's connection to its upstream. `mistrusted` are keys for which wrong bytes came
-    this way; they are to come from the bucket.
+    """Receives objects from the upstream, for one thread. `mistrusted` are the keys for which the
+    upstream sent wrong bytes; the caller reads them from the bucket.
     """
 
     def __init__(self, cache: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
@@ -54,8 +54,8 @@ class NeighbourReader:
         self.mistrusted: set[str] = set()
 
     def receive_next(self, upstream: ChainMember, stop: threading.Event) -> bool:
-        """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
-        Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
+        """Receive the objects that the upstream has and this relay lacks; waits a moment if there
+        are none. Returns whether there were any. Raises `RelayLost` if the upstream is gone.
         """
         connection = self._connected(upstream)
         listing = connection.listing(self._change_number, LISTING_S)
@@ -68,9 +68,9 @@ class NeighbourReader:
         return bool(wanted)
 
     def wanted(self, offers: Iterable[ObjectOffer]) -> list[ObjectOffer]:
-        """Offers to receive: newest versions first, each in the order in which it was started.
-        Objects that were silent while others waited come last, so a push that never ends delays
-        nothing else.
+        """Returns the offers to receive: newest versions first, within a version in the order of
+        the offers. Objects that were silent while others waited come last, so a push that never
+        ends delays nothing else.
         """
         wanted: list[ObjectOffer] = []
         for offer in offers:
@@ -130,8 +130,8 @@ class NeighbourReader:
         stop: threading.Event,
         many: bool,
     ) -> bool:
-        """Receive all missing bytes, from where an earlier upstream ended. Returns False when given
-        up.
+        """Receive all missing bytes, from where an earlier upstream ended. Returns False if it
+        gives up.
         """
         if held.verified:
             return True
@@ -155,8 +155,8 @@ class NeighbourReader:
     def _is_worth_waiting(
         self, upstream: ChainMember, held: CachedObject, silences: int, many: bool
     ) -> bool:
-        """After a silence: whether the upstream lives, is still the upstream, has this object, and
-        no other object waits behind it.
+        """Returns, after a silence, whether to wait longer: the upstream lives, is still the
+        upstream and has this object, and no other object waits behind it (`many`).
         """
         if many:
             self._silent[held.key] = max(self._silent.values(), default=0) + 1
@@ -176,8 +176,9 @@ class NeighbourReader:
         error: Exception,
     ) -> None:
         """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
-        other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
-        bytes too; it receives the object again, and this relay from it.
+        other bytes, or the line from it, is at fault: the key is mistrusted. An upstream that has
+        not verified the object received wrong bytes too; it receives the object again, and this
+        relay from it.
         """
         log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
         self._cache.add("relay_wrong_total", 1)
@@ -195,14 +196,16 @@ def _find(listing: RelayListing, key: str) -> ObjectOffer | None:
     return next((offer for offer in listing.objects if offer.key == key), None)
 
 
-GRACE_S = 2.0  # after such a silence a push is over; a new head waits so long for its first bytes
+GRACE_S = 2.0  # a push that is silent for this is over; a new head waits this long for first bytes
 IDLE_S = 0.05
 FAILED_S = 0.5
 BUCKET = "bucket"
 
 
 class RelayIntake:
-    """The thread that fills the relay's cache."""
+    """Fills the relay's cache in a thread. `term` is this relay's place in the chain; `pushed_s`
+    returns the time at which a push last brought bytes of a version or an older one.
+    """
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class RelayIntake:
         self._head_since_s = float("-inf")
         self._waited: tuple[Version, float] | None = None
         self.upstream = BUCKET
-        """Name and term of the relay that it reads from, or `bucket`."""
+        """Name and term of the relay from which objects come, or `bucket`."""
 
     def run(self, stop: threading.Event) -> None:
         """Receive until `stop`."""
@@ -259,7 +262,7 @@ class RelayIntake:
         return read | self._bucket.fetch(unfinished, stop)
 
     def _is_pushed(self, version: Version | None) -> bool:
-        """Whether a push may still bring objects of this version."""
+        """Returns whether a push may still bring objects of this version."""
         assert version is not None, "a cache holds objects of versions only"
         return self._clock() - self._pushed_s(version) < GRACE_S
 
@@ -267,15 +270,17 @@ class RelayIntake:
         received = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
-            held = [held for held in self._cache.objects() if held.key in wrong]
-            received |= self._bucket.fetch([one.offer for one in held], stop)
-            wrong.intersection_update({one.key for one in held if not one.verified})
+            cached = [held for held in self._cache.objects() if held.key in wrong]
+            received |= self._bucket.fetch([held.offer for held in cached], stop)
+            wrong.intersection_update({held.key for held in cached if not held.verified})
         if self._is_overdue(received):
             received |= self._bucket.fetch_newest(stop)
         return received
 
     def _is_overdue(self, received: bool) -> bool:
-        """Whether the newest announced version is not here and nothing arrived for `patience_s`."""
+        """Returns whether the newest announced version is not here and nothing arrived for
+        `patience_s`.
+        """
         newest = max(self._cache.announced(), default=None)
         if newest is None or newest in self._cache.versions():
             self._waited = None

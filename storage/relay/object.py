@@ -1,4 +1,5 @@
-"""The objects that a relay holds: their names, requests for them, and their bytes in shared memory.
+"""Defines the objects that a relay holds: parses their names and requests for them, and receives
+their bytes into shared memory (`CachedObject`).
 
 Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
 whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
@@ -28,7 +29,7 @@ from rollstream.streams.values import Version
 
 MANIFEST = "manifest.json"
 URL_FILE = "url"
-"""File in a relay's folder that holds the URL for processes of its node."""
+"""Name of the file in a relay's folder that holds the URL for processes of its node."""
 _KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
 _HASH = re.compile(r"[0-9a-f]{32}")
 WAIT_MAX_S = 60.0
@@ -38,8 +39,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 class ObjectOffer(Struct, frozen=True):
-    """An object that a relay has or is receiving: key, size and xxh3-128 of its content.
-    `verified`: the relay has compared them.
+    """Describes an object that a relay has or is receiving: key, size and xxh3-128 of its content.
+    `verified`: the relay has compared the received bytes with them.
     """
 
     key: str
@@ -48,29 +49,31 @@ class ObjectOffer(Struct, frozen=True):
     verified: bool = False
 
     def is_same(self, other: "ObjectOffer") -> bool:
-        """Whether both name the same content."""
+        """Returns whether both name the same content under the same key."""
         return (self.key, self.bytes, self.hash) == (other.key, other.bytes, other.hash)
 
     @property
     def is_sound(self) -> bool:
-        """Whether key, size and hash are well formed."""
+        """Returns whether key, size and hash are well formed."""
         return bool(version_of(self.key) and self.bytes >= 0 and _HASH.fullmatch(self.hash))
 
 
 def version_of(key: str) -> Version | None:
-    """The version to whose folder the object belongs; None for any other key."""
+    """Returns the version to whose folder the object belongs; None for any other key."""
     match = _KEY.fullmatch(key)
     version = parse_version(match[1]) if match else None
     return version if match and str(version) == match[1] else None
 
 
 def file_name_of(key: str) -> str:
-    """The object's name in that folder."""
+    """Returns the object's name in its version's folder."""
     return key.rpartition("/")[2]
 
 
 def parse_key(path: str) -> str:
-    """The object's key, or `ValueError`. Nothing in the path is decoded."""
+    """Returns the key of a request's path, or raises `ValueError`. Nothing in the path is
+    decoded.
+    """
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
         raise ValueError("no object of a version")
@@ -78,7 +81,9 @@ def parse_key(path: str) -> str:
 
 
 def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
-    """`[start, end)` of a single range, cut at the object's end; start is None without a range."""
+    """Returns `[start, end)` of a single range, cut at the object's end; start is None without a
+    range.
+    """
     if text is None:
         return None, size
     match = _RANGE.fullmatch(text)
@@ -89,8 +94,8 @@ def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
 
 
 def parse_push_range(content_range: str | None, content_length: str | None) -> tuple[int, int]:
-    """The start of a push in its object, and the object's size. A push always ends at the object's
-    end.
+    """Returns the start of a push in its object, and the object's size. A push always ends at the
+    object's end.
     """
     left = parse_integer(content_length or "-1")
     if content_range is None:
@@ -106,14 +111,14 @@ def parse_push_range(content_range: str | None, content_length: str | None) -> t
 
 
 def parse_integer(text: str) -> int:
-    """A whole number of at most 15 digits."""
+    """Returns a whole number of at most 15 digits."""
     if not _INTEGER.fullmatch(text):
         raise ValueError("not a whole number")
     return int(text)
 
 
 def parse_wait(query: Mapping[str, str]) -> float:
-    """The seconds that the client is ready to wait."""
+    """Returns the seconds that the client is ready to wait."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:
         raise ValueError(f"wait must be in [0, {WAIT_MAX_S:g}]")
@@ -125,18 +130,22 @@ RESERVE_BYTES = 8 << 20  # reserved at a time: a whole object would delay its fi
 
 
 class ObjectBusy(RollstreamError, RuntimeError):
-    """Raised when another writer holds this object."""
+    """Raised while another writer holds this object."""
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """The object was dropped while it was written or read."""
+    """Raised when the object was dropped while a thread wrote or read it."""
 
 
 class CachedObject:
-    """Threads may share it. The file gets its final name by `publish`."""
+    """Holds an object's bytes in a file, mapped into memory; threads may share it. The file gets
+    its final name by `publish`.
+    """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:
-        """`path` must not exist. Raises `StoreError` if the folder has no room for the object."""
+        """Create the file `path`, which must not exist; memory for its bytes is reserved later
+        (`room`).
+        """
         self.offer = offer
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -151,7 +160,7 @@ class CachedObject:
         self._dropped = False
         self.received = 0
         self.restarts = 0
-        """The number of times that it was received wrong and restarted."""
+        """The number of times that the bytes were discarded and received from the start."""
         self.verified = False
 
     @property
@@ -160,12 +169,12 @@ class CachedObject:
 
     @property
     def descriptor(self) -> int:
-        """For `sendfile`; valid while this object is referenced."""
+        """Returns the file's descriptor, for `sendfile`; valid while this object is referenced."""
         return self._descriptor
 
     @property
     def written(self) -> int:
-        """The byte at which a writer continues."""
+        """Returns the byte at which a writer continues."""
         return self._written
 
     @property
@@ -187,8 +196,8 @@ class CachedObject:
             self._writer.release()
 
     def room(self) -> memoryview:
-        """Memory for the next bytes, up to the end of the present chunk; empty when all bytes are
-        here.
+        """Returns the memory for the next bytes, up to the end of the present chunk; empty when all
+        bytes are here. Raises `ObjectDropped`, and `StoreError` without room.
         """
         if self._dropped:
             raise ObjectDropped(f"object {self.key} was dropped")
@@ -228,8 +237,8 @@ class CachedObject:
             self._changed.notify_all()
 
     def wait(self, beyond: int, restarts: int, wait_s: float) -> int:
-        """Return the number of bytes received, after `wait_s` at the latest, sooner if it exceeds
-        `beyond`.
+        """Return the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
+        latest.
 
         Raises `ObjectDropped` if the object was dropped, or restarted since `restarts`.
         """
@@ -242,7 +251,7 @@ class CachedObject:
             return self.received
 
     def content(self) -> bytes:
-        """The whole object, which must be verified."""
+        """Returns the whole object, which must be verified."""
         assert self.verified, self.key
         return os.pread(self._descriptor, self.offer.bytes, 0)
 
@@ -254,7 +263,7 @@ class CachedObject:
         self._path = path
 
     def drop(self) -> None:
-        """Remove it. A reader that has it open can finish."""
+        """Remove the file. A process that has it open can read to its end."""
         self._path.unlink(missing_ok=True)
         with self._changed:
             self._dropped = True

@@ -1,17 +1,18 @@
-"""The trainer's store in front of the chain of relays: objects created under `weights/` go to the
-head of the chain while they are uploaded.
+"""Sends the trainer's new versions to the chain of relays while they are uploaded: `PushingStore`
+is the trainer's store, and objects created under `weights/` also go to the head of the chain.
 
-`ChainPush` is the thread that sends them, one object after the other. If the head fails, the next
-head gets the rest of the object.
+`ChainPush` sends the objects in a thread, one after the other. If the head fails, the next head
+gets the rest of the object.
 
 `PushingStore` uploads the objects of a version in the background, so a slow store does not delay
 the push of the next object. Creating the manifest waits for all of them, so the manifest is still
-the last object (invariant 6); of several ranks each pushes what it writes, and `settle` is the wait
-of those that create no manifest (`trainer/sharded/rank_writing.py`). The push guarantees nothing.
-Relays believe a version by its announcement, verify it against the announced manifest, and read
-missing objects from the bucket. A push that does not fit, fails, or finds no relay is given up; the
-trainer never waits for one. A relay may hold a version before `latest.json` moves to it. Rollouts
-act on announcements only, which come later, so no trajectory has a version that was not believed.
+the last object (invariant 6). Of several ranks each pushes the objects that it writes, and a rank
+that creates no manifest waits in `settle` (`trainer/sharded/rank_writing.py`). The push guarantees
+nothing. Relays believe a version by its announcement, verify it against the announced manifest, and
+read missing objects from the bucket. A push that does not fit, fails, or finds no relay is given
+up; the trainer never waits for one. A relay may hold a version before `latest.json` moves to it.
+Rollouts act on announcements only, which come later, so no trajectory has a version that was not
+believed.
 """
 
 import logging
@@ -34,15 +35,17 @@ from rollstream.streams.values import Version
 log = logging.getLogger(__name__)
 
 OBJECTS_MAX = 4096
-HEADS_MAX = 8  # tried per object
-ANSWER_S = 10.0  # for the final status of an object, which the head hashes as it arrives
+HEADS_MAX = 8  # an object is given up after this many failed sends
+ANSWER_S = 10.0  # the final status arrives within this: the head hashes while it receives
 POLL_S = 0.2
 UPLOADS_MAX = 4
-VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer
+VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned by their writer
 
 
 class ChainPush:
-    """Holds at most `bytes_max` bytes of objects; an object beyond that is not pushed."""
+    """Sends objects to the head of the chain. At most `bytes_max` bytes wait or are being sent; an
+    object beyond that is not pushed.
+    """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
         self._directory, self._bytes_max, self._pace = directory, bytes_max, pace
@@ -54,7 +57,7 @@ class ChainPush:
         self._counters: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
-        """Queue the object, or skip it if there is no room; returns at once."""
+        """Queue the object, or skip it if there is no room; return at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
                 self._counters["given_up"] += 1
@@ -91,7 +94,7 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Send one object. Returns whether the chain has it, or gets it from elsewhere."""
+        """Send one object. Returns whether the head has it; False if the push is given up."""
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
             head = self._head()
@@ -112,8 +115,8 @@ class ChainPush:
         return False
 
     def _send(self, connection: RelayConnection, key: str, data: bytes, digest: str) -> int:
-        """Send the bytes that the head lacks: a head that is gone may have forwarded the others.
-        Returns the status.
+        """Send the bytes that this head lacks: a previous head may have forwarded the others to it
+        before it failed. Returns the status.
         """
         status, headers = connection.request("HEAD", f"/{key}")
         if status == 401:
@@ -160,8 +163,8 @@ class ChainPush:
 
 
 class PushingStore:
-    """`store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for each.
-    Threads may share it.
+    """Wraps `store` with uploads and pushes in the background; at most `bytes_max` bytes wait for
+    each. Threads may share it.
 
     `create` of a version's object returns before the object is stored; reading, listing and
     deleting wait for it. An upload error, including different content under the key, is raised by
@@ -225,8 +228,8 @@ class PushingStore:
         self._store.delete_all(keys)
 
     def settle(self) -> None:
-        """Return once every object that was created so far is stored; raises the first upload
-        error. Does not wait for pushes.
+        """Return once every object that was created so far is stored. Raises the first upload
+        error; does not wait for pushes.
         """
         with self._lock:
             versions = sorted(self._uploads)
@@ -251,22 +254,25 @@ class PushingStore:
         """Wait until all objects of this version are stored; raises the first upload error."""
         with self._lock:
             uploads = self._uploads.pop(version, {})
-        errors = [error for one in uploads.values() if (error := one.done.exception())]
+        errors = [error for upload in uploads.values() if (error := upload.done.exception())]
         if errors:
             raise errors[0]
 
     def _wait(self, key: str | None = None) -> None:
-        """Wait for the upload of this object, or for all uploads, whether they fail or not."""
+        """Wait for the end of this object's upload, or of all uploads, also of those that fail."""
         with self._lock:
             uploads = [
-                u for of in self._uploads.values() for k, u in of.items() if key in (None, k)
+                u
+                for by_key in self._uploads.values()
+                for k, u in by_key.items()
+                if key in (None, k)
             ]
         for upload in uploads:
             upload.done.exception()
 
     def _waiting(self) -> int:
         with self._lock:
-            uploads = [upload for of in self._uploads.values() for upload in of.values()]
+            uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
         return sum(upload.bytes for upload in uploads if not upload.done.done())
 
 

@@ -1,8 +1,9 @@
-"""One relay: its cache, server, intake and heartbeat, put together.
+"""Runs one relay, a node's cache of weight versions: `RelayIntake` fills the cache, `RelayServer`
+serves it, and `Relay` follows the log and publishes a heartbeat.
 
-It follows `weights` (believed versions) and `status` (the other relays), and publishes its URL, its
-complete versions and its upstream to `status`. It acts under a term that no other start of any
-relay has (`RELAY_TERMS`); the term is also its place in the chain.
+A relay follows the topics `weights` (believed versions) and `status` (the other relays), and
+publishes its URL, its complete versions and its upstream to `status`. It acts under a term that no
+other start of any relay has (`RELAY_TERMS`); the term is also its place in the chain.
 """
 
 import fcntl
@@ -41,7 +42,7 @@ POLL_S = 0.05
 
 class Relay:
     """Serves as soon as it is constructed. `run` receives and publishes until it is stopped, and
-    then closes it.
+    then closes the relay.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Relay:
         (folder / URL_FILE).write_text(_url(own, self.server.port))  # for processes of this node
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`. Raises the error of its intake, or `Fenced` if a higher term has its
-        name.
+        """Run until `stop`. Raises the error of the intake, or `Fenced` if a relay of a higher term
+        has the same name.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
@@ -98,7 +99,7 @@ class Relay:
             raise self._failed
 
     def close(self) -> None:
-        """Publish that it leaves, and free its memory."""
+        """Publish a status without URL, which means that the relay leaves, and free its memory."""
         try:
             self._publish_status("")
         except BusError as error:
@@ -108,7 +109,7 @@ class Relay:
         self._lock.close()
 
     def status(self) -> dict[str, Any]:
-        """The response to `GET /status`."""
+        """Returns the response to `GET /status`."""
         objects = self.cache.objects()
         return {
             "relay": self.name,
@@ -122,7 +123,7 @@ class Relay:
         }
 
     def metric_values(self) -> MetricValues:
-        """Its metrics, under their documented names."""
+        """Returns metrics under their documented names."""
         newest = max(self.cache.versions(), default=Version(0, 0))
         counted = {name: self.cache.counters[name] for name in COUNTERS}
         return {
@@ -168,7 +169,7 @@ class Relay:
             self._publish_status(self.url)
 
     def _check_term(self) -> None:
-        """A relay that stood still while another took its name stops publishing itself."""
+        """Raise `Fenced` if another relay took this relay's name while this one stood still."""
         newest = self.directory.term_of(self.name)
         if newest > self.term:
             raise Fenced(
@@ -200,7 +201,9 @@ COUNTERS = (
 
 
 def _lock_folder(folder: Path) -> Any:
-    """The folder's lock, held until it is closed or the process ends."""
+    """Returns the folder's lock, held until it is closed or the process ends. Raises
+    `ConfigurationError` if another relay or user has the folder.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a")
@@ -237,9 +240,9 @@ def _start_server(
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach every address of `host`."""
+    """Returns whether only processes of this machine can reach the addresses of `host`."""
     found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
+    return all(ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def _url(host: str, port: int) -> str:

@@ -1,14 +1,15 @@
-"""The relay's HTTP/1.1 server with range requests (`docs/explanation/relay.md` has the table of
-requests).
+"""Serves a relay's cache over HTTP/1.1 with range requests (`docs/explanation/relay.md` has the
+table of requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
 name. Every error of a request becomes a response or a closed connection. A client that is refused
 while it still sends its body can read the reason within `LINGER_S`.
 
-A push is received straight into shared memory, from where the object ends here, and kept only if it
-matches the announced hash. An object is sent straight from shared memory as its bytes arrive,
-rate-limited. A neighbour (`receiving=1`) gets bytes that are not verified yet; all others get
-verified objects only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
+A push is received straight into shared memory, continues after the last byte that is here, and is
+kept only if the object matches the hash in the push's header. An object is sent straight from
+shared memory as its bytes arrive, rate-limited. A neighbour (`receiving=1`) gets bytes that are not
+verified yet; all others get verified objects only. A transfer without new bytes ends after
+`STALL_S`, or when its client closes.
 """
 
 import hmac
@@ -46,12 +47,12 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-CLIENT_S = 30.0  # per read from or write to a client
+CLIENT_S = 30.0  # a single read from or write to a client takes at most this
 LINGER_BYTES = 1 << 20  # per read
-LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
-STALL_S = 60.0  # without a new byte, the transfer ends
+LINGER_S = 2.0  # a client has this long to read a response that was sent before its body was read
+STALL_S = 60.0  # a transfer without a new byte ends after this
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there
-PUSHED_MAX = 64  # versions: a client can name any before the first one is announced
+PUSHED_MAX = 64  # versions kept: before the first announcement a client can name any
 
 
 class RelayResponder(HttpResponder):
@@ -144,8 +145,8 @@ class RelayResponder(HttpResponder):
 def receive_push(
     sender: RelayResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
-    """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
-    is called whenever bytes arrive.
+    """Receive an object from the start of `Content-Range`; respond 409 if the bytes that are here
+    do not end there. `on_bytes` is called whenever bytes arrive.
     """
     headers = sender.headers
     start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
@@ -191,7 +192,9 @@ def send_object(
     path: str,
     query: Mapping[str, str],
 ) -> None:
-    """Send the object or a range of it; 404 if it is not here, 416 if the range is outside it."""
+    """Send the object or a range of it; respond 404 if it is not here, 416 if the range is outside
+    it.
+    """
     key = parse_key(path)
     if query.get("receiving") == "1":
         held = cache.find(key)
@@ -245,7 +248,7 @@ def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
 
 
 def _is_gone(client: socket.socket) -> bool:
-    """Whether the client closed the connection while the relay waits for bytes."""
+    """Returns whether the client closed the connection while the relay waits for bytes."""
     if not select.select([client], [], [], 0)[0]:
         return False
     with suppress(BlockingIOError):
@@ -254,7 +257,7 @@ def _is_gone(client: socket.socket) -> bool:
 
 
 class RelayServer(BoundedServer):
-    """Serves the objects of `cache`."""
+    """Serves the objects of `cache`; it remembers when pushes of each version brought bytes."""
 
     def __init__(
         self,
@@ -265,7 +268,9 @@ class RelayServer(BoundedServer):
         status: Callable[[], dict[str, Any]],
         token: str = "",
     ) -> None:
-        """With a `token`, requests without it get 401."""
+        """`pace` limits the send rate; `status` returns the response to `GET /status`. With a
+        `token`, requests without it get 401.
+        """
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
         self._pushed_s: dict[Version, float] = {}
@@ -282,14 +287,16 @@ class RelayServer(BoundedServer):
                 del self._pushed_s[min(self._pushed_s, key=lambda v: self._pushed_s[v])]
 
     def pushed_s(self, version: Version) -> float:
-        """When the last byte of a push of this version or an older one arrived (monotonic);
-        minus infinity if none did.
+        """Returns the monotonic time at which a push of this version or an older one last brought
+        bytes; minus infinity if none did.
         """
         with self._pushes:
             times = (at for pushed, at in self._pushed_s.items() if pushed <= version)
             return max(times, default=float("-inf"))
 
     def is_allowed(self, authorization: str) -> bool:
-        """Whether a request with this header is served; takes the same time for every header."""
+        """Returns whether a request with this header is served; takes the same time for every
+        header.
+        """
         given = authorization.encode("latin-1", "replace")
         return not self._expected or hmac.compare_digest(given, self._expected)

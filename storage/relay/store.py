@@ -1,7 +1,8 @@
-"""A rollout's store in front of the object store: versions come from shared memory if the node's
-relay holds them verified, from the relay while it receives them, and otherwise from the bucket.
+"""Reads weight versions for a rollout by the shortest way: from shared memory if the node's relay
+holds them verified, from the relay while it receives them, and otherwise from the object store (the
+bucket).
 
-The relay is optional: any problem with it is logged once, and the bucket is used.
+The relay is optional: a problem with it is logged once, and the bucket is read instead.
 """
 
 import logging
@@ -24,17 +25,18 @@ from rollstream.storage.stores.file import ForeignFile, open_own
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 2.0  # per request for an object that is arriving
-STALLED_S = 15.0  # without any byte arriving at the relay
+WAIT_S = 2.0  # one request waits this long for an object that is arriving
+STALLED_S = 15.0  # the bucket is read once no byte has arrived at the relay for this long
 SILENCE_S = 3.0
-RELAY_RETRY_S = 5.0  # until a lost relay is tried again
+RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
 CONNECTIONS_MAX = 4
 URL_BYTES_MAX = 4096
 
 
 class RelayStore:
-    """`get` of a version's objects goes through the relay, all other calls to `store`. Threads may
-    share it. `folder` is the relay's; without `url` the relay's address is read from a file in it.
+    """An `ObjectStore` whose `get` of a version's objects tries the relay first; all other calls go
+    to `store`. Threads may share it. `folder` is the relay's; without `url` the relay's address is
+    read from a file in that folder.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class RelayStore:
         return data
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """From the bucket: `swap` compares its etag."""
+        """Read from the bucket, because `swap` compares the bucket's etag."""
         return self._store.read(key)
 
     def put(self, key: str, data: Data) -> str:
@@ -90,8 +92,9 @@ class RelayStore:
         self._store.delete_all(keys)
 
     def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Read from shared memory; the contract asks for bytes, so this is the single copy. An
-        object that is evicted meanwhile is read to its end. A file of another user is not read.
+        """Read from shared memory; None if the object is not there. `get` must return bytes, so the
+        data are copied once. An object that is evicted meanwhile is read to its end. A file of
+        another user is not read.
         """
         try:
             with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
@@ -109,7 +112,9 @@ class RelayStore:
         return None
 
     def _from_relay(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
+        """Request the object from the relay, and wait as long as it is arriving and the relay
+        receives any bytes; None if the bucket must be read.
+        """
         if self._clock() - self._lost_s < RELAY_RETRY_S or end == start:
             return None
         progress, moved_s = "", self._clock()
@@ -131,8 +136,8 @@ class RelayStore:
             return None
 
     def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
-        """One request: the bytes, or a token of the relay's progress if the object is arriving, or
-        neither if the relay will not hold it.
+        """Send one request. Returns the bytes and None, or None and a text that changes with the
+        relay's progress if the object is arriving, or None twice if the relay does not expect it.
         """
         connection = self._take_connection()
         if connection is None:
@@ -154,7 +159,7 @@ class RelayStore:
         return data, answer.get("x-coming") if data is None else None
 
     def _take_connection(self) -> RelayConnection | None:
-        """A connection; None if there is no relay on this node."""
+        """Returns a connection; None if there is no relay on this node."""
         url = self._url or self._url_in_folder()
         with self._lock:
             while self._connections:
@@ -165,7 +170,9 @@ class RelayStore:
         return RelayConnection(url) if url else None
 
     def _url_in_folder(self) -> str:
-        """The URL that the relay of this node has written to its folder; "" if there is none."""
+        """Returns the URL that the relay of this node has written to its folder; "" if there is
+        none.
+        """
         try:
             with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
                 return file.read(URL_BYTES_MAX).decode("ascii")

@@ -1,5 +1,5 @@
-"""The other relays, the order in which relays read from each other, and the versions that a relay
-keeps.
+"""Decides from which relay each relay reads (`RelayDirectory`), and which versions a relay keeps
+(`versions_to_keep`).
 
 Relays are ordered by their terms. One counter of the store issues the terms of all relays, so no
 two are equal and a later start comes later. Each relay reads from the nearest living one before it;
@@ -27,7 +27,9 @@ from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 
 RELAY_TERMS = "chain"
-"""The single name under which the terms of all relays are counted, so that terms order them."""
+"""The single name under which the store counts the terms of all relays, so that terms order the
+relays.
+"""
 log = logging.getLogger(__name__)
 SUSPICION_S = 3.0
 MEMBERS_MAX = 10_000
@@ -35,7 +37,7 @@ MEMBERS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ChainMember:
-    """One start of a relay. `heartbeat_s` is the time of its last heartbeat on the
+    """Describes one start of a relay. `heartbeat_s` is the time of its last heartbeat on the
     reader's clock.
     """
 
@@ -51,8 +53,8 @@ def living_chain(
     timeout_s: float,
     suspected: Collection[int] = (),
 ) -> list[ChainMember]:
-    """The living relays in order: with a heartbeat within the time-out, not suspected (by term),
-    not leaving (no URL), and only the newest start of each name.
+    """Returns the living relays in order: those with a heartbeat within the time-out, not suspected
+    (by term), not leaving (no URL), and only the newest start of each name.
     """
     newest: dict[str, ChainMember] = {}
     for member in members:
@@ -68,7 +70,7 @@ def living_chain(
 
 
 def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
-    """The nearest relay before `term`; None for the head."""
+    """Returns the nearest relay before `term`; None for the head."""
     before = [member for member in ordered if member.term < term]
     return max(before, key=lambda member: member.term, default=None)
 
@@ -76,13 +78,15 @@ def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None
 def unexpired_suspects(
     suspects: Mapping[int, float], now_s: float, forgive_s: float
 ) -> dict[int, float]:
-    """Suspects by the time of their last failure, without those that are to be tried again."""
+    """Returns the suspects, by term with the time of their last failure, without those that failed
+    `forgive_s` ago or earlier and are tried again.
+    """
     return {term: at for term, at in suspects.items() if now_s - at < forgive_s}
 
 
 class RelayDirectory:
-    """Safe to share between threads. `poll` reads the topic; all other methods use what it has
-    read.
+    """Knows the other relays from their heartbeats; threads may share it. `poll` reads the topic
+    `status`; all other methods use the records read so far.
     """
 
     def __init__(
@@ -108,14 +112,14 @@ class RelayDirectory:
             if now - self._polled_s < every_s:
                 return
             for batch in self.reader.batches_to(self._bus.end("status")):
-                for one in batch:
-                    if isinstance(one.record, RelayStatus):
-                        self._note_heartbeat(one.record, now)
+                for received in batch:
+                    if isinstance(received.record, RelayStatus):
+                        self._note_heartbeat(received.record, now)
             self._polled_s = now
 
     def members(self) -> list[ChainMember]:
-        """The chain as this process sees it, head first. Time-outs count up to the last `poll`: a
-        process that stood still since then has not read heartbeats.
+        """Returns the chain as this process knows it, head first. Time-outs count up to the last
+        `poll`: a process that stood still since then has not read heartbeats.
         """
         with self._lock:
             self._suspects = unexpired_suspects(self._suspects, self._clock(), SUSPICION_S)
@@ -124,15 +128,15 @@ class RelayDirectory:
             )
 
     def upstream(self, term: int) -> ChainMember | None:
-        """The relay from which the relay of this term reads."""
+        """Returns the relay from which the relay of this term reads; None for the head."""
         return upstream_of(term, self.members())
 
     def head(self) -> ChainMember | None:
-        """The relay that receives the trainer's pushes."""
+        """Returns the relay that receives the trainer's pushes; None without a living relay."""
         return next(iter(self.members()), None)
 
     def term_of(self, name: str) -> int:
-        """The highest known term of the relay of this name; 0 if none is known."""
+        """Returns the highest known term of the relay of this name; 0 if none is known."""
         with self._lock:
             known = self._members.get(name)
             return 0 if known is None else known.term
@@ -156,7 +160,7 @@ class RelayDirectory:
 
 @dataclass(frozen=True, slots=True)
 class CachedVersion:
-    """A version with objects that are here or arriving, and the bytes that it takes. A delta
+    """Names a version with objects that are here or arriving, and the bytes that it takes. A delta
     applies to `base`.
     """
 
@@ -168,8 +172,8 @@ class CachedVersion:
 def versions_to_keep(
     holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int
 ) -> frozenset[Version]:
-    """The versions to keep: the newest `versions_max` that fit, newest first; then the bases that
-    kept deltas need, as far as they fit, each chain from its top.
+    """Returns the versions to keep: the newest `versions_max` that fit, newest first; then the
+    bases that kept deltas need, as far as they fit, each chain from its newest base down.
 
     A base that does not fit ends its chain: readers get the rest from the bucket.
     """
