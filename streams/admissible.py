@@ -6,8 +6,8 @@ chain, by pure rules that every reader shares (invariants 3 and 12).
 the model and the learner's arrays and gives finite float32 losses and gradients. A refused one is a
 dead member of its group and is counted by its `RefusalKind`.
 
-`malformed_partial` is the same rule for partials, for dispatch, which assigns resumes from a chain,
-and for the rollout that resumes.
+`malformed_partial` is the corresponding rule for partials. Dispatch, which assigns resumes from a
+chain of partials, and the rollout that resumes call it.
 """
 
 from bisect import bisect_right
@@ -25,9 +25,9 @@ RefusalKind = Literal[
     "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
+"""All kinds of refusal: a metric label has no other value."""
 REFUSED_ANNOTATIONS = "refused_annotations"
 """Name of the count in `StepDone.counts`: annotations refused since the previous step."""
-"""All kinds of refusal: a metric label has no other value."""
 
 LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
 """Bounds of the log-probability of a sampled token. Engines write -9999 for an impossible token,
@@ -43,7 +43,9 @@ SCORES_MAX, LABEL_MAX = 64, 200
 
 @dataclass(frozen=True, slots=True)
 class TrainingBounds:
-    """What a run's model and settings can train; the defaults set no bound."""
+    """Bounds what a run's model and settings can train; the defaults set no bound. `context_max`
+    counts tokens. `keep_version` forbids trajectories of several versions.
+    """
 
     vocabulary: int = 1 << 32
     context_max: int = 1 << 40
@@ -52,9 +54,9 @@ class TrainingBounds:
 
 @dataclass(frozen=True, slots=True)
 class BelievedVersions:
-    """The versions that were believed at some moment: all numbers up to `highest`. `terms` holds
-    the term of each number as pairs (first number, term) in ascending order; the terms of numbers
-    before the first pair are unknown.
+    """Describes the versions that were believed at some moment: all numbers up to `highest`.
+    `terms` holds the term of each number as pairs (first number, term) in ascending order; the
+    terms of numbers before the first pair are unknown.
     """
 
     highest: int
@@ -70,8 +72,8 @@ class BelievedVersions:
         return not at or self.terms[at - 1][1] == version.term
 
     def up_to(self, version: Version | None) -> "BelievedVersions | None":
-        """The versions that were believed while `version` was the highest; None if `version` is
-        None, that is unknown.
+        """Return the versions that were believed while `version` was the highest; None if `version`
+        is None, that is unknown.
         """
         return None if version is None else BelievedVersions(version.number, self.terms)
 
@@ -79,8 +81,8 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """`BelievedVersions.terms` of these versions. From their numbers on they replace the pairs of
-    `before`.
+    """Return `BelievedVersions.terms` of these versions. From their numbers on they replace the
+    pairs of `before`.
     """
     terms = list(before)
     for version in sorted(versions):
@@ -93,7 +95,7 @@ def believed_terms(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a record cannot be trained."""
+    """States why a record cannot be trained."""
 
     kind: RefusalKind
     detail: str
@@ -105,8 +107,8 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
-    """Why the finished trajectory cannot be trained, or None if it can. Without `believed` version
-    numbers have no upper bound.
+    """Return why the finished trajectory cannot be trained, or None if it can. Without `believed`
+    version numbers have no upper bound.
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
@@ -133,10 +135,10 @@ def is_usable_annotation(note: Annotation) -> bool:
 
 
 def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
-    """`refused_<kind>` of each kind that occurs, for `StepDone.counts`."""
+    """Count refusals for `StepDone.counts`, as `refused_<kind>` of each kind that occurs."""
     counts: dict[str, int] = {}
-    for one in refusals:
-        name = f"refused_{one.kind}"
+    for refused in refusals:
+        name = f"refused_{refused.kind}"
         counts[name] = counts.get(name, 0) + 1
     return counts
 
@@ -227,13 +229,15 @@ def is_count(value: int) -> bool:
 
 
 def is_version(version: Version) -> bool:
-    """Whether the numbers of a version are within bounds; not whether it was ever published."""
+    """Return whether the numbers of a version are within bounds, not whether it was ever
+    published.
+    """
     return is_count(version.number) and is_count(version.term)
 
 
 def malformed_partial(link: Partial) -> str:
-    """Why the partial cannot be part of a chain, or "". Its spans must tile the tokens that it
-    generated, under versions within bounds; each token is generated or the environment's;
+    """Return why the partial cannot be part of a chain, or "". Its spans must tile the tokens that
+    it generated, under versions within bounds; each token is generated or the environment's;
     log-probabilities are finite.
     """
     if not (is_count(link.start) and is_count(link.attempt)):

@@ -1,17 +1,17 @@
-"""The bus contract: a partitioned, durable log of bytes with explicit positions. Each back end is a
-file or folder beside this one.
+"""Defines the contract of a bus: a partitioned, durable log of bytes with explicit positions. Each
+back end is a file or folder beside this one.
 
-All back ends give the same guarantees (one conformance suite, `tests/streams/`):
+All back ends give these guarantees (one conformance suite, `tests/streams/`, tests them):
 
 * A record whose offset `append` returned is durable and keeps its place in its partition. An error
   leaves the append in doubt; a repeated append is recognised by its sequence number (invariant 7).
 * `read` returns records in partition order and skips none. A position below the first kept record
   raises `PositionLost`.
 * Compaction keeps at least the newest record per key; a tombstone (`value=None`) may remove the
-  key. It promises no more than that.
+  key. Older records of a key may be kept or removed.
 * Only `truncate`, a topic's `retention_s` and compaction remove records. The last record of a
   partition always stays, so the partition's end never moves back.
-* Consumer groups only spread partitions over members. They decide nothing.
+* Consumer groups only spread partitions over members. No decision of a run depends on them.
 
 The caller bounds every wait. The `check_` functions are shared by all back ends, so that they
 refuse the same input with the same error texts. A wrapper of a bus (claim check, fault injection)
@@ -33,9 +33,9 @@ LEASE_S = 10.0  # a group's member that does not poll for this long loses its pa
 
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):
-    """One record to append. A `value` of None is a tombstone. Without `partition` the key chooses
-    the partition (`partition_of`). Without `timestamp_ms` the bus's clock stamps the record; a copy
-    of a record keeps its own.
+    """Describes one record to append. A `value` of None is a tombstone. Without `partition` the key
+    chooses the partition (`partition_of`). Without `timestamp_ms` the bus's clock stamps the
+    record; a copy of a record keeps its own.
     """
 
     key: bytes
@@ -45,8 +45,8 @@ class AppendEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One record as read. It is a msgspec struct because readers create many (0.1 µs each; a frozen
-    dataclass takes 0.6 µs).
+    """Holds one record as read. It is a msgspec struct because readers create many (0.1 µs each; a
+    frozen dataclass takes 0.6 µs).
     """
 
     topic: str
@@ -58,7 +58,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupReader(Protocol):
-    """One member of a consumer group on one topic. Its partitions may change between polls."""
+    """Reads one topic as a member of a consumer group. Its partitions may change between polls."""
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
         """Return records of the partitions held now, starting at the group's commits; [] when
@@ -68,13 +68,13 @@ class GroupReader(Protocol):
         ...
 
     def commit(self) -> None:
-        """Mark everything that `poll` returned as processed. Partitions that were lost meanwhile
+        """Mark all records that `poll` returned as processed. Partitions that were lost meanwhile
         are not committed: their new owner reads those records again.
         """
         ...
 
     def pass_lost(self) -> dict[int, int]:
-        """After `PositionLost`: resume at the first kept record. Returns the number of skipped
+        """Resume at the first kept record, after `PositionLost`. Returns the number of skipped
         offsets by partition. The next `commit` stores the new positions.
         """
         ...
@@ -85,6 +85,8 @@ class GroupReader(Protocol):
 
 
 class Bus(Protocol):
+    """Keeps topics, with the guarantees of this module."""
+
     def create(self, topics: Sequence[Topic]) -> None:
         """Create the missing topics. An existing topic with other settings raises `BusError`, which
         names the difference.
@@ -92,7 +94,7 @@ class Bus(Protocol):
         ...
 
     def settings(self, topic: str) -> Topic:
-        """The settings that the topic was created with."""
+        """Return the settings that the topic was created with."""
         ...
 
     def partitions(self, topic: str) -> int: ...
@@ -120,21 +122,21 @@ class Bus(Protocol):
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """First kept offset per partition; it equals the end if the partition never held a
-        record.
+        """Return the first kept offset per partition; it equals the end if the partition never held
+        a record.
         """
         ...
 
     def end(self, topic: str) -> dict[int, int]:
-        """Offset that the next record of each partition will have."""
+        """Return the offset that the next record of each partition will have."""
         ...
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        """Store the group's positions, each with the fence at it."""
+        """Store the group's positions, each with the fence at it (`fence.py`)."""
         ...
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Any group's stored positions; partitions never committed are absent."""
+        """Return the stored positions of any group; partitions never committed are absent."""
         ...
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
@@ -198,7 +200,9 @@ def missing_topic(topic: str, where: str) -> TopicMissing:
 
 
 class BusWrapper:
-    """A `Bus` with the guarantees of `below`; closing it closes `below`."""
+    """Passes every call to the bus `below`, whose guarantees it keeps; closing it closes
+    `below`.
+    """
 
     def __init__(self, below: Bus) -> None:
         self._below = below
@@ -253,7 +257,7 @@ class BusWrapper:
         return self._below.join(group, topic, member)
 
     def metric_values(self) -> MetricValues:
-        """The metrics of the bus below; most buses have none."""
+        """Return the metrics of the bus below; most buses have none."""
         return self._below.metric_values() if isinstance(self._below, ProvidesMetrics) else {}
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Records to bytes and back. Any bytes decode to a record or raise `DecodeError`, in memory bounded
-by their length.
+"""Encodes records to bytes and decodes them. Any bytes decode to a record or raise `DecodeError`;
+the memory that decoding takes is bounded by their length.
 
 All numbers are little-endian; offsets count from the first byte:
 
@@ -16,7 +16,7 @@ their own names; objects and lists nest) and, from single-holder roles, `envelop
 and its value is the number of items. Arrays follow in the order of the record's class; arrays that
 a newer program has added come after them.
 
-A field that equals its default may be left out, so a schema's defaults never change. Unknown fields
+A field that equals its default may be absent, so a schema's defaults never change. Unknown fields
 and arrays are ignored; a missing field without default is a `DecodeError`, an unknown schema
 `UnknownSchema`. JSON has no NaN, so floats in the header must be finite and `encode` names the
 field that is not; arrays hold any value.
@@ -60,8 +60,8 @@ _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """The writer of a single-holder role's record. Sequence numbers count from 0 (`Opened`) per
-    (term, partition).
+    """Identifies the writer of a single-holder role's record. Sequence numbers count from 0
+    (`Opened`) per (term, partition).
     """
 
     role: str
@@ -70,8 +70,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A record, and its envelope if a single-holder role wrote it. The header is this struct as
-    JSON.
+    """Holds a record, and its envelope if a single-holder role wrote it. The header is this struct
+    as JSON.
     """
 
     record: Record
@@ -88,7 +88,7 @@ class _AnyHeader(msgspec.Struct):
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
-    """Name, dtype and item bytes of each array field."""
+    """Return name, dtype and item bytes of each array field."""
     keys = [(field.name, field.encode_name.partition(":")[2]) for field in fields(schema)]
     dtypes = [(name, np.dtype(f"<{kind}")) for name, kind in keys if kind]
     return tuple((name, dtype, dtype.itemsize) for name, dtype in dtypes)
@@ -98,8 +98,8 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """What a header holds for a NumPy value: a scalar itself, for an array the number of
-    its items.
+    """Return what a header holds for a NumPy value: a scalar itself, for an array the number of its
+    items.
     """
     if isinstance(value, ndarray):
         return len(cast("NDArray[Any]", value))
@@ -114,13 +114,13 @@ _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
 def record_hash(data: bytes) -> str:
-    """xxh3-64 of an encoded record's bytes in hex: the identity of a record in the ledger."""
+    """Return the xxh3-64 of an encoded record's bytes in hex, its identity in the ledger."""
     return xxh3_64_hexdigest(data)
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """Equal records give equal bytes. Raises ValueError for an array of the wrong type or a float
-    that JSON cannot hold.
+    """Encode a record; equal records give equal bytes. Raises ValueError for an array of the wrong
+    type or a float that JSON cannot hold.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -145,8 +145,8 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Decoded:
-    """The record in `data`, with its checksum verified. Its arrays are read-only views that keep
-    `data` alive.
+    """Return the record in `data`, with its checksum verified. Its arrays are read-only views that
+    keep `data` alive.
     """
     head = _checked_header(data)
     try:
@@ -170,8 +170,8 @@ def decode(data: bytes) -> Decoded:
 
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
-    """Return whether `encode` gives exactly these bytes for what was decoded from them: the same
-    header, no unknown array, zero padding.
+    """Return whether `encode` gives exactly the bytes `data` for `decoded`, which was decoded from
+    them: the same header, no unknown array, zero padding.
     """
     head = _encoder.encode(decoded)
     end = _PREFIX_BYTES + len(head)
@@ -186,12 +186,13 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
 
 
 def header_bytes(data: bytes) -> bytes:
-    """The JSON header of a record's bytes, which must be valid."""
+    """Return the JSON header of a record's bytes, which must be valid."""
     return data[_PREFIX_BYTES : _PREFIX_BYTES + int.from_bytes(data[4:8], "little")]
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """The envelope of a record, whose schema and fields may be unknown here; None if it has none.
+    """Return the envelope of a record, whose schema and fields may be unknown here; None if it has
+    none.
 
     Raises `DecodeError` if the bytes are damaged or not a record.
     """
@@ -202,7 +203,7 @@ def envelope_of(data: bytes) -> Envelope | None:
 
 
 def _checked_header(data: bytes) -> memoryview:
-    """The JSON header of a record, after its magic, checksum and length have been checked."""
+    """Check a record's magic, checksum and length, and return its JSON header."""
     if len(data) < _PREFIX_BYTES:
         raise DecodeError(f"{len(data)} bytes are too few for a record")
     magic, length, checksum = _PREFIX.unpack_from(data)
@@ -227,7 +228,7 @@ def _header_error(header: memoryview, error: Exception) -> DecodeError:
 
 
 def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
-    """Length, with padding, of the arrays from `at` on that only a newer program knows."""
+    """Return the length, with padding, of arrays from `at` on that only a newer program knows."""
     known = {field.encode_name for field in fields(schema)}
     try:
         record = msgspec.json.decode(header, type=dict[str, Any])["record"]
@@ -244,7 +245,7 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`value` as a contiguous array of `dtype`. Only a differing memory layout is converted;
+    """Return `value` as a contiguous array of `dtype`. Only a differing memory layout is converted;
     anything else raises ValueError.
     """
     if not isinstance(value, ndarray):

@@ -1,9 +1,9 @@
-"""Invariant 7 as a pure function: which records of a single-holder role's topic count; and
-truncation, which keeps the fence of a topic's new begin (invariant 11).
+"""Decides by a pure function which records of a single-holder role's topic count (invariant 7), and
+truncates topics so that the fence at the new begin is kept (invariant 11).
 
 A record carries its writer's term and a sequence number per (term, partition); `Opened` has number
 0. A reader keeps a `Fence` (the highest term whose `Opened` it read, and the next sequence number
-expected of that term) and passes every record through it in partition order. What this stops:
+expected of that term) and passes every record through it in partition order. The fence handles:
 
 * a zombie: `Opened 2`, then a late record of term 1 → void, because its writer has been replaced;
 * an append in doubt that was repeated: `t2 #5`, `t2 #5` → the repeat is void;
@@ -35,8 +35,8 @@ from rollstream.streams.values import Address
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, bool]:
-    """The fence after a record, and whether the record counts (False: it is void); `opens` if it is
-    an `Opened`.
+    """Return the fence after a record, and whether the record counts (False: it is void); `opens`
+    if it is an `Opened`.
 
     Raises `SequenceGap` as described above.
     """
@@ -64,8 +64,8 @@ def advance_fence(
 TRUNCATED_GROUP = "truncated"
 """Consumer group that holds the positions below which a topic is truncated."""
 DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
-"""Groups under which dispatch commits the positions from which it can rebuild, and the archive how
-far it has archived.
+"""Consumer groups under which dispatch commits the positions from which it can rebuild, and the
+archive the positions up to which it has archived.
 """
 REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
 """Topics that dispatch rebuilds its state from and that other roles need too."""
@@ -74,7 +74,8 @@ REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
     """Remove records below `before`. Returns by partition the number of offsets removed.
 
-    Positions only move forwards: one at or below the present begin changes nothing.
+    Positions only move forwards: one at or below the present begin changes nothing. (1) The
+    positions are committed with their fences; (2) the records are removed.
     """
     begin = bus.begin(topic)
     ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
@@ -89,8 +90,8 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
 
 
 def renew_truncated(bus: Bus, topic: str) -> None:
-    """Commit the positions below which the topic is truncated again: a broker forgets positions
-    not committed for as long as `offsets.retention.minutes`, and with them the fence.
+    """Commit the positions below which the topic is truncated again. A broker drops positions that
+    are not committed for as long as `offsets.retention.minutes`, and with them the fence.
     """
     known = bus.committed(TRUNCATED_GROUP, topic)
     if known:
@@ -98,15 +99,15 @@ def renew_truncated(bus: Bus, topic: str) -> None:
 
 
 def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Positions of the first records that count, with the fence there."""
+    """Return the positions of the first records that count, with the fence there."""
     known = bus.committed(TRUNCATED_GROUP, topic)
     begin = bus.begin(topic).items()
     return {p: _later(Position(offset), known.get(p)) for p, offset in begin}
 
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
-    """The least position of each partition. A partition that any candidate lacks is left out: that
-    candidate's need is unknown.
+    """Return the least position of each partition. A partition that any candidate lacks is left
+    out: that candidate's need is unknown.
     """
     bounds = list(candidates)
     if not bounds:
@@ -116,7 +117,7 @@ def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int
 
 
 def position_before(bus: Bus, topic: str, address: Address) -> Position:
-    """The position of a record that counts, with the fence before it."""
+    """Return the position of a record that counts, with the fence before it."""
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
     if not messages or messages[0].offset != address.offset or messages[0].value is None:
         raise PositionLost(f"{topic}: no record at {address}")
@@ -129,7 +130,9 @@ def position_before(bus: Bus, topic: str, address: Address) -> Position:
 def move_back_to_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
-    """These positions, moved back to the oldest of these records if one is before them."""
+    """Return these positions, moved back to the oldest of the records at `addresses` where one is
+    before them.
+    """
     oldest: dict[int, Address] = {}
     for address in addresses:
         oldest[address.partition] = min(oldest.get(address.partition, address), address)
@@ -141,7 +144,9 @@ def move_back_to_oldest(
 
 
 def _later(one: Position, other: Position | None) -> Position:
-    """The position further on; at equal offsets the one that knows its fence."""
+    """Return the position with the higher offset; at equal offsets the one with the higher
+    fence.
+    """
     if other is None:
         return one
     return max(one, other, key=lambda at: (at.offset, at.fence))

@@ -1,6 +1,5 @@
-"""Records of the ledger: what each term of the trainer ran with, what it trained and
-what it gave up.
-`records.py` exports them with all other records.
+"""Defines the records of the ledger. They state with which configuration each term of the trainer
+ran, which trajectories it trained and which it gave up. `records.py` exports them with all others.
 """
 
 from typing import Literal

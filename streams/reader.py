@@ -1,16 +1,16 @@
 """Reads records in order from explicit positions, the same way for every role.
 
 `classify_message` decides whether a message is a record that counts, a void record (invariant 7),
-or not a record, with the reason. The archive, live views and `tail` use the same rule. They differ
-in what they do with bytes that are not a record: dead-letter them, archive them, count or show
-them. In a topic of one role, a complete record that this release does not understand is `newer`
-(invariant 14). What this stops: an older dispatch skips a newer decision in the ledger and
-generates the group again.
+or not a record, with the reason. The archive, live views and `tail` use the same rule; each of them
+treats bytes that are not a record in its own way: they are dead-lettered, archived, counted or
+shown. In a topic of one role, a complete record that this release does not understand is `newer`
+(invariant 14). Otherwise an older dispatch could skip a newer decision in the ledger and generate
+the group again.
 
-`TopicReader` counts bytes that are not a record. The one reader of a topic that has `dead_letters`
-appends them to `dead` before it returns any later record. Void records (`fence.py`) and
-tombstones are skipped. At a `newer` record the reader stops (`NewerRelease`). A failing poll moves
-no position, so its records are read again.
+`TopicReader` counts messages that are not a record. The one reader of a topic that has
+`dead_letters` appends them to `dead` before it returns any later record. Void records (`fence.py`)
+and tombstones are skipped. At a `newer` record the reader stops (`NewerRelease`). A failing poll
+moves no position, so its records are read again.
 """
 
 import time
@@ -33,7 +33,8 @@ BLOB_SHOWN = 300  # characters of a claim's key
 
 
 class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
-    """`reason` is empty for a record. `decoded` is set whenever the bytes could be decoded.
+    """Holds the result of `classify_message`. `reason` is empty for a record. `decoded` is set
+    whenever the bytes could be decoded.
 
     `newer` names what this release lacks to act on the record; it is "" if nothing is lacking or
     the record is void.
@@ -47,15 +48,15 @@ class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def record(self) -> Record | None:
-        """The record, void or not; None if the bytes are not a record."""
+        """Return the record, void or not; None if the bytes are not a record."""
         return None if self.reason or self.decoded is None else self.decoded.record
 
 
 def classify_message(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
 ) -> tuple[Fence, ClassifiedMessage]:
-    """The fence after a message of `topic`, and the message's classification; `fenced` in topics
-    that one role writes.
+    """Return the fence after a message of `topic`, and the message's classification; `fenced` in
+    topics that one role writes.
 
     Raises `SequenceGap` if the log lost a record before this one.
     """
@@ -83,7 +84,7 @@ def _decode_with_envelope(
             envelope = envelope_of(value)
         except DecodeError:
             envelope = None
-        # The checksum is right and one role wrote it: not damaged, but from another release.
+        # The checksum is right and one role wrote it: it is not damaged, another release made it.
         is_newer = fenced and (envelope is not None or isinstance(error, UnknownSchema))
         return None, envelope, reason, reason if is_newer else ""
     reason = newer = ""
@@ -116,7 +117,7 @@ NEAR_OFFSETS = 512  # addresses within this many offsets share one read
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """One record as read from the log. `data` are its bytes; `hash` is its identity in the
+    """Holds one record as read from the log. `data` are its bytes; `hash` is its identity in the
     ledger.
     """
 
@@ -129,7 +130,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
     def __repr__(self) -> str:
-        """Without the bytes, which may be many."""
+        """Leave out the bytes, which may be many."""
         return f"Received({self.topic!r}, {self.address}, {self.key!r}, {self.record!r})"
 
     @property
@@ -138,30 +139,35 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Positions of the first kept records, with the fence that truncation stored there."""
+    """Return the positions of the first kept records, with the fence that truncation stored
+    there.
+    """
     return truncated_begin(bus, topic)
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
-    """Positions after everything appended so far; the first record read sets the fence."""
+    """Return the positions after everything appended so far; the first record read sets the
+    fence.
+    """
     return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """The record at exactly this address, whatever its term. Raises `PositionLost` if it is
+    """Return the record at exactly this address, whatever its term. Raises `PositionLost` if it is
     gone.
     """
     return read_all_at(bus, topic, [address])[0]
 
 
 def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
-    """The records at these addresses, in the same order; raises as `read_at` does. Addresses near
-    each other share one forward read, where one read per record would need a seek and a fetch each.
+    """Return the records at these addresses, in the same order; raises as `read_at` does. Addresses
+    near each other share one forward read, where one read per record would need a seek and a fetch
+    each.
     """
     wanted = list(addresses)
     found: dict[Address, Received] = {}
     for partition in {address.partition for address in wanted}:
-        offsets = sorted({one.offset for one in wanted if one.partition == partition})
+        offsets = sorted({address.offset for address in wanted if address.partition == partition})
         while offsets:
             near = [offset for offset in offsets if offset - offsets[0] < NEAR_OFFSETS]
             most = near[-1] - near[0] + 1
@@ -183,8 +189,8 @@ def _received_at(topic: str, message: Message) -> Received:
 
 
 class TopicReader:
-    """One reader of one topic. Storing `positions` (with their fences) allows a later reader to
-    resume.
+    """Reads one topic for one owner. Storing `positions` (with their fences) allows a later reader
+    to resume.
 
     `dead` counts messages that are not a record, `void` those that the fence dropped, `lost` the
     truncated positions that the reader's owner skipped. `Opened` records are returned only
@@ -219,8 +225,8 @@ class TopicReader:
     def poll(
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
-        """The next records, at most `records_max`. [] if none came within `wait_s` or, unless
-        `exact`, if existing ones have not arrived yet (`Bus.read`).
+        """Return the next records, at most `records_max`. [] if none came within `wait_s` or,
+        unless `exact`, if existing ones have not arrived yet (`Bus.read`).
         """
         deadline = Deadline(wait_s, self._monotonic)
         while True:
@@ -236,17 +242,17 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """Records that have arrived or arrive within `wait_s`; [] does not mean that the end is
-        reached. For polling loops.
+        """Return records that have arrived or arrive within `wait_s`; [] does not mean that the end
+        is reached. For polling loops.
         """
         return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
-        """All records below these offsets, which must exist; later records stay unread."""
+        """Return all records below these offsets, which must exist; later records stay unread."""
         return [received for batch in self.batches_to(ends) for received in batch]
 
     def batches_to(self, ends: Mapping[int, int]) -> Iterator[list[Received]]:
-        """As `read_to`, in batches of bounded size."""
+        """Yield records as `read_to`, in batches of bounded size."""
         while True:
             below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
             if not below:
@@ -267,7 +273,7 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Number of offsets between these positions and the present end. Any thread may call it."""
+        """Count the offsets between these positions and the present end. Any thread may call it."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
 

@@ -1,5 +1,5 @@
-"""Every record of the log, one frozen msgspec struct each. The values that they consist of are
-defined in `values.py` and can be imported from here.
+"""Defines every record of the log, one frozen msgspec struct each. The values that they consist of
+are defined in `values.py` and can be imported from here.
 
 Array fields are NumPy arrays of the dtype in their annotation; all other fields are in the record's
 one JSON header (`codec.py`) under their own names. An array field's wire name carries its NumPy

@@ -1,5 +1,5 @@
-"""This release and the features of the log that it knows: programs of two releases agree or refuse
-to act (invariant 14).
+"""Defines this release and the features of the log that it knows, so that programs of two releases
+agree or refuse to act (invariant 14).
 
 A feature is named by the schema that brings it (`superseded/1`), or by a word where records of a
 known schema change their meaning. In each `Opened` the writer of a single-holder role states its
@@ -26,7 +26,7 @@ FIRST_RELEASE_SCHEMAS = frozenset(
 """Schemas that every release reads: those of 0.1.0, whose `Opened` states nothing."""
 
 WEIGHTS_HASH = "step_done/weights_hash"
-"""A `StepDone` may have the hash of the published tensors in place of the state's."""
+"""A `StepDone` may have the hash of the published tensors in place of the hash of the state."""
 
 NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
     "ledger": ("superseded/1", "take_failed/1", "take_retried/1", WEIGHTS_HASH),
@@ -38,7 +38,7 @@ that such a role writes and that is not in `FIRST_RELEASE_SCHEMAS`.
 NEEDED_FEATURES = tuple(
     sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs})
 )
-"""All features that a role needs to act on a run once a trainer of this release has."""
+"""All features that a role needs to act on a run in which a trainer of this release has acted."""
 
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
 """Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
@@ -53,13 +53,13 @@ KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, WEIGH
 def missing_features(
     needs: Collection[str], known: Collection[str] = KNOWN_FEATURES
 ) -> tuple[str, ...]:
-    """The features of `needs` that are not in `known`, sorted."""
+    """Return the features of `needs` that are not in `known`, sorted."""
     return tuple(sorted(set(needs) - set(known)))
 
 
 def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES) -> None:
-    """Raise `NewerRelease` if the acting role cannot read the features `written` here in topics of
-    many writers: it would dead-letter every record.
+    """Raise `NewerRelease` if the acting role, which `opened` describes, cannot read the features
+    `written` here in topics of many writers: it would dead-letter every record.
     """
     features = missing_features(written, opened.knows)
     if features:
@@ -71,6 +71,6 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
 
 
 def upgrade_advice(release: str) -> str:
-    """What to do about a log or store that another release wrote; `release` may be unknown ("")."""
+    """Advise on a log or store that another release wrote; `release` may be unknown ("")."""
     newer = f"release {release}" if release else "a newer release"
     return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/how-to/upgrade.md)"

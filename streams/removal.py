@@ -30,14 +30,16 @@ GONE_S = 60.0
 
 
 def topic_names() -> tuple[str, ...]:
-    """Every topic that a run of this or an earlier release has."""
+    """Return every topic that a run of this or an earlier release has."""
     names = [topic.name for topic in catalogue()]
     return tuple(dict.fromkeys([*names, *(f"{n}.dead" for n in names if not n.endswith("dead"))]))
 
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """The topics and consumer groups of one run, by their names in the log, and their bytes."""
+    """Lists the topics and consumer groups of one run, by their names in the log, and their
+    bytes.
+    """
 
     where: str
     topics: tuple[str, ...]
@@ -49,13 +51,13 @@ class LogContents:
 
 
 def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
-    """The names among `present` that a run with this prefix uses. Pure."""
+    """Return the names among `present` that a run with this prefix uses. Pure."""
     names = (f"{prefix}.{name}" if prefix else name for name in topic_names())
     return tuple(name for name in names if name in present)
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
-    """The consumer groups of the run with this prefix. Pure.
+    """Return the consumer groups of the run with this prefix. Pure.
 
     A group `PREFIX.NAME.TOPIC` belongs to the longest prefix of a run that has a ledger. Without a
     prefix only groups of the run's own programs count, because any program may name a group so.
@@ -79,8 +81,8 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
 
 
 def log_contents(url: str) -> LogContents:
-    """The topics and groups of the run at this URL; empty if nothing is left. Raises `LeaseHeld` if
-    a consumer group has members.
+    """Return the topics and groups of the run at this URL; empty if nothing is left. Raises
+    `LeaseHeld` if a consumer group has members.
     """
     if url.startswith("kafka://"):
         return _kafka_contents(url)
@@ -93,7 +95,7 @@ def log_contents(url: str) -> LogContents:
 
 
 def remove_log(url: str, contents: LogContents) -> None:
-    """Remove the run's topics and groups; idempotent. `contents` is of the same URL."""
+    """Remove the run's topics and groups; idempotent. `contents` must come from the same URL."""
     if url.startswith("kafka://"):
         _remove_from_kafka(url, contents)
         return
@@ -106,8 +108,8 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:
-    """Whether a rollout or relay reports to the log: its status arrives within `watch_s`. A log
-    whose processes all left is not watched.
+    """Return whether a rollout or relay reports to the log: its status arrives within `watch_s`. A
+    log whose processes all left is not watched.
     """
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import RelayStatus, RolloutStatus

@@ -1,4 +1,4 @@
-"""The catalogue of topics: their names, retention and numbers of partitions.
+"""Defines the catalogue of topics: their names, retention and numbers of partitions.
 
 `safe` topics are truncated only below the oldest record that an open group, a kept checkpoint,
 dispatch's rebuild or the archive needs, never by time. `compact` topics keep the newest record per
@@ -10,11 +10,11 @@ from typing import Literal
 from zlib import crc32
 
 DEAD = "dead"
-"""The topic of the records of all topics that cannot be read. Runs of 0.1.0 have a `<topic>.dead`
-for each topic.
+"""The topic of the unreadable records of all topics. Runs of 0.1.0 have a `<topic>.dead` for each
+topic.
 """
 DEAD_RETENTION_S = 7 * 24 * 3600.0
-KEY_BYTES_MAX = 1 << 16  # of a key; only the value's size decides about the claim check
+KEY_BYTES_MAX = 1 << 16  # of a key; the claim check depends on the value's size alone
 DEAD_BYTES_EXTRA = 1 << 16  # added to the original bytes by a `Dead`: address, reason, header
 TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
 DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
@@ -29,7 +29,9 @@ needs it before NumPy is imported.
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Name and limits of one topic. Without `retention_s` records stay until they are truncated."""
+    """Names one topic and its limits. Without `retention_s` records stay until they are
+    truncated.
+    """
 
     name: str
     partitions: int = 1
@@ -37,7 +39,7 @@ class Topic:
     retention_s: float | None = None
     record_bytes_max: int = 16 << 20
     writer: str = ""
-    """The single-holder role that writes it; "" for topics of many writers (invariant 7)."""
+    """The single-holder role that writes the topic; "" if it has many writers (invariant 7)."""
 
 
 ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
@@ -45,8 +47,8 @@ ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "appli
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the
-    number of partitions.
+    """Return the partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo
+    the number of partitions.
     """
     return crc32(key) % partitions
 
@@ -60,8 +62,8 @@ def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """All topics of a run. `spread` is the number of partitions of topics that many processes
-    share.
+    """Return all topics of a run. `spread` is the number of partitions of topics that many
+    processes share.
     """
     return (
         Topic("prompts", writer="prompts"),
@@ -79,7 +81,7 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    """Whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
+    """Return whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
     source, dot, last = topic.rpartition(".")
     return last == DEAD and (not dot or source in _NAMES)
 

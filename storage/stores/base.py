@@ -1,14 +1,13 @@
-"""The object store contract; each back end is a file or folder beside this one.
-
-All back ends give the same guarantees (one conformance suite):
+"""Defines the contract of an object store. Each back end is a file or folder beside this one, and
+all give these guarantees (one conformance suite tests them):
 
 * An object is complete or absent: no reader ever sees half of a write.
 * `create` has exactly one winner; a retry that finds its own nonce has won.
 * `swap` replaces only the object whose etag the caller saw.
 * Readers never poll a listing: new objects are announced on a topic. `list` is for people,
   retention and tests.
-* Etags distinguish contents, not writes: to distinguish writes, a swapped object contains a term or
-  a count.
+* An etag (a back end's short name for an object's content) distinguishes contents, not writes. A
+  swapped object contains a term or a count, so that two writes of it always differ.
 
 A key is one or more parts of `[A-Za-z0-9._=-]` joined by `/`. Any other key is refused before it
 reaches a back end, so no key can leave its store's folder, and names with other characters are free
@@ -33,8 +32,8 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """One object of a listing. It has no etag, because a back end may have to read the object for
-    it.
+    """Describes one object of a listing. It has no etag, because a back end may have to read the
+    object to compute it.
     """
 
     key: str
@@ -43,7 +42,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStat:
-    """Size and the etag that `swap` compares."""
+    """Holds the size of an object and the etag that `swap` compares."""
 
     key: str
     bytes: int
@@ -51,6 +50,8 @@ class ObjectStat:
 
 
 class ObjectStore(Protocol):
+    """Stores bytes under keys, with the guarantees of this module."""
+
     def put(self, key: str, data: Data) -> str:
         """Write or replace the object; returns the etag."""
         ...
@@ -64,29 +65,31 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes `[start, end)`; a range past the end is cut off. Raises `ObjectMissing`."""
+        """Return bytes `[start, end)`, cut off at the object's end. Raises `ObjectMissing`."""
         ...
 
     def stat(self, key: str) -> ObjectStat:
-        """Size and etag. Raises `ObjectMissing`."""
+        """Return size and etag. Raises `ObjectMissing`."""
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Content and etag of the same moment: the start of a compare-and-swap."""
+        """Return content and etag of the same moment, with which a compare-and-swap starts. Raises
+        `ObjectMissing`.
+        """
         ...
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
-        """Objects whose key starts with `prefix`, by key."""
+        """Return the objects whose key starts with `prefix`, in the order of their keys."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; an absent one is fine."""
+        """Remove the object; an absent one is no error."""
         ...
 
     def delete_all(self, keys: Iterable[str]) -> None:
         """Remove these objects in any order, in few requests where the back end can; absent ones
-        are fine. If it raises or its process dies, any of them may be left: what must be deleted
-        first is a call of its own.
+        are no error. If the call raises or its process dies, any of them may be left, so a caller
+        that needs an order makes one call for the objects that must be deleted first.
         """
         ...
 
@@ -99,11 +102,11 @@ _PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 
 
 class KeyRefused(ConfigurationError):
-    """A key or prefix that no back end accepts, for example from a bad name in a configuration."""
+    """No back end accepts the key or prefix, for example because of a name in a configuration."""
 
 
 def is_key(key: str) -> bool:
-    """Whether every back end can hold this key."""
+    """Return whether every back end can hold this key."""
     parts = key.split("/")
     short = len(key) <= KEY_BYTES_MAX and max(map(len, parts)) <= PART_BYTES_MAX
     return short and bool(_KEY.fullmatch(key)) and {".", ".."}.isdisjoint(parts)
@@ -128,5 +131,5 @@ def check_prefix(prefix: str) -> str:
 
 
 def content_hash(data: Data) -> str:
-    """xxh3-128 of the bytes, 32 hex digits."""
+    """Return the xxh3-128 of the bytes, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)

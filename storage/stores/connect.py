@@ -16,7 +16,7 @@ from rollstream.storage.stores.s3.address import parse_s3_url
 
 
 def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:
-    """The store that `url` names. `sync` is for back ends on disks (see `FileStore`)."""
+    """Open the store that `url` names. `sync` is for back ends on disks (see `FileStore`)."""
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:
         return FileStore(rest.removeprefix("//"), sync)
@@ -48,9 +48,9 @@ def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
     """Raise `ConfigurationError` if the store at `where` ignores a condition. `draw` names the
     probe's object: each process has its own, so any number of processes may start at once.
 
-    (1) The object is created. (2) Creating it again must fail. (3) Swapping it with an etag that it
-    does not have must fail. It is deleted afterwards; a process that is killed in between leaves an
-    object of a few bytes.
+    (1) The probe's object is created. (2) Creating it again must fail. (3) Swapping it with an etag
+    that it does not have must fail. It is deleted afterwards; a process that is killed in between
+    leaves an object of a few bytes.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1

@@ -1,14 +1,14 @@
-"""Object store over a folder of one machine (`file:PATH`).
+"""Stores objects in a folder of one machine (`file:PATH`).
 
 Every object is written to a temporary file first and then takes its name in one system call, so a
-reader sees the complete object or none: `create` by hard link (the kernel picks the one winner),
-`put` and `swap` by rename under the key's lock. The store's own files are in folders whose names no
-key can have.
+reader sees the complete object or none: `create` uses a hard link (the kernel picks the one
+winner), `put` and `swap` rename under the key's lock. The store's own files are in folders whose
+names no key can have.
 
 Locks between processes are `flock` on small files that are never removed. The kernel frees a lock
 when its holder dies, so a killed process leaves none behind.
 
-`open_own` opens files in folders that every user of a machine may write to (`/dev/shm`), and only
+`open_own` serves folders that every user of a machine may write to (`/dev/shm`): it opens only
 files of this user. Otherwise another user could create the folder first and supply weights, drafts
 or a KV cache.
 """
@@ -39,19 +39,19 @@ from rollstream.storage.stores.base import (
 )
 
 STRIPES = 256  # lock files per store: keys share them by hash, so their number is bounded
-WAIT_S_MAX = 30.0  # a holder only compares and renames one object: after this long it is stopped
+WAIT_S_MAX = 30.0  # a holder only compares and renames one object: a slower one is suspended
 
 
 class FileLocks:
-    """Mutual exclusion per key for all threads and processes that use the same folder."""
+    """Locks keys against each other thread and process that uses the same folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def hold(self, key: str) -> Generator[None]:
-        """Hold the lock of `key` inside the block. Raises `StoreError` if its holder does not
-        release it in time.
+        """Hold the lock of `key` inside the block. Raises `StoreError` if another holder keeps it
+        for more than `WAIT_S_MAX`.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
@@ -114,7 +114,7 @@ PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete removed the folder
 
 
 class FileStore:
-    """The `file:PATH` store; safe to share between threads and processes of one machine.
+    """Keeps the objects of `file:PATH`; threads and processes of one machine may share the folder.
 
     Acknowledged writes survive `kill -9`; with sync `full` they survive a power loss too. The etag
     is the hash of the content, so `stat` reads the object.
@@ -207,12 +207,12 @@ class FileStore:
                 self._root.rmdir()
 
     def path(self, key: str) -> Path:
-        """The object's file, for readers that want a file; never write to it."""
+        """Return the path of the object's file, which callers may read but never write to."""
         return self._root / check_key(key)
 
     @contextmanager
     def _temporary_file(self, data: Data) -> Generator[Path]:
-        """A temporary file that holds `data`; removed after the block unless it was renamed."""
+        """Yield a temporary file that holds `data`; it is removed afterwards unless renamed."""
         path = self._temporary / uuid.uuid4().hex
         self._temporary.mkdir(parents=True, exist_ok=True)
         try:
@@ -273,8 +273,8 @@ def _unless_missing(error: OSError) -> None:
 
 
 def _remove_leftovers(folder: Path, before_s: float) -> None:
-    """Remove temporary files of killed writers older than `before_s` (epoch); those of other users
-    stay.
+    """Remove temporary files older than `before_s` (epoch), which killed writers left; those of
+    other users stay.
     """
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
@@ -284,18 +284,18 @@ def _remove_leftovers(folder: Path, before_s: float) -> None:
 
 
 class ForeignFile(OSError):
-    """Not an ordinary file of this user."""
+    """The path is no ordinary file of this user, or its folder belongs to another user."""
 
 
 def is_own_file(there: os.stat_result) -> bool:
-    """Whether it is an ordinary file of this user."""
+    """Return whether the status `there` is that of an ordinary file of this user."""
     return stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
 
 
 def open_own(path: Path) -> int:
-    """A descriptor for reading. Never waits, and follows no link in the last part of the path.
-    Raises `ForeignFile` unless it is an ordinary file of this user in a folder of this user,
-    another `OSError` if it cannot be opened.
+    """Open a file and return its descriptor for reading. The call never waits, and follows no link
+    in the last part of the path. Raises `ForeignFile` unless the path is an ordinary file of this
+    user in a folder of this user, and another `OSError` if it cannot be opened.
     """
     if path.parent.stat().st_uid != os.getuid():
         raise ForeignFile(f"{path.parent} belongs to another user")

@@ -1,11 +1,11 @@
-"""Small JSON objects of the store as typed values, and idempotent creation of objects.
+"""Converts small JSON objects of the store to typed values and back, and creates them idempotently.
 
 Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
 ignores unknown fields; any other mismatch is a `CorruptObject` that names the key.
 
 Every such object may carry a format number under `format`; without one its format is 1. A higher
-number than this release reads raises `NewerRelease` (invariant 14). What this stops: a newer
-checkpoint counts as damaged, and training resumes from an older one.
+number than this release reads raises `NewerRelease` (invariant 14). Without this rule a newer
+checkpoint would count as damaged, and training would resume from an older one.
 """
 
 from typing import Any, TypeVar
@@ -27,17 +27,18 @@ class _Numbered(msgspec.Struct):
 
 
 def encode_json(value: Any) -> bytes:
-    """The value's canonical JSON, indented for people."""
+    """Return the value's canonical JSON, indented for people."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
 def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """The value in `data`, which was read from `key`. Raises `CorruptObject` if it is not one,
-    `NewerRelease` if its format is above `known`, the newest that this release reads.
+    """Return the value in `data`, which was read from `key`. Raises `CorruptObject` if the data is
+    no value of `type_`, and `NewerRelease` if its format is above `known`, the newest that this
+    release reads.
     """
     try:
         number = msgspec.json.decode(data, type=_Numbered).format
-    except msgspec.DecodeError:  # not a JSON object, or damaged: the decode below raises
+    except msgspec.DecodeError:  # no JSON object, or a damaged one: the decode below raises
         number = FORMAT
     if number > known:
         raise NewerRelease(
@@ -56,14 +57,14 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(value: Any) -> bytes:
-    """The value's JSON together with its hash, for objects whose hash is stored nowhere else."""
+    """Return the value's JSON with its hash, for objects whose hash is stored nowhere else."""
     body = msgspec.json.encode(value, order="sorted")
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
 def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """The sealed value; raises `CorruptObject` if a single bit of it changed, and as `decode_json`
-    does.
+    """Return the sealed value. Raises `CorruptObject` if a single bit of it changed, and as
+    `decode_json` does.
     """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
@@ -72,9 +73,9 @@ def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
 
 
 def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
-    """Create the object, or find it with exactly this content. Returns its hash.
+    """Create the object, or find it with exactly this content; returns its hash.
 
-    Idempotent: a writer that was killed half-way calls it again. Other content under the key is a
+    A writer that was killed half-way calls this again. Other content under the key is a
     `StoreError`, because a created object never changes (invariant 6).
     """
     wanted = content_hash(data)

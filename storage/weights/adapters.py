@@ -1,9 +1,10 @@
-"""Versions of a run that trains an adapter: a PEFT folder each, over a base that never changes.
+"""Publishes and fetches the versions of a run that trains an adapter: each is a PEFT folder over a
+base that never changes.
 
-The base is stored once, before version 0, as an ordinary checkpoint folder: version 0 of term 0,
-which no trainer has, so that it is never announced nor believed itself. The manifest of an adapter
-names the base by its hash, and its `anchor` is the base. Every adapter is complete: there are no
-deltas between adapters.
+The base is stored once, before version 0, as an ordinary checkpoint folder. Its version is 0 of
+term 0, a term that no trainer has, so the base itself is never announced nor believed. The manifest
+of an adapter names the base by its hash, and its `anchor` is the base. Every adapter is complete:
+there are no deltas between adapters.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,10 +35,10 @@ ADAPTER_TENSORS = "adapter_model.safetensors"
 
 
 class AdapterTensors(dict[str, torch.Tensor]):
-    """The tensors of an adapter under PEFT's names, its `adapter_config.json`, its scaling (alpha /
-    rank), and how to get the tensors of the base, in the type of publication. Of ranks that share a
-    model each has the whole adapter and a part of the base: `base` is then a collective of the
-    publishing threads.
+    """Holds the tensors of an adapter under PEFT's names, its `adapter_config.json` and its scaling
+    (alpha / rank). `base` returns the tensors of the base in the type of publication. Of ranks that
+    share a model each has the whole adapter and a part of the base: `base` is then a collective of
+    the publishing threads, which all of them must call.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ def publish_base(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the base, or compare it with the stored one; returns its manifest. A rank that does
-    not lead writes its part of the tensors.
+    """Write the base, or compare it with the stored one; returns its manifest. A rank that does not
+    lead only writes its part of the tensors.
 
     Raises `ConfigurationError` if the run has another base: its adapters mean nothing on this one.
     """
     present = _stored_base(store)
-    # Of several ranks each waits here for all others: none completes the base before all looked.
+    # Each rank waits here for all others, so none completes the base before all have looked for it.
     hashes, tied = tensor_hashes(tensors)
     if present is None:
         new = NewVersion(run, BASE, tensors, model_files, shard_bytes, created_s, leads)
@@ -96,8 +97,8 @@ def publish_adapter(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the complete adapter and return its manifest; idempotent, as `publish_version`. A rank
-    that does not lead writes nothing.
+    """Write the complete adapter and return its manifest; a repeated call finds the same objects,
+    as with `publish_version`. A rank that does not lead writes nothing.
     """
     files: list[FileEntry] = []
     data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
@@ -120,7 +121,7 @@ def publish_adapter(
 
 
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors of the base that this adapter names, every one verified."""
+    """Return the tensors of the base that this adapter names, every one verified."""
     assert manifest.adapter, "only an adapter has a base"
     held = ResidentWeights()
     held.update(store, manifest.anchor, manifest.adapter.base_hash)
@@ -128,8 +129,8 @@ def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor
 
 
 def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """As `fetch_base`, for an engine that copies each tensor once: the base is in a file without a
-    name, and in memory a segment of a tensor at a time.
+    """Fetch as `fetch_base`, for an engine that copies each tensor once: the base is in a file
+    without a name, and only a segment of a tensor at a time is in memory.
     """
     assert manifest.adapter, "only an adapter has a base"
     return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
@@ -138,8 +139,8 @@ def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
 def whole_tensors(
     store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The weights of a version as one model: its own `tensors`, or for an adapter the base's with
-    these merged in.
+    """Return the weights of a version as one model: its own `tensors`, or for an adapter those of
+    the base with the adapter's `tensors` merged in.
     """
     if not manifest.adapter:
         return tensors

@@ -1,4 +1,5 @@
-"""Anchors and chains: when a version must be an anchor, and reading a chain of manifests.
+"""Decides when a version must be an anchor, and follows a chain of manifests back through its
+parents.
 
 A chain is an anchor and the deltas on it. It ends, and the next version is an anchor, in two cases:
 when another delta would cost a late reader more than an anchor saves (`BYTES_SHARE`), and when its
@@ -18,7 +19,7 @@ from rollstream.storage.weights.fetch_plan import BrokenSteps, FetchPath, FetchP
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 
 BYTES_SHARE = 1 / 3
-"""Most bytes of a chain's deltas together, as a share of a full version; above it the chain
+"""The most bytes of a chain's deltas together, as a share of a full version; above it the chain
 ends.
 """
 BESIDE_SHARE = 1 / 2
@@ -26,15 +27,15 @@ BESIDE_SHARE = 1 / 2
 a full version.
 """
 MULTIPLES_MIN = 4
-"""Multiples of `keep_every` that must fit in `versions_max` together with all versions between
+"""So many multiples of `keep_every` must fit in `versions_max` together with all versions between
 them. If they do not fit, each multiple is an anchor, which needs no other version kept.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorRule:
-    """When anchors are due. `every` is the longest chain, in versions; the other bounds are those
-    of retention.
+    """Bounds the chain. `every` is its longest length in versions; the other bounds are those of
+    retention.
     """
 
     every: int
@@ -48,8 +49,8 @@ class AnchorRule:
 
 @dataclass(frozen=True, slots=True)
 class AnchorChain:
-    """The believed version's chain: the number of its versions including the anchor, the bytes of
-    its deltas, and those of one full version.
+    """Measures the believed version's chain: the number of its versions including the anchor, the
+    bytes of its deltas, and those of one full version.
     """
 
     length: int
@@ -58,7 +59,9 @@ class AnchorChain:
 
 
 def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool:
-    """Whether version `number`, the next after `chain` (None: there is none), is an anchor."""
+    """Return whether version `number`, the next after `chain` (None: there is none), is an
+    anchor.
+    """
     if chain is None or chain.length >= rule.length_max:
         return True
     if chain.delta_bytes > BYTES_SHARE * chain.full_bytes:
@@ -68,15 +71,16 @@ def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool
 
 
 def is_kept_beside(delta_bytes: int, full_bytes: int) -> bool:
-    """Whether an anchor also holds its delta."""
+    """Return whether an anchor also holds its delta."""
     return delta_bytes <= BESIDE_SHARE * full_bytes
 
 
 def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """The manifest, then its parents as long as each one is a difference from the one before.
+    """Yield the manifest, then its parents as long as each child is stored as a difference from its
+    parent.
 
     Each parent is exactly the one that its child was made from. Raises `ObjectMissing` if one is
-    gone, `CorruptObject` if it is another one.
+    gone, `CorruptObject` if the stored one has another hash.
     """
     yield manifest
     while manifest.delta is not None and manifest.parent is not None:
@@ -91,17 +95,17 @@ def find_fetch_paths(
     held: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """The cheapest path to each of these tensors, by the names that the manifest stores them
-    under.
+    """Return the cheapest path to each of these tensors, by the names that the manifest stores them
+    under. `held` are the reader's tensors, `broken` the steps that a path must not use.
 
-    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none. A missing or
-    damaged manifest is no error if another path exists.
+    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has no path. A missing
+    or damaged manifest is no error if another path exists.
     """
     planning = FetchPlanner(names, held or HeldTensors(), broken)
     reason: ObjectMissing | CorruptObject | None = None
     try:
-        for one in lineage(store, manifest):
-            planning.examine(one)
+        for ancestor in lineage(store, manifest):
+            planning.examine(ancestor)
             if planning.is_complete:
                 break
     except (ObjectMissing, CorruptObject) as error:
@@ -126,8 +130,8 @@ def find_other_paths(
     broken: BrokenSteps,
     held: HeldTensors | None = None,
 ) -> dict[str, FetchPath]:
-    """Paths to the tensors that failed, without the broken steps; raises the first failure if one
-    of them has none.
+    """Return paths without the broken steps to the tensors that failed; raises the first failure if
+    one of them has no such path.
     """
     try:
         return find_fetch_paths(store, manifest, tuple(failed), held, broken)
@@ -136,11 +140,11 @@ def find_other_paths(
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:
-    """The chain whose newest version this is; raises as `lineage` does."""
+    """Return the chain whose newest version is `manifest`; raises as `lineage` does."""
     length, delta_bytes = 0, 0
-    for one in lineage(store, manifest):
+    for ancestor in lineage(store, manifest):
         length += 1
-        if one.kind == "anchor":
+        if ancestor.kind == "anchor":
             break
-        delta_bytes += one.delta.bytes if one.delta else 0
+        delta_bytes += ancestor.delta.bytes if ancestor.delta else 0
     return AnchorChain(length, delta_bytes, manifest.full_bytes)

@@ -1,9 +1,9 @@
 """Fetches any tensors of a weight version, each verified before it is returned (invariant 6).
 
-`fetch_rows` fetches rows of one tensor straight from the store, for a tensor-parallel rank that
-needs a slice. `export_version` writes a folder that transformers and vLLM load: complete tensors,
-an index, the model's files; or the folder of an adapter alone, which PEFT loads. The folder appears
-at once, when it is complete.
+`fetch_tensors` returns whole tensors. `fetch_rows` fetches rows of one tensor straight from the
+store, for a tensor-parallel rank that needs a slice. `export_version` writes a folder that
+transformers and vLLM load (complete tensors, an index, the model's files), or the folder of an
+adapter alone, which PEFT loads. The folder appears in one step, when it is complete.
 """
 
 import os
@@ -48,13 +48,13 @@ def fetch_rows(
     stop: int,
     manifest_hash: str | None = None,
 ) -> torch.Tensor:
-    """Rows `[start, stop)` of the tensor's first dimension, in memory that the caller owns.
+    """Return rows `[start, stop)` of the tensor's first dimension, in memory that the caller owns.
 
-    Reads these rows of the anchor's tensor by one range, and the complete payload of each delta
-    since; changes outside the rows are dropped. Verified are the manifests (against the announced
-    hash, and each against its child), every payload, and that sizes fit. The rows of the anchor
-    cannot be verified, because the hash covers the complete tensor, unless all rows are requested.
-    Raises as `fetch_tensors` does.
+    The call reads these rows of the anchor's tensor by one range, and the complete payload of each
+    delta since; changes outside the rows are dropped. It verifies the manifests (against the
+    announced hash, and each against its child), every payload, and that sizes fit. The rows of the
+    anchor cannot be verified, because the hash covers the complete tensor, unless all rows are
+    requested. Raises as `fetch_tensors` does.
     """
     manifest = read_manifest(store, version, manifest_hash)
     if name not in manifest.weights.names:
@@ -78,7 +78,7 @@ def fetch_rows(
 
 
 class _TensorRows:
-    """Bytes `[start, end)` of a tensor, updated step by step."""
+    """Holds bytes `[start, end)` of a tensor, updated step by step."""
 
     def __init__(self, entry: TensorEntry, start: int, end: int) -> None:
         self._entry, self._start, self._end = entry, start, end
@@ -133,8 +133,8 @@ def fetch_tensors(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """The version's manifest and these of its tensors (all by default), read by ranges. For a delta
-    they are made from the anchor and all changes since.
+    """Return the manifest of a version and these of its tensors (all by default), read by ranges.
+    The tensors of a delta are made from the anchor and all changes since.
 
     Give the announced hash of the manifest to be sure of exactly the announced version. The caller
     owns the memory; tied names share it. Raises `ObjectMissing` if the version, its base or such a
@@ -147,8 +147,8 @@ def fetch_tensors(
 
 
 def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """One of the model's files (`config.json`, the tokenizer's), verified. They are stored with the
-    anchor.
+    """Return one of the model's files (`config.json`, the tokenizer's), verified. They are stored
+    with the anchor.
     """
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
@@ -166,7 +166,7 @@ def _fetch_file(store: ObjectStore, version: Version, entry: FileEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class ExportedVersion:
-    """The files that were written, and their folder."""
+    """Names the files that were written and their folder; `bytes` is the size of all."""
 
     version: Version
     folder: Path
@@ -180,8 +180,8 @@ def export_version(
     """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does. An
     adapter is written as a whole model, or alone if not `merged`.
 
-    Raises `ConfigurationError` if the folder is not empty. After any failure it is as it was
-    before.
+    Raises `ConfigurationError` if the folder is not empty. After any failure the folder is as it
+    was before.
     """
     _check_empty(folder)
     manifest, tensors = fetch_tensors(store, version)

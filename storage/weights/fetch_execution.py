@@ -1,8 +1,8 @@
-"""Executes a fetch plan: bytes from the store into tensors of this process, in place.
+"""Executes a fetch plan: writes bytes from the store into tensors of this process, in place.
 
 While one range is processed the next one is fetched, so the memory beyond the tensors is two
 ranges. A payload or a complete tensor is compared with its hash before anything is written, and the
-tensor again after its last step.
+tensor is compared again after its last step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,10 +24,10 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class FetchOutcome:
-    """The changes made to the tensors, by name."""
+    """Reports what a fetch did to the tensors, by name."""
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
-    """Replaced elements, one item per step; no key for a tensor that was replaced completely."""
+    """Replaced elements, an item per step; a tensor that was replaced as a whole has no key."""
     failed: dict[str, CorruptObject] = field(default_factory=dict[str, CorruptObject])
     """Tensors that do not match their hash, and why."""
     broken: set[tuple[Version, str, bool]] = field(default_factory=set[tuple[Version, str, bool]])
@@ -37,7 +37,7 @@ class FetchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """One range of an object of a version, and the steps whose bytes are in it, by tensor."""
+    """Asks for one range of an object of a version; `steps` have their bytes in it, by tensor."""
 
     version: Version
     range: FetchRange
@@ -50,8 +50,8 @@ def execute_fetch(
     """Bring every tensor to the version that its path leads to; each must have the wanted dtype and
     shape.
 
-    Tensors whose bytes did not match are in `failed` and have undefined content. Errors of the
-    store are raised; then all tensors may have undefined content.
+    Tensors whose bytes did not match are in the outcome's `failed` and have undefined content.
+    Errors of the store are raised; then all tensors may have undefined content.
     """
     outcome = FetchOutcome(changes={name: [] for name in paths})
     for request, data in fetched(store, fetch_requests(paths)):
@@ -85,7 +85,7 @@ def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
 
 
 def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
-    """The requests in the order in which steps build on each other: by version."""
+    """Yield the requests by version: the steps of a later version build on earlier ones."""
     groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
     for name, path in paths.items():
         for step in path.steps:
@@ -99,7 +99,7 @@ def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
 def fetched(
     store: ObjectStore, requests: Iterable[FetchRequest]
 ) -> Iterator[tuple[FetchRequest, memoryview]]:
-    """Each request and its bytes; the next one is fetched while the caller processes this one."""
+    """Yield each request and its bytes; the next is fetched while the caller processes one."""
 
     def get(request: FetchRequest) -> bytes:
         key = f"{version_folder(request.version)}/{request.range.file}"
@@ -119,7 +119,7 @@ def fetched(
 def _apply(
     path: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
 ) -> Changes | None:
-    """Execute one step; returns the elements that it changed, None for all of the tensor."""
+    """Execute one step; returns the elements that it changed, None if it replaced all of them."""
     check_stored(path, step, part)
     into = tensor_bytes(tensor)
     if step.delta is not None:
@@ -129,8 +129,8 @@ def _apply(
 
 
 def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
-    """Raise `CorruptObject` unless `part` has the hash of this step, a payload or a complete tensor
-    of the same size as the path's.
+    """Raise `CorruptObject` unless `part` (a payload or a complete tensor) has the hash of this
+    step and the step's tensor has the size and dtype of the path's.
     """
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
@@ -149,8 +149,8 @@ def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
 
 
 def _check(path: FetchPath, tensor: torch.Tensor) -> None:
-    """Check the tensor's hash. Skipped if nothing was applied, or if the last step was a complete
-    tensor whose hash was compared already.
+    """Compare the tensor with its hash. This is skipped if no step was applied, or if the last step
+    was a complete tensor, whose hash was compared already.
     """
     entry = path.entry
     if not path.steps or (path.steps[-1].delta is None and entry.bytes):

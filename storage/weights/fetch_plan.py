@@ -1,5 +1,5 @@
-"""From which objects a reader makes the tensors of a version: the cheapest path, for each tensor
-separately. Pure (invariant 9).
+"""Plans from which objects a reader makes the tensors of a version: the cheapest path, for each
+tensor separately. The plan is pure (invariant 9).
 
 A tensor's path starts with the tensor that the reader holds (recognised by its hash, so that no
 wrong base is used), with the complete tensor in an anchor, or with a delta that replaces all of it;
@@ -19,8 +19,8 @@ CHAIN_MAX = 512  # most manifests that one plan examines
 
 @dataclass(frozen=True, slots=True)
 class FetchStep:
-    """Bytes to read for a tensor of `version`: its payload, or the complete tensor if `delta` is
-    None.
+    """Names the bytes to read for a tensor of `version`: its payload, or the complete tensor if
+    `delta` is None.
     """
 
     version: Version
@@ -50,14 +50,14 @@ class FetchStep:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it replaces every element, so that nothing before it is needed."""
+        """Return whether the step replaces every element, so that nothing before it is needed."""
         return self.delta is None or self.delta.coding == "dense"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPath:
-    """Steps to a tensor, oldest first. The held tensor is its base unless the first step is whole.
-    Without steps the held tensor is the wanted one.
+    """Lists the steps to a tensor, oldest first. The held tensor is their base unless the first
+    step is whole. Without steps the held tensor is the wanted one.
     """
 
     name: str
@@ -71,8 +71,8 @@ class FetchPath:
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """The reader's tensors: hashes by name, as of version `number` (nothing older can match
-    them).
+    """Holds the hashes of the reader's tensors by name, as of version `number`: no older version
+    can have one of them.
     """
 
     hashes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -84,8 +84,8 @@ BrokenSteps = Collection[tuple[Version, str, bool]]
 
 
 class FetchPlanner:
-    """Examines manifests, first the wanted version's, then each one's parent. Once a tensor has a
-    way it goes no further back than the held version or, without one, than the nearest version that
+    """Examines manifests: first the wanted version's, then that of each one's parent. Once a tensor
+    has a path, its search stops at the held version or, without one, at the nearest version that
     has the tensor complete.
     """
 
@@ -96,7 +96,7 @@ class FetchPlanner:
 
     @property
     def is_complete(self) -> bool:
-        """Whether older manifests cannot improve any path."""
+        """Return whether older manifests cannot improve any path."""
         return not self._open or self._examined >= CHAIN_MAX
 
     def examine(self, manifest: Manifest) -> None:
@@ -109,12 +109,12 @@ class FetchPlanner:
         self._open = [search for search in self._open if not search.closed]
 
     def paths(self) -> dict[str, FetchPath | None]:
-        """The cheapest path to each tensor; None if the examined manifests have none."""
+        """Return the cheapest path to each tensor; None if the examined manifests have none."""
         return {search.name: search.best for search in self._searches}
 
 
 class _PathSearch:
-    """The search of one tensor, from the wanted version back to where a path can start."""
+    """Searches the path of one tensor, from the wanted version back to where a path can start."""
 
     def __init__(self, name: str, held: HeldTensors, broken: BrokenSteps) -> None:
         self.name, self._broken = name, broken

@@ -1,4 +1,4 @@
-"""The manifest: the object that completes a set of tensor files, for weight versions and
+"""Defines the manifest: the object that completes a set of tensor files, for weight versions and
 checkpoints alike.
 
 A manifest is created last, so files without one belong to an unfinished write. It holds all that a
@@ -25,7 +25,7 @@ _VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One object of the folder: its name there, size and content hash."""
+    """Describes one object of the folder: its name there, size and content hash."""
 
     name: str
     bytes: int
@@ -34,7 +34,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
+    """Places a tensor at the bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
 
     `file` is "" if the folder does not hold the complete tensor: it follows from a delta.
     """
@@ -53,8 +53,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Tensors in the files of one folder. A tied name is another name of the tensor that it maps
-    to.
+    """Lists the tensors in the files of one folder. `tied` maps each further name of a tensor to
+    the name that it is stored under.
     """
 
     files: tuple[FileEntry, ...]
@@ -62,11 +62,11 @@ class TensorFiles:
     tied: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """The name under which a tensor is stored, for any of its names."""
+        """Return the name under which a tensor is stored, for any of its names."""
         return self.tied.get(name, name)
 
     def entry(self, name: str) -> TensorEntry:
-        """The entry of a tensor, by any of its names; raises `KeyError` if it is unknown."""
+        """Return a tensor's entry, by any of its names; raises `KeyError` if it is unknown."""
         return self.tensors[self.owner(name)]
 
     @property
@@ -75,17 +75,17 @@ class TensorFiles:
 
     @property
     def combined_hash(self) -> str:
-        """Hash of all tensors (`combined_hash` below), whatever files hold them."""
-        return combined_hash({name: one.hash for name, one in self.tensors.items()}, self.tied)
+        """Return one hash of all tensors (`combined_hash` below), whichever files hold them."""
+        return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """How a tensor is made from its parent's: by a payload, bytes `[start, end)` of a file.
+    """States how a tensor is made from its parent's: by a payload, bytes `[start, end)` of a file.
 
-    `base` is the hash of the parent's tensor, "" if there is none (new or reshaped). `payload` is
-    the hash of the payload. `changed` counts elements. An entry of coding `same` has no payload and
-    no file.
+    `base` is the hash of the parent's tensor, "" if the parent has none of this name, dtype and
+    shape. `payload` is the hash of the payload. `changed` counts elements. An entry of coding
+    `same` has no payload and no file.
     """
 
     base: str
@@ -104,8 +104,8 @@ class DeltaEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All tensors of a version as differences from the manifest that has `parent_hash`. A tied
-    tensor appears once, under the name that the version stores it by.
+    """Describes all tensors of a version as differences from the manifest that has `parent_hash`. A
+    tied tensor appears once, under the name that the version stores it by.
     """
 
     parent_hash: str
@@ -119,8 +119,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """The base that an adapter applies to, by the hash of its manifest, and the factor (alpha /
-    rank) of the adapter's product.
+    """Names the base that an adapter applies to, by the hash of its manifest, and the factor (alpha
+    / rank) of the adapter's product.
     """
 
     base_hash: str
@@ -129,10 +129,10 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete weight version.
+    """Describes a complete weight version.
 
-    `parent` is the version one step before; `anchor` is the nearest full version, for an anchor
-    itself, for an adapter its base. An anchor may hold its `delta` too, for readers that have the
+    `parent` is the version one step before. `anchor` is the nearest full version: an anchor names
+    itself, an adapter its base. An anchor may hold its `delta` too, for readers that have the
     parent. The model's files are in the folder of the anchor.
     """
 
@@ -146,40 +146,40 @@ class Manifest:
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
     format: int | msgspec.UnsetType = msgspec.UNSET
-    """Left out if the stored object has none, so that its hash stays the announced one."""
+    """Unset if the stored object has none, so that its hash stays the announced one."""
     adapter: AdapterEntry | msgspec.UnsetType = msgspec.UNSET
-    """Left out of versions that hold whole weights."""
+    """Unset in versions that hold whole weights."""
 
     @property
     def base(self) -> Version | None:
-        """The version without which this one cannot be read; None for an anchor."""
+        """Return the version without which this one cannot be read; None for an anchor."""
         return {"anchor": None, "delta": self.parent, "adapter": self.anchor}[self.kind]
 
     @property
     def hash(self) -> str:
-        """Hash of the manifest object: the identity of everything in the version."""
+        """Return the hash of the manifest object, which identifies everything in the version."""
         return content_hash(encode_json(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Every object of the version's own folder except the manifest."""
+        """Return every object of the version's own folder except the manifest."""
         own = self.model_files if self.kind == "anchor" else ()
         return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
 
     @property
     def bytes(self) -> int:
-        """Size of the version's own folder."""
+        """Return the size of the objects in `files`."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def full_bytes(self) -> int:
-        """Size of all complete tensors, tied ones counted once."""
+        """Return the size of all complete tensors, tied ones counted once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
 def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
-    """Content hash over the tensors' hashes and the tied names, in the order of the names. It does
-    not depend on how many processes hold the tensors.
+    """Return the content hash over the tensors' hashes and the tied names, in the order of the
+    names. It does not depend on how many processes hold the tensors.
     """
     lines = [f"{name}={digest}" for name, digest in sorted(hashes.items())]
     lines += [f"{name}->{owner}" for name, owner in sorted(tied.items())]
@@ -191,7 +191,7 @@ def version_folder(version: Version) -> str:
 
 
 def parse_version(name: str) -> Version | None:
-    """The version whose folder has this name, None for any other name."""
+    """Return the version whose folder has this name, None for any other name."""
     match = _VERSION.fullmatch(name)
     return Version(int(match[1]), int(match[2])) if match else None
 
@@ -203,9 +203,10 @@ def manifest_key(version: Version) -> str:
 def read_manifest(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> Manifest:
-    """The manifest of a version.
+    """Read and check the manifest of a version.
 
-    Raises `ObjectMissing` if it has none, `CorruptObject` if its hash is not the announced one.
+    Raises `ObjectMissing` if the version has none, `CorruptObject` if its hash is not the announced
+    one or it contradicts itself.
     """
     key = manifest_key(version)
     data = store.get(key)
@@ -244,5 +245,5 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Size of a tensor; raises `CorruptObject` for an unknown dtype."""
+    """Return the size of a tensor in bytes; raises `CorruptObject` for an unknown dtype."""
     return math.prod(shape) * element_of(dtype).bits.itemsize

@@ -1,5 +1,5 @@
-"""The tensors of one version in a file, updated from version to version in place; this process has
-no copy of them in memory.
+"""Keeps the tensors of one version in a file, updated from version to version in place; this
+process has no copy of them in memory.
 
 The file has no name and is on disk (`ScratchFile`): its pages are the kernel's cache, which the
 processes that map it share, so the workers of a tensor-parallel engine each read their own part of
@@ -8,9 +8,10 @@ one verified copy. It ends with the last process that maps it, also after `kill 
 An update fetches and verifies every needed range first (`stream_tensors`); an error until then
 changes nothing. Then each tensor that differs is decoded from the file's own values, a segment at a
 time, written back and compared with its hash. Until every tensor matches, `version` is None and
-nothing may be served from the file; the next update repairs it, because the hash of each tensor
-that was not torn is known. Memory is bounded as that of `stream_version` is. The patches of an
-update are in a file of their own.
+nothing may be served from the file. The next update repairs it, because the hash of each tensor
+that is not torn (partly written) is known. Memory is bounded as that of `stream_version` is. The
+patches of an update, which list the changed elements for an engine with its own copy, are in a
+file of their own.
 """
 
 import logging
@@ -44,8 +45,8 @@ INDEX_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a version by all names; their memory is the mapped file. They change only in
-    `MappedWeights.update`.
+    """Maps all names of a version to its tensors, whose memory is the mapped file. They change only
+    in `MappedWeights.update`.
     """
 
     manifest: Manifest
@@ -62,7 +63,9 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return len(self.manifest.weights.names)
 
     def begin(self, tensor: torch.Tensor) -> int:
-        """The first byte in the file of one of these tensors, 0 for one without elements."""
+        """Return the position in the file of the first byte of one of these tensors, 0 for one
+        without elements.
+        """
         if not tensor.nbytes:
             return 0
         begin = tensor.data_ptr() - np.frombuffer(self.file.data, np.uint8).ctypes.data
@@ -70,8 +73,8 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return begin
 
     def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of these tensors whose bytes in the file no longer have the manifest's hash: the
-        kernel may have written a page to the disk and read it again.
+        """Return those of these tensors whose bytes in the file no longer have the manifest's hash:
+        the kernel may have written a page to the disk and read it again.
         """
         return tuple(name for name in names if not self._is_intact(name))
 
@@ -81,14 +84,14 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
 
 class MappedWeights:
-    """All tensors of one version. For one thread only."""
+    """Holds all tensors of one version. For one thread only."""
 
     def __init__(self) -> None:
         self._file: ScratchFile | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._hashes: dict[str, str] = {}
-        """Of the tensors in the file that are not torn."""
+        """Hashes of the tensors in the file that are not torn."""
         self._number = 0
         """No tensor in the file is of an older version."""
         self.manifest: Manifest | None = None
@@ -96,7 +99,7 @@ class MappedWeights:
 
     @property
     def tensors(self) -> MappedTensors:
-        """The held version; it must be whole (`version`)."""
+        """Return the held version, which must be whole (`version` is not None)."""
         assert self.manifest is not None, "no version is held whole"
         assert self._file is not None, "it holds the version"
         return MappedTensors(self.manifest, self._file, dict(self._tensors))
@@ -104,7 +107,9 @@ class MappedWeights:
     def update(
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
-        """As `ResidentWeights.update`; raises `StoreError` also where the disk has no room."""
+        """Update as `ResidentWeights.update`; raises `StoreError` also where the disk has no
+        room.
+        """
         manifest = read_manifest(store, target, manifest_hash)
         before = self.manifest
         layout = {name: (e.dtype, e.shape) for name, e in manifest.weights.tensors.items()}
@@ -153,7 +158,10 @@ class MappedWeights:
     def _write(
         self, streamed: StreamedTensors, patches: dict[str, TensorPatch], whole: dict[str, None]
     ) -> None:
-        """Write the tensors that differ, and note how they do; each is compared with its hash."""
+        """Write the tensors that differ, each compared with its hash. `patches` gets the changed
+        elements of a tensor, `whole` the name of one that was torn or may change in more than half
+        of its elements.
+        """
         entries = streamed.manifest.weights.tensors
         differing = [name for name in entries if streamed.differs(name)]
         counts = {name: streamed.changes_max(name) for name in differing}
@@ -180,7 +188,7 @@ class MappedWeights:
 
 @dataclass(slots=True)
 class PatchParts:
-    """The changes of one tensor, in room for all of them."""
+    """Collects the changes of one tensor, in memory that has room for all of them."""
 
     entry: TensorEntry
     indices: torch.Tensor
@@ -200,14 +208,14 @@ class PatchParts:
 
 
 class PatchFile:
-    """Room for the patches of one update, which is freed with the last of them."""
+    """Reserves a file for the patches of one update, which is freed with the last of them."""
 
     def __init__(self, size: int) -> None:
         self._data = ScratchFile(size).data if size else memoryview(b"")
         self._end = 0
 
     def open(self, entry: TensorEntry, count: int) -> PatchParts:
-        """Room for so many changes of a tensor."""
+        """Reserve room for so many changes of a tensor."""
         middle = self._end + count * INDEX_BYTES
         end = self._end + count * _patch_bytes(entry)
         indices = tensor_of(self._data[self._end : middle], "I64", (count,))
@@ -217,5 +225,5 @@ class PatchFile:
 
 
 def _patch_bytes(entry: TensorEntry) -> int:
-    """Bytes of one changed element in a patch."""
+    """Return the bytes of one changed element in a patch."""
     return INDEX_BYTES + entry.bytes // max(1, prod(entry.shape))

@@ -5,8 +5,8 @@ Objects under the version's folder are only ever created, the manifest last. A w
 killed half-way calls `publish_version` again and finds its own objects there. No reader uses the
 version before `advance_pointer` (`pointer.py`) has moved the pointer to it.
 
-A delta file is a valid safetensors file whose tensors are the payloads, as U8. An unchanged tensor
-has no payload. Equal inputs give equal bytes.
+A delta file is a valid safetensors file whose tensors are the payloads (the encoded differences),
+as U8. An unchanged tensor has no payload. Equal inputs give equal bytes.
 """
 
 import json
@@ -61,7 +61,7 @@ DELTA_STEM = "delta"
 
 @dataclass(frozen=True, slots=True)
 class ParentVersion:
-    """A version and its tensors, by all of their names."""
+    """Holds a version and its tensors, by all of their names."""
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
@@ -69,8 +69,9 @@ class ParentVersion:
 
 @dataclass(frozen=True, slots=True)
 class EncodedDifferences:
-    """A version's encoded tensors: what the manifest states about each, and the payloads. All
-    payloads are in memory, at most about one full version.
+    """Holds a version's encoded tensors: what the manifest states about each, and the payloads. All
+    payloads are in memory, at most about one full version. `bases` has the hash of each parent's
+    tensor.
     """
 
     weights: TensorFiles
@@ -85,8 +86,8 @@ class EncodedDifferences:
 def encode_version(
     tensors: Mapping[str, torch.Tensor], parent: ParentVersion
 ) -> EncodedDifferences:
-    """Encode every tensor against the parent's of the same name; new and reshaped ones
-    completely.
+    """Encode every tensor as its difference from the parent's of the same name, and new and
+    reshaped ones completely.
     """
     kept, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
@@ -107,7 +108,7 @@ def encode_version(
 
 
 def _base(name: str, tensor: torch.Tensor, parent: ParentVersion) -> TensorEntry | None:
-    """The parent's tensor if this one can be encoded as its difference, else None."""
+    """Return the parent's tensor if this one can be encoded as its difference, else None."""
     if name not in parent.tensors or name not in parent.manifest.weights.names:
         return None
     entry = parent.manifest.weights.entry(name)
@@ -163,8 +164,8 @@ SHARD_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """The content of a version to publish: `tensors` are published as they are (cast them before),
-    in files of at most `shard_bytes`; an anchor also carries `model_files`.
+    """Holds the content of a version to publish: `tensors` are published as they are (cast them
+    before), in files of at most `shard_bytes`; an anchor also carries `model_files`.
     """
 
     run: str
@@ -178,7 +179,7 @@ class NewVersion:
 
     @property
     def folder(self) -> str:
-        """Key prefix of the version's objects."""
+        """Return the key prefix of the version's objects."""
         return version_folder(self.version)
 
 
@@ -191,14 +192,14 @@ def publish_version(
 ) -> Manifest:
     """Write the complete version and return its manifest; idempotent.
 
-    It is an anchor if one is due or the parent's tensors are not given; an anchor also holds its
-    delta if that is small. Tensors that share memory are stored once, and distributed tensors are
-    stored by each of their processes. A delta keeps the anchor's model files, whatever is given
-    here.
+    The version is an anchor if one is due or the parent's tensors are not given; an anchor also
+    holds its delta if that is small. Tensors that share memory are stored once, and distributed
+    tensors are stored by each of their processes. A delta keeps the anchor's model files and
+    ignores those of `new`.
 
-    (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. Raises
-    `StoreError` if the version exists with other content. A process that does not complete the
-    version writes its part of (1) alone.
+    The steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest.
+    Raises `StoreError` if the version exists with other content. A process that does not complete
+    the version writes its part of (1) alone.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
@@ -207,7 +208,7 @@ def publish_version(
         return _complete(store, new, _delta(store, new, differences, parent))  # 3
     hashes: dict[str, str] = {}
     if isinstance(differences, EncodedDifferences):
-        hashes = {name: one.hash for name, one in differences.weights.tensors.items()}
+        hashes = {name: entry.hash for name, entry in differences.weights.tensors.items()}
     manifest = _anchor(store, new, parent, hashes)
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
@@ -274,14 +275,16 @@ def _anchor(
 
 
 def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
-    """The hash of a file of the version, which exists afterwards if this process completes it."""
+    """Return the hash of a file of the version; the file is created if this process completes the
+    version.
+    """
     if not new.completes:
         return content_hash(data)
     return create_idempotent(store, f"{new.folder}/{name}", data)
 
 
 def shard_index(weights: TensorFiles) -> bytes:
-    """The index of shards in the form that transformers and vLLM read."""
+    """Return the index of shards in the form that transformers and vLLM read."""
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1).encode()
@@ -305,7 +308,7 @@ def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
-    """The announcement of this manifest: the same from every caller, except for the time."""
+    """Return the announcement of this manifest, the same from every caller except for the time."""
     return WeightsAnnounced(
         run=manifest.run,
         version=manifest.version,

@@ -1,4 +1,5 @@
-"""The tensors of one version in this process's memory, updated from version to version in place.
+"""Keeps the tensors of one version in this process's memory, updated from version to version in
+place.
 
 For each tensor: if its hash is the new one, nothing happens; if it is a parent's, the deltas are
 applied and the result is checked; else the tensor is read again from an anchor. Until every tensor
@@ -30,7 +31,9 @@ ROUNDS_MAX = 4  # each round excludes the steps that did not match, so a second 
 
 @dataclass(frozen=True, slots=True)
 class TensorPatch:
-    """Elements of a tensor that changed: flat int64 positions, ascending, and the new values."""
+    """Lists the elements of a tensor that changed: flat int64 positions, ascending, and the new
+    values.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +44,7 @@ class TensorPatch:
 
 @dataclass(frozen=True, slots=True)
 class ResidentUpdate:
-    """The result of an update. Relative to `base` only the elements in `patches` and the tensors in
+    """Reports an update. Relative to `base` only the elements in `patches` and the tensors in
     `whole` differ. If `patches` is None, the earlier content is unknown.
     """
 
@@ -53,7 +56,7 @@ class ResidentUpdate:
 
 
 class ResidentWeights:
-    """`names` are the wanted tensors, by default all of each version. For one thread only."""
+    """Holds the tensors `names` of one version, by default all. For one thread only."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         self._names = None if names is None else tuple(names)
@@ -64,8 +67,8 @@ class ResidentWeights:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This memory by all names; tied names share it. It changes only in `update` and belongs to
-        no version while `version` is None.
+        """Return the tensors by all names; tied names share memory. They change only in `update`
+        and belong to no version while `version` is None.
         """
         if self._last is None:
             return {}
@@ -112,7 +115,7 @@ class ResidentWeights:
         return manifest.weights.names if self._names is None else self._names
 
     def _owners(self, manifest: Manifest) -> list[str]:
-        """The wanted tensors by the names that the manifest stores them under, each once."""
+        """Return the wanted tensors by the names that the manifest stores them under, each once."""
         wanted = self._wanted(manifest)
         unknown = sorted(set(wanted).difference(manifest.weights.names))
         if unknown:
@@ -122,7 +125,7 @@ class ResidentWeights:
     def _prepare_memory(
         self, manifest: Manifest, owners: Iterable[str]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Memory for every tensor (the held one where it fits), and the hashes of the held
+        """Return memory for every tensor (the held one where it fits), and the hashes of the held
         tensors.
         """
         tied = self._last.weights.tied if self._last else {}

@@ -1,5 +1,5 @@
-"""Which weight versions to delete, deleting them, and the pins of readers that are behind
-(invariant 11).
+"""Decides which weight versions to delete, deletes them, and keeps the versions that readers have
+pinned because they are behind (invariant 11).
 
 The plan is a pure function over values. Deletion takes the newest version first, so that no delta
 is left without its base, and the manifest of each version first, so that the rest of a partly
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version's folder. A delta or adapter applies to `base`; without a manifest it is not
-    `whole`.
+    """Describes a version's folder. A delta or adapter applies to `base`; without a manifest the
+    version is not `whole`.
     """
 
     version: Version
@@ -41,8 +41,8 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Versions to delete, oldest first. `unpinned` are those among them that are still needed but
-    exceed the bound.
+    """Names the versions to delete, oldest first. `unpinned` are those among them that readers have
+    pinned but that exceed the bound.
     """
 
     delete: tuple[Version, ...]
@@ -56,13 +56,15 @@ def plan_retention(
     keep_every: int,
     versions_max: int,
 ) -> RetentionPlan:
-    """Keep at most `versions_max` complete versions, with every base that one of them needs.
+    """Plan to keep at most `versions_max` complete versions, with every base that one of them
+    needs.
 
     Versions above the pointer, under its term or a higher one, are being published and stay. Then,
-    until the bound is reached: the believed version (always), the newest one before it (its fetch
-    may be under way), pinned ones, multiples of `keep_every`, the rest. Each kind goes newest
-    first, so the oldest pinned versions are given up first. Versions without a manifest or a base
-    are deleted, and so are versions of lower terms above the pointer, which will never be believed.
+    until the bound is reached, these stay in this order: the believed version (always), the newest
+    one before it (its fetch may be under way), pinned ones, multiples of `keep_every`, the rest.
+    Each kind goes newest first, so the oldest pinned versions are given up first. Versions without
+    a manifest or a base are deleted, and so are versions of lower terms above the pointer, which
+    will never be believed.
     """
     whole = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
@@ -81,7 +83,7 @@ def plan_retention(
 
 
 def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
-    """Whether every version below it exists, down to its anchor."""
+    """Return whether every version below it exists, down to its anchor."""
     return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
 
 
@@ -110,7 +112,7 @@ def _by_importance(
 
 
 def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Version]:
-    """The version and all bases below it, down to its anchor."""
+    """Return the version and all bases below it, down to its anchor."""
     chain: set[Version] = set()
     step: Version | None = version
     while step is not None and step in stored and step not in chain:
@@ -120,7 +122,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Versions with any object under `weights/`, oldest first."""
+    """Return the versions with any object under `weights/`, oldest first."""
     keys = (entry.key.split("/") for entry in store.list("weights/"))
     folders = sorted({parts[1] for parts in keys if len(parts) > 2})
     return [version for name in folders if (version := parse_version(name)) is not None]
@@ -129,12 +131,13 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """The versions under `weights/`, oldest first, by listing: for the trainer and for people.
+    """Return the versions under `weights/`, oldest first, by listing: for the trainer and for
+    people.
 
     A complete version never changes, so the manifests of `known` ones are not read again.
     """
-    seen = {stored.version: stored for stored in known if stored.whole}
-    return [seen.get(version) or _stored(store, version) for version in listed_versions(store)]
+    whole = {stored.version: stored for stored in known if stored.whole}
+    return [whole.get(version) or _stored(store, version) for version in listed_versions(store)]
 
 
 def _stored(store: ObjectStore, version: Version) -> StoredVersion:
@@ -143,7 +146,7 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     except ObjectMissing:
         return StoredVersion(version, whole=False)
     except CorruptObject:
-        return StoredVersion(version)  # retained like a complete one: damage needs no early delete
+        return StoredVersion(version)  # kept like a complete one: damage needs no early delete
     return StoredVersion(version, manifest.base)
 
 
@@ -171,13 +174,13 @@ def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
 
 PIN_PREFIX = "pins/"
 PIN_EVERY_S = 10.0
-PIN_LIVE_S = 60.0  # without a renewal, on the trainer's own clock
+PIN_LIVE_S = 60.0  # a pin that is not renewed ends after this time on the trainer's own clock
 PINNED_MAX = 4  # versions of one reader
 
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """The versions that one reader will read next; `renewals` changes while the reader lives."""
+    """Names the versions that one reader reads next; `renewals` changes while the reader lives."""
 
     name: str
     versions: tuple[Version, ...]
@@ -185,8 +188,9 @@ class PinRecord:
 
 
 class VersionPins:
-    """One reader's pins, `pins/<name>.json`: retention keeps these versions, within
-    `versions_max`, while this object lives. A thread renews them; `close` ends it and removes them.
+    """Keeps one reader's pins, `pins/<name>.json`: retention keeps these versions, within
+    `versions_max`, while this object lives. A thread renews the pins; `close` ends it and removes
+    them.
     """
 
     def __init__(self, store: ObjectStore, name: str, every_s: float = PIN_EVERY_S) -> None:
@@ -194,7 +198,7 @@ class VersionPins:
         self._key = f"{PIN_PREFIX}{name}.json"
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._versions: tuple[Version, ...] = ()
-        self._renewals = secrets.randbits(48)  # another start of the name counts from elsewhere
+        self._renewals = secrets.randbits(48)  # a later process of this name counts from elsewhere
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
         self._thread.start()
 
@@ -207,6 +211,7 @@ class VersionPins:
                 self._write()
 
     def close(self) -> None:
+        """End the renewals and remove the pins."""
         self._stop.set()
         self._thread.join()
         self.set(())
@@ -229,8 +234,8 @@ class VersionPins:
 
 
 class PinnedByReaders:
-    """Returns the versions that living readers have pinned. A pin counts until it was seen
-    unchanged for `PIN_LIVE_S`, so pins of a killed reader end by themselves.
+    """Returns the versions that living readers have pinned. A pin counts until its record has
+    stayed unchanged for `PIN_LIVE_S`, so pins of a killed reader end by themselves.
     """
 
     def __init__(self, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -247,8 +252,8 @@ class PinnedByReaders:
             except CorruptObject as error:
                 log.warning("%s pins nothing: %s", entry.key, error)
                 continue
-            seen = self._seen.get(entry.key)
-            found[entry.key] = seen if seen and seen[0] == record else (record, now_s)
+            earlier = self._seen.get(entry.key)
+            found[entry.key] = earlier if earlier and earlier[0] == record else (record, now_s)
         self._seen = found
         return {
             version

@@ -1,5 +1,4 @@
-"""Tensors in safetensors files of bounded size: writing them, and reading any of them back
-verified.
+"""Writes tensors to safetensors files of bounded size, and reads any of them back, verified.
 
 The files are written here and not by the safetensors library, because their bytes must be the same
 each time (the library's order of metadata is random) and their ranges go into the manifest. The
@@ -31,7 +30,7 @@ from rollstream.storage.weights.tensors import (
 )
 
 METADATA = {"format": "pt"}
-"""transformers refuses files without it; more than one key has no fixed order."""
+"""transformers refuses files without this key; several keys would have no fixed order."""
 NO_HASHES: Mapping[str, str] = {}
 GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
 RANGE_BYTES_MAX = 64 << 20
@@ -39,7 +38,7 @@ RANGE_BYTES_MAX = 64 << 20
 
 
 class FileRange(Protocol):
-    """Bytes `[start, end)` of a file."""
+    """Covers the bytes `[start, end)` of a file."""
 
     @property
     def file(self) -> str: ...
@@ -51,7 +50,7 @@ class FileRange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """One tensor of a file to be written."""
+    """Holds one tensor of a file to be written."""
 
     name: str
     dtype: str
@@ -60,7 +59,7 @@ class ShardPart:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in their order, cut into shards: only a shard of one tensor may exceed
+    """Cut the names, in their order, into shards. Only a shard of one tensor may exceed
     `shard_bytes`.
     """
     shards: list[list[str]] = []
@@ -75,8 +74,8 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """One safetensors file of these parts in their order, and the `[start, end)` of each one
-    in it.
+    """Return one safetensors file of these parts in their order, and the `[start, end)` of each in
+    it.
     """
     header: dict[str, object] = {"__metadata__": METADATA}
     at = 0
@@ -102,8 +101,8 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 def pack_tensors(
     tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """One safetensors file and the place of each tensor in it; equal tensors give equal bytes. A
-    tensor whose hash is given is not read for it again.
+    """Return one safetensors file and the place of each tensor in it; equal tensors give equal
+    bytes. A tensor whose hash is given in `hashes` is not hashed again.
     """
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -157,7 +156,7 @@ def packed_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
-    """Each file in turn: its name, its bytes, and the place of each tensor in it."""
+    """Yield each file in turn: its name, its bytes, and the place of each tensor in it."""
     shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
@@ -166,7 +165,7 @@ def packed_shards(
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Bytes `[start, end)` of a file, which contain these tensors."""
+    """Covers the bytes `[start, end)` of a file, which contain these tensors."""
 
     file: str
     start: int
@@ -175,7 +174,7 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
-    """The requests that fetch these ranges: adjacent and near ones share a request up to a size."""
+    """Return the requests that fetch these ranges: near ones share a request up to a size."""
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
         last = ranges[-1] if ranges else None
@@ -190,7 +189,7 @@ def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
 def read_shards(
     store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """These tensors, each verified against its hash; tied names share one tensor.
+    """Return these tensors, each verified against its hash; tied names share one tensor.
 
     Raises `CorruptObject`, which names the tensor and the file. The caller owns the memory.
     """
@@ -206,19 +205,19 @@ _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
 
 
 def part_name(name: str, start: int, stop: int) -> str:
-    """The name of rows `[start, stop)` of a tensor that is stored in parts."""
+    """Return the name of rows `[start, stop)` of a tensor that is stored in parts."""
     return f"{name}[{start}:{stop}]"
 
 
 def has_parts(source: TensorFiles) -> bool:
-    """Whether a tensor is stored in parts."""
+    """Return whether a tensor is stored in parts."""
     return any(_PART.fullmatch(name) for name in source.tensors)
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """The tensors in the files of one folder, each read and verified when it is asked for; one that
-    is stored in parts of consecutive rows is joined. Memory is bounded by the tensor asked for and
-    one request. The tensors are not to be written to.
+    """Maps names to the tensors in the files of one folder. Each is read and verified when it is
+    requested; one that is stored in parts of consecutive rows is joined. Memory is bounded by the
+    requested tensor and one request. The tensors must not be written to.
 
     Reading raises `CorruptObject`, which names the tensor and the file, and any error of the store.
     """
@@ -250,7 +249,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return torch.cat([self._read(part) for _, _, part in parts])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a whole tensor; None if there is no such tensor or a part of it lacks."""
+        """Return the shape of a whole tensor; None if there is no such tensor or a part of it
+        lacks.
+        """
         parts = self._parts.get(name)
         if parts is None:
             return None
@@ -262,7 +263,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return (ends[-1], *shape[1:]) if gapless else None
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows `[start, stop)` of a tensor; parts without one of them are not read."""
+        """Return rows `[start, stop)` of a tensor; parts without one of them are not read."""
         found: list[torch.Tensor] = []
         for first, last, part in self._parts[name]:
             low, high = max(start, first), min(stop, last)
@@ -271,8 +272,8 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _read(self, name: str) -> torch.Tensor:
-        """One stored tensor. The tensors of its request are kept until the next request, because
-        neighbours are asked for in turn.
+        """Return one stored tensor. The tensors of its request are kept until the next request,
+        because callers request neighbours in turn.
         """
         owner = self.files.owner(name)
         request = self._requests[owner]

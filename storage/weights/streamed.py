@@ -1,5 +1,5 @@
-"""The tensors of one version for an engine whose own memory is the base of deltas, so that no
-second copy of the weights is kept.
+"""Streams the tensors of one version to an engine whose own memory is the base of deltas; no second
+copy of the weights is kept.
 
 A version is applied in three steps; the served weights change only in the third.
 
@@ -7,12 +7,12 @@ A version is applied in three steps; the served weights change only in the third
    compares each payload and each complete tensor with its hash. Damaged bytes are fetched by
    another path. A store that fails and a version that is withdrawn are errors of this step.
 2. Beside decoding, the engine reads all `parts` once: each is decoded from the engine's own values,
-   and each tensor is compared with its hash. What has to be written goes to a second file. A tensor
-   that the engine does not give back bit for bit is a `WrongBase`; it is fetched without a base
-   then (step 1).
+   and each tensor is compared with its hash. The values to write go to a second file. A tensor
+   that the engine does not give back bit for bit is a `WrongBase`; it is then fetched without a
+   base (step 1).
 3. Decoding stops, the engine copies from the files and then decodes again. From the first write to
-   the last one it holds no version; an error in between leaves it without one, and it generates
-   nothing.
+   the last one the engine holds no version; an error in between leaves it without one, and it
+   generates nothing.
 
 The files are in the folder of temporary files and end with the process, also after `kill -9`
 (`ScratchFile`). Their pages are the kernel's cache. Memory of the process is bounded by two pieces
@@ -58,7 +58,7 @@ StepKey = tuple[Version, str, bool]
 
 
 class WrongBase(CorruptObject):
-    """`names` are tensors that are not those of the version after their deltas were applied."""
+    """After their deltas were applied, the tensors `names` are not those of the version."""
 
     def __init__(self, names: Collection[str], version: Version) -> None:
         self.names = frozenset(names)
@@ -70,9 +70,9 @@ class WrongBase(CorruptObject):
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Elements of a tensor from position `begin` on, as bits. `changed` are the positions within
-    the part that differ from the base, ascending; None: all may. With `is_mapped` the values are in
-    a file.
+    """Holds elements of a tensor from position `begin` on, as bits. `changed` are the positions
+    within the part that differ from the base, ascending; None: all may differ. With `is_mapped` the
+    values are in a file.
     """
 
     begin: int
@@ -83,8 +83,8 @@ class TensorPart:
 
 @dataclass(frozen=True, eq=False)
 class StreamedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of one version by all names, each decoded when it is asked for; `base` is the
-    version that the deltas among them start from, None if each tensor is complete.
+    """Maps all names of one version to its tensors, each decoded when it is requested; `base` is
+    the version that the deltas among them start from, None if each tensor is complete.
     """
 
     manifest: Manifest
@@ -103,27 +103,27 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return name in self.manifest.weights.tensors or name in self.manifest.weights.tied
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A tensor that needs no base, in memory that the caller owns."""
+        """Return a tensor that needs no base, in memory that the caller owns."""
         return self.tensor(name)
 
     @property
     def uses_base(self) -> bool:
-        """Whether a tensor is made from the held one."""
+        """Return whether any tensor is made from the held one."""
         return any(not (path.steps and path.steps[0].is_whole) for path in self._paths.values())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor, by all names."""
+        """Return the bytes of each tensor, by all names."""
         weights = self.manifest.weights
         return {name: weights.entry(name).bytes for name in weights.names}
 
     def differs(self, name: str) -> bool:
-        """Whether the tensor is another one than the base's."""
+        """Return whether the tensor differs from the base's."""
         return bool(self._path(name).steps)
 
     def changes_max(self, name: str) -> int:
-        """The most elements in which the tensor differs from the base's; 0 where it may be all, or
-        more than half.
+        """Return the most elements in which the tensor differs from the base's; 0 if all or more
+        than half of them may differ.
         """
         path = self._path(name)
         if any(step.is_whole for step in path.steps):
@@ -132,7 +132,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return changed if 2 * changed <= prod(path.entry.shape) else 0
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
-        """The complete tensor; raises as `parts` does."""
+        """Return the complete tensor; raises as `parts` does."""
         entry = self.manifest.weights.entry(name)
         bits = np.empty(prod(entry.shape), element_of(entry.dtype).bits)
         for part in self.parts(name, base):
@@ -140,10 +140,11 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return tensor_of(bits.view(np.uint8).data, entry.dtype, entry.shape)
 
     def parts(self, name: str, base: ReadElements | None = None) -> Iterator[TensorPart]:
-        """All elements of a tensor, a segment at a time; `base` reads those of the held tensor.
+        """Yield all elements of a tensor, a segment at a time; `base` reads those of the held
+        tensor.
 
-        After the last part the whole was compared with its hash: raises `WrongBase` if it differs
-        and `base` was read, otherwise `CorruptObject`.
+        After the last part the whole tensor is compared with its hash: raises `WrongBase` if it
+        differs and `base` was read, otherwise `CorruptObject`.
         """
         path = self._path(name)
         first, element = path.steps[0] if path.steps else None, element_of(path.entry.dtype)
@@ -206,8 +207,8 @@ def stream_version(
     held: Manifest | None = None,
     without: Collection[str] = (),
 ) -> StreamedTensors:
-    """Fetch what turns the tensors of `held` into those of `target`, every range verified. The held
-    tensors `without`, by any name, are not used as a base.
+    """Fetch the ranges that turn the tensors of `held` into those of `target`, each verified. The
+    held tensors named in `without`, by any name, are not used as a base.
 
     Raises as `ResidentWeights.update` does; then nothing was changed anywhere.
     """
@@ -222,7 +223,7 @@ def stream_version(
 
 
 def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) -> StreamedTensors:
-    """As `stream_version`, from tensors that are known by their hashes alone."""
+    """Fetch as `stream_version`, from tensors that are known by their hashes alone."""
     paths = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
     spooled = _Spooled()
     failed = spooled.fetch(store, paths)
@@ -238,12 +239,13 @@ def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) ->
 
 
 class ScratchFile:
-    """Zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). The file has no name and
-    is freed with its last user, also after `kill -9`. Its space is reserved: no later write fails.
+    """Holds zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). The file has no name
+    and is freed with its last user, also after `kill -9`. Its space is reserved: no later write
+    fails.
     """
 
     def __init__(self, size: int) -> None:
-        """Raises `StoreError` where the disk has no room."""
+        """Reserve `size` bytes. Raises `StoreError` where the disk has no room."""
         self._file = _open_nameless()
         try:
             if hasattr(os, "posix_fallocate"):
@@ -261,7 +263,7 @@ class ScratchFile:
 
     @property
     def path(self) -> str:
-        """The path at which other processes of this machine open the file while this object
+        """Return the path at which other processes of this machine open the file while this object
         exists.
         """
         if isinstance(self._file.name, str):
@@ -277,7 +279,7 @@ def _open_nameless() -> IO[bytes]:
 
 @dataclass(slots=True)
 class _Spooled:
-    """Verified bytes of steps, in files without names, and the steps that did not match."""
+    """Holds verified bytes of steps, in files without names, and the steps that did not match."""
 
     data: dict[StepKey, memoryview] = field(default_factory=dict[StepKey, memoryview])
     broken: set[StepKey] = field(default_factory=set[StepKey])

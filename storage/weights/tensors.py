@@ -1,4 +1,5 @@
-"""Tensors as bytes and back, their hashes, and tensors that several processes hold together.
+"""Converts tensors to bytes and back, hashes them, and defines tensors that several processes hold
+together.
 
 The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
 spaces) followed by its little-endian row-major bytes, so any language can verify it.
@@ -39,25 +40,25 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's row-major bytes; no copy for a contiguous one in host memory."""
+    """Return the tensor's row-major bytes; a contiguous one in host memory is not copied."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
-    """Hash of a tensor by its safetensors dtype name, shape and bytes."""
+    """Return the hash of a tensor by its safetensors dtype name, shape and bytes."""
     hasher = tensor_hasher(dtype, shape)
     hasher.update(data)
     return hasher.hexdigest()
 
 
 def tensor_hasher(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
-    """`tensor_hash` in parts: `update` takes the tensor's bytes in their order."""
+    """Return a hasher whose digest is `tensor_hash`, once `update` has taken the bytes in order."""
     return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """xxh3-128 over names and bytes, in the order of the names."""
+    """Return the xxh3-128 over names and bytes, in the order of the names."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         hasher.update(name.encode())
@@ -66,7 +67,7 @@ def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these bytes, sharing their memory."""
+    """Return the tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
     flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))  # pyright: ignore[reportUnknownMemberType]
@@ -74,7 +75,7 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Each memory once, under its first name, and a map from the other names to that one."""
+    """Return each memory once, under its first name, and a map from the other names to that one."""
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -94,27 +95,25 @@ _V = TypeVar("_V")
 
 
 class DistributedTensors(ABC):
-    """Every call raises an error that any of the processes raised."""
+    """Holds tensors in several processes; every call raises an error that any of them raised."""
 
     @abstractmethod
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        """As `write_shards` in `shards.py`; the files of each process have a stem of their own."""
+        """Write as `write_shards` in `shards.py`, under a stem of its own for each process."""
 
     @abstractmethod
     def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
-        """As `encode_version` in `publish.py`; `base` are the parent's tensors, distributed
-        alike.
-        """
+        """Encode as `encode_version` in `publish.py`; `base` are the parent's tensors."""
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Hash by name, and the names that share another tensor's memory."""
+        """Return the hashes by name, and the names that share another tensor's memory."""
 
 
 class DistributedDifferences(ABC):
-    """Encoded tensors, each in the process that holds the tensor."""
+    """Holds encoded tensors, each in the process that holds the tensor."""
 
     weights: TensorFiles
     bytes: int
@@ -122,7 +121,7 @@ class DistributedDifferences(ABC):
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        """As `write_delta` in `publish.py`."""
+        """Write as `write_delta` in `publish.py`."""
 
 
 Tensors = Mapping[str, torch.Tensor] | DistributedTensors
@@ -130,13 +129,13 @@ Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 
 
 def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """The tensors of one process; distributed ones are a programmer error."""
+    """Return the tensors of one process; distributed ones are a programmer error."""
     assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 
 
 def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
-    """Hash of each tensor by name, tied ones once, and the tied names."""
+    """Return the hash of each tensor by name, tied ones once, and the tied names."""
     if isinstance(tensors, DistributedTensors):
         return tensors.identities()
     kept, tied = untie(tensors)
@@ -148,7 +147,7 @@ def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
-    """The files of all processes as one."""
+    """Return the files of all processes as one."""
     found = list(parts)
     return TensorFiles(
         tuple(chain.from_iterable(part.files for part in found)),
@@ -158,14 +157,14 @@ def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
 
 
 def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
-    """The delta files of all processes as one."""
+    """Return the delta files of all processes as one."""
     found = list(parts)
     files = tuple(chain.from_iterable(part.files for part in found))
     return Delta(parent.hash, files, merge_disjoint(part.tensors for part in found))
 
 
 def merge_disjoint(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
-    """The union of disjoint parts."""
+    """Return the union of disjoint parts."""
     found: dict[str, _V] = {}
     for part in parts:
         assert found.keys().isdisjoint(part), "two processes hold the same tensor"

@@ -18,13 +18,14 @@ from rollstream.storage.weights.shards import plan_shards
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
 
-BATCH_BYTES = 256 << 20  # of tensors in memory at a time, in both versions
+BATCH_BYTES = 256 << 20  # bytes of tensors in memory at a time, for each of the two versions
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that differs: `changed` of `elements` elements, all of them if only one version has
-    it or the shapes differ. `largest` is the largest absolute difference, None if there is none.
+    """Describes a tensor that differs: `changed` of `elements` elements, all of them if only one
+    version has it or the shapes differ. `largest` is the largest absolute difference, None if there
+    is none.
     """
 
     name: str
@@ -36,8 +37,8 @@ class TensorDifference:
 def compare_versions(
     store: ObjectStore, first: Manifest, second: Manifest
 ) -> Iterator[TensorDifference]:
-    """Tensors that differ, in the order of the second version; then those that only the first
-    has.
+    """Yield the tensors that differ, in the order of the second version; then those that only the
+    first has.
     """
     mine, other = first.weights, second.weights
     both = [name for name in other.tensors if name in mine.names]
@@ -77,10 +78,10 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
 
 
 def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
-    """The manifest and "", or the first problem, which names the tensor and the object.
+    """Return the manifest and "", or the first problem, which names the tensor and the object.
 
-    (1) every file and, if one differs, the tensor in it; (2) every tensor, made from the stored
-    objects as a reader without any tensors would make it.
+    (1) Every file is compared with its hash and, if it differs, the tensors in it are. (2) Every
+    tensor is made from the stored objects, as a reader without any tensors would make it.
     """
     manifest = None
     try:
@@ -94,7 +95,7 @@ def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | Non
 
 
 def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
-    """Problems of the version's own objects, with one file in memory at a time."""
+    """Yield problems of the version's own objects, with one file in memory at a time."""
     folder = version_folder(manifest.version)
     for file in manifest.files:
         try:

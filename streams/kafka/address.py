@@ -1,7 +1,7 @@
-"""The address of a Kafka bus: its URL, and the secrets from the environment.
+"""Parses the address of a Kafka bus: its URL, and the secrets from the environment.
 
-`kafka://host:port[,host:port…][/prefix][?option=value&…]`. Secrets are never in the URL, because
-the URL ends up in `config.json`, in logs and in error messages.
+The URL is `kafka://host:port[,host:port…][/prefix][?option=value&…]`. Secrets are never in it,
+because it ends up in `config.json`, in logs and in error messages.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ _CHOICES = {"security": Security, "mechanism": Mechanism, "when_full": WhenFull}
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """A parsed URL; every field except `servers` and `prefix` is an option of the same name."""
+    """Holds a parsed URL; each field but `servers` and `prefix` is an option of the same name."""
 
     servers: tuple[str, ...]
     prefix: str = ""
     security: Security = "plaintext"
     mechanism: Mechanism = "plain"
     ca: str = ""
-    """File of the authorities that brokers' certificates are checked against; "": the system's."""
+    """File of the authorities that sign the brokers' certificates; "": the system's."""
     cert: str = ""
     key: str = ""
     """Files of the client's own certificate and key, for brokers that require one."""
@@ -51,19 +51,21 @@ class KafkaAddress:
     in_flight_bytes: int = 64 << 20
     """Most memory that unacknowledged records take in this process."""
     when_full: WhenFull = "block"
-    """At that bound an append waits (`block`), or raises at once with nothing sent (`raise`)."""
+    """At the bound `in_flight_bytes` an append waits (`block`), or raises with nothing sent
+    (`raise`).
+    """
 
     def __str__(self) -> str:
         return f"kafka://{','.join(self.servers)}" + (f"/{self.prefix}" if self.prefix else "")
 
     def topic(self, name: str) -> str:
-        """The broker's name of one of our topics or consumer groups."""
+        """Return the broker's name of one of our topics or consumer groups."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Secrets from the environment; never printed."""
+    """Holds secrets from the environment; they are never printed."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -72,7 +74,7 @@ class Secrets:
 
 
 def parse_kafka_url(url: str) -> KafkaAddress:
-    """The address of a URL. `ConfigurationError` names the wrong part and repeats no secret."""
+    """Return the address of a URL. `ConfigurationError` names the wrong part but no secret."""
     parts = urlsplit(url)
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:
@@ -95,8 +97,8 @@ def parse_kafka_url(url: str) -> KafkaAddress:
 
 
 def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
-    """The secrets that the address needs, from the environment. `ConfigurationError` names missing
-    ones.
+    """Return the secrets that the address needs, from the environment. `ConfigurationError` names
+    missing ones.
     """
     secrets = Secrets(
         environment.get(USER, ""),
@@ -120,7 +122,7 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """kafka-python's settings to reach and authenticate the brokers, and its timeouts."""
+    """Return kafka-python's settings to reach and authenticate the brokers, and its timeouts."""
     settings: dict[str, Any] = {
         "bootstrap_servers": list(address.servers),
         "security_protocol": address.security.upper(),
@@ -152,7 +154,7 @@ def _is_server(server: str) -> bool:
 
 
 def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
-    """Options by name and in their types. An error about an unknown option repeats only its
+    """Return the options by name, in their types. An error about an unknown option repeats only its
     name.
     """
     known = {

@@ -1,5 +1,5 @@
-"""Cluster requests that are retried until the cluster answers: a failed client is closed and
-replaced, with growing pauses up to a deadline.
+"""Repeats cluster requests until the cluster answers: a failed client is closed and replaced, with
+growing pauses up to a deadline.
 """
 
 import logging
@@ -24,7 +24,7 @@ PAUSE_S_MAX = 2.0
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """The result of `once`, retried after `repair` while the cluster does not answer.
+    """Return the result of `once`, retried after `repair` while the cluster does not answer.
 
     Raises `BusTimeout` after `answer_s`, and `BusError` at once if the broker rejects the request.
     """
@@ -50,7 +50,7 @@ def call_with_retries(
 
 
 class RetryingAdmin:
-    """One admin client at a time, which threads share."""
+    """Keeps one admin client at a time, which threads share."""
 
     def __init__(self, where: str, make: Callable[[], Admin], answer_s: float) -> None:
         self._where = where
@@ -60,7 +60,7 @@ class RetryingAdmin:
         self._admin: Admin | None = None
 
     def call(self, what: str, request: Callable[[Admin], T]) -> T:
-        """The result of `request`, retried as in `call_with_retries`."""
+        """Return the result of `request`, retried as in `call_with_retries`."""
         with self._lock:
             what = f"{what} at {self._where}"
             return call_with_retries(
@@ -74,7 +74,7 @@ class RetryingAdmin:
                 admin.close()
 
     def _drop(self, error: Exception) -> None:
-        """Close the failed client: it caches coordinators and controllers, a new client looks them
+        """Close the failed client. It caches coordinators and controllers, which a new client looks
         up again.
         """
         self.close()

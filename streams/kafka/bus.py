@@ -1,9 +1,12 @@
-"""The bus contract over Apache Kafka, for runs on several machines.
+"""Implements the bus contract over Apache Kafka, for runs on several machines.
 
 A record whose offset `append` returned is on all in-sync replicas. Topics and consumer groups are
 named `<prefix>.<name>`. Groups' positions are Kafka's own committed offsets, with the fence as
 their metadata. `docs/reference/kafka.md` has the differences from the other back ends and the
 brokers' settings.
+
+`Appender` writes. An exact read borrows a `Cursor`; polling loops read from the `PrefetchConsumer`
+where it serves them. `RetryingAdmin` sends all other requests.
 """
 
 import json
@@ -56,7 +59,7 @@ CLOSE_S = 10.0
 
 
 class KafkaBus:
-    """A `Bus` that threads may share; after a fork a process opens its own.
+    """Implements `Bus`. Threads may share it; after a fork a process opens its own.
 
     A request that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
     """
@@ -87,8 +90,8 @@ class KafkaBus:
         self._followed = PrefetchConsumer(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """As `Bus.create`. If a topic has more partitions than requested, only the first ones are
-        used.
+        """Create topics as `Bus.create`. If a topic has more partitions than requested, only the
+        first ones are used.
         """
         existing = self._described([topic.name for topic in topics])
         missing = {
@@ -157,7 +160,7 @@ class KafkaBus:
                 followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
             except OffsetOutOfRange:
                 check_kept(self, topic, positions)
-                followed = None  # in range by now: a partition leader was behind
+                followed = None  # the position exists by now: a partition leader was behind
             if followed is not None:
                 return followed
 
@@ -215,7 +218,7 @@ class KafkaBus:
         )
 
     def metric_values(self) -> MetricValues:
-        """Metrics of the prefetch consumer that all polling loops of this process share
+        """Return the metrics of the prefetch consumer that all polling loops of this process share
         (`prefetch.py`).
         """
         return {
@@ -241,8 +244,8 @@ class KafkaBus:
         return Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
-        """Kafka's groups span topics and ours do not, so each (group, topic) is a Kafka group of
-        its own.
+        """Return Kafka's name of our group of a topic. Kafka's groups span topics and ours do not,
+        so each (group, topic) is a Kafka group of its own.
         """
         return self._address.topic(f"{group}.{topic}")
 
@@ -254,7 +257,7 @@ class KafkaBus:
         )
 
     def _topic(self, topic: str) -> Topic:
-        """The topic's settings, looked up once; another process may have created it."""
+        """Return the topic's settings, looked up once; another process may have created it."""
         if os.getpid() != self._process:
             raise BusError(f"{self._address} was opened before a fork; open it in this process")
         if topic not in self._topics:
@@ -284,7 +287,7 @@ class KafkaBus:
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
-        """The topics that exist, with their settings on the broker."""
+        """Return the topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.call("look up topics", lambda a: a.copies(names.values()))
         present = {topic: name for topic, name in names.items() if name in copies}
@@ -305,8 +308,8 @@ def _format_fence(fence: Fence) -> str:
 
 
 def _parse_fence(text: str) -> Fence:
-    """The fence in a commit's metadata; empty if it carried none, as commits of foreign tools
-    do.
+    """Return the fence in a commit's metadata; an empty one if it has none, as in commits of
+    foreign tools.
     """
     try:
         term, sequence = json.loads(text)

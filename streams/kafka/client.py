@@ -1,7 +1,7 @@
-"""kafka-python behind three small typed classes; no other file imports it.
+"""Wraps kafka-python in three small typed classes; no other file imports it.
 
-Every method may raise `KafkaError`. Retrying, rebuilding and bounding are done by the modules
-beside this one.
+Every method may raise `KafkaError`. The modules beside this one retry requests, replace failed
+clients and bound memory.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -27,7 +27,7 @@ from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYT
 DELIVERY_S = 120.0  # for this long the producer itself repeats a batch before it is in doubt
 FETCH_BYTES = (
     8 << 20
-)  # of one response; a cursor holds at most two, plus one record above the limit
+)  # of one response; a cursor holds two at most, plus one record above the limit
 PARTITION_BYTES = 4 << 20
 FETCH_WAIT_MS = 250  # a reader that seeks elsewhere first waits for the response in flight
 HEARTBEAT_S = 0.02
@@ -40,8 +40,8 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 class OffsetOutOfRange(Exception):
-    """A position is outside of what a partition holds; `places` are the partitions that the
-    client's error names.
+    """A position is outside of a partition's range; `places` are the partitions that the client's
+    error names.
     """
 
     def __init__(self, text: str, places: Collection["PartitionId"] = ()) -> None:
@@ -54,12 +54,12 @@ class NoCommittedPosition(Exception):
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Whether a broker rejected the request for good, so that a retry is of no use."""
+    """Return whether a broker rejected the request for good, so that a retry is of no use."""
     return isinstance(error, errors.BrokerResponseError) and not error.retriable
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Settings that all clients share. Also limits kafka-python's log."""
+    """Return the settings that all clients share, and limit kafka-python's log."""
     limit_kafka_log()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -68,7 +68,7 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
 
 
 class _TokenProvider(AbstractTokenProvider):
-    """An OAuth token that is read again for each connection."""
+    """Provides an OAuth token, which is read again for each connection."""
 
     def __init__(self, function: str, file: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _TokenProvider(AbstractTokenProvider):
 
 
 class Admin:
-    """Requests about the cluster rather than about a log."""
+    """Sends requests about the cluster rather than about a log."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         make: Any = kafka.KafkaAdminClient
@@ -90,7 +90,7 @@ class Admin:
         self._offsets: Any = None
 
     def copies(self, names: Collection[str]) -> dict[str, list[int]]:
-        """By topic, the number of replicas of each partition; topics that do not exist are
+        """Return by topic the number of replicas of each partition; topics that do not exist are
         absent.
         """
         found = self._client.describe_topics(list(names))
@@ -112,8 +112,8 @@ class Admin:
         }
 
     def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int) -> None:
-        """Create topics: partitions and settings by name. A topic that another process has created
-        first is not an error.
+        """Create topics, given as partitions and settings by name. A topic that another process has
+        created first is not an error.
         """
         copies = {"replication_factor": replication}
         wanted = {
@@ -129,9 +129,9 @@ class Admin:
         self._client.wait_for_topics(list(wanted))
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """First kept offsets, or with `ends` the next ones to be written. A consumer is used
-        because it caches the partition leaders; kafka-python's admin client looks them up before
-        each such request.
+        """Return the first kept offsets, or with `ends` the next ones to be written. A consumer is
+        used because it caches the partition leaders; kafka-python's admin client looks them up
+        before each such request.
         """
         if self._offsets is None:
             make: Any = kafka.KafkaConsumer
@@ -141,20 +141,20 @@ class Admin:
         return {at.partition: offset for at, offset in found.items()}
 
     def topic_names(self) -> list[str]:
-        """All topics of the cluster."""
+        """Return all topics of the cluster."""
         return list(self._client.list_topics())
 
     def group_names(self) -> list[str]:
-        """All consumer groups of the cluster."""
+        """Return all consumer groups of the cluster."""
         return [group["group_id"] for group in self._client.list_groups()]
 
     def members(self, groups: Collection[str]) -> dict[str, int]:
-        """Number of members of each group."""
+        """Return the number of members of each group."""
         found: dict[str, Any] = self._client.describe_groups(list(groups)) if groups else {}
         return {name: len(group["members"]) for name, group in found.items()}
 
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """Bytes of each topic on all brokers together, replicas included."""
+        """Return the bytes of each topic on all brokers together, replicas included."""
         sizes = dict.fromkeys(topics, 0)
         for broker in self._client.describe_log_dirs(list(topics)):
             for folder in broker["log_dirs"]:
@@ -205,7 +205,7 @@ class Admin:
 
 
 class Producer:
-    """An idempotent producer; records are acknowledged by all in-sync replicas."""
+    """Sends records idempotently; all in-sync replicas acknowledge each one."""
 
     def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
         make: Any = kafka.KafkaProducer
@@ -239,8 +239,8 @@ class Producer:
         future.add_errback(failed)
 
     def abort(self) -> None:
-        """From any thread, including callbacks: nothing more is sent, and all waiting records
-        fail.
+        """Stop sending, from any thread, including callbacks: nothing more is sent, and all waiting
+        records fail.
         """
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
@@ -251,7 +251,7 @@ class Producer:
 
 
 PartitionId = tuple[str, int]
-"""A topic, by our name, and a partition."""
+"""The name of a topic (ours, without the prefix) and a partition."""
 
 
 class Consumer:
@@ -309,8 +309,8 @@ class Consumer:
         self._consumer.seek(TopicPartition(self._cluster_name(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
-        """Records that came within `wait_s`, in order per partition. Raises `OffsetOutOfRange` or
-        `NoCommittedPosition` if a partition has no valid position.
+        """Return the records that came within `wait_s`, in order per partition. Raises
+        `OffsetOutOfRange` or `NoCommittedPosition` if a partition has no valid position.
         """
         try:
             found = self._poll(wait_s, records_max)
@@ -326,7 +326,7 @@ class Consumer:
         ]
 
     def _partitions_of(self, error: Exception) -> list[PartitionId]:
-        """The partitions that the error names; both errors carry a mapping by partition."""
+        """Return the partitions that the error names; both errors carry a mapping by partition."""
         named: Any = error.args[0] if error.args else ()
         return [
             (self._topic_by_cluster_name[at.topic], at.partition)
@@ -336,8 +336,8 @@ class Consumer:
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
         """Poll; a rebalance under way gets `SETTLE_S` more to finish. kafka-python drops the result
-        of a rebalance that ends between two polls and may then wait for ever, so it is made to join
-        again.
+        of a rebalance that ends between two polls and may then wait for ever, so the consumer is
+        made to join again.
         """
         found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
@@ -355,7 +355,7 @@ class Consumer:
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._poll(HEARTBEAT_S, 1).items():  # of a partition assigned just now
+            for at, rows in self._poll(HEARTBEAT_S, 1).items():  # a partition assigned just now
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,
@@ -387,4 +387,4 @@ class _RebalanceListener(kafka.ConsumerRebalanceListener):
         self._on_revoked([at.partition for at in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Nothing to do: they are read from the group's commits on."""
+        """Do nothing: the partitions are read from the group's commits on."""

@@ -4,7 +4,7 @@ A `Cursor` reads one topic. A read that starts where the last one ended continue
 fetches nothing twice; any other position is sought. Records that were fetched but not yet requested
 stay in the cursor, bounded by the size of a response.
 
-A `CursorPool` recognises a reader by its positions: the cursor that ended exactly there is its own.
+A `CursorPool` recognises a reader by its positions: it lends the cursor that ended exactly there.
 Otherwise a new cursor is made, up to a bound. Beyond the bound the least recently used cursor of
 the topic is moved, or the least recently used of another topic gives up its consumer: a new
 consumer costs connections and half a dozen requests.
@@ -20,12 +20,12 @@ from rollstream.errors import BusTimeout
 from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
 
-SLICE_S = 0.5  # a waiting reader checks this often that its position still exists
+SLICE_S = 0.5  # a waiting reader checks so often whether its position still exists
 RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
-    """One reader; not for several threads at once."""
+    """Serves one reader of a topic; only one thread at a time may use it."""
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
         self._bus = bus  # its own connection: the consumer's may wait long for a response
@@ -35,7 +35,7 @@ class Cursor:
         self._pending: dict[int, deque[Message]] = {}
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Whether a read there needs no seek."""
+        """Return whether a read at these positions needs no seek."""
         return self._next == positions
 
     def read(
@@ -46,8 +46,8 @@ class Cursor:
         wait_s: float,
         answer_s: float | None,
     ) -> list[Message]:
-        """As `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s` whether
-        there are records; with None they are not asked.
+        """Read as `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s`
+        whether there are records; with None they are not asked.
         """
         is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -73,7 +73,7 @@ class Cursor:
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer, for another cursor once this one no longer reads."""
+        """Return the consumer, for another cursor once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
@@ -118,13 +118,15 @@ class Cursor:
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
         except OffsetOutOfRange:
             check_kept(self._bus, self._topic, positions)
-            return False  # in range by now: a partition leader was behind
+            return False  # the positions exist by now: a partition leader was behind
         for message in messages:
             self._pending[message.partition].append(message)
         return bool(messages)
 
     def _is_at_end(self, positions: Mapping[int, int]) -> bool:
-        """Whether there is nothing after these positions. A position beyond the end raises."""
+        """Return whether there is nothing after these positions. A position beyond the end
+        raises.
+        """
         ends = self._bus.end(self._topic)
         if any(ends[partition] < offset for partition, offset in positions.items()):
             check_kept(self._bus, self._topic, positions)
@@ -145,7 +147,7 @@ CURSORS_MAX = 16
 
 
 class CursorPool:
-    """Threads share the pool; each cursor is lent to one of them at a time."""
+    """Lends cursors to threads, each cursor to one of them at a time."""
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
         self._make = make
@@ -154,7 +156,9 @@ class CursorPool:
 
     @contextmanager
     def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """The best cursor for a read at these positions. After an error it is closed, not kept."""
+        """Yield the best cursor for a read at these positions. After an error it is closed, not
+        kept.
+        """
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:
             yield cursor
@@ -189,7 +193,7 @@ class CursorPool:
             return chosen[1]
 
     def _spare_consumer(self) -> Consumer | None:
-        """The consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
+        """Return the consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
         with self._lock:
             return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
 

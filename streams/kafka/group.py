@@ -1,9 +1,9 @@
-"""One member of a consumer group (`GroupReader` in bus.py), in Kafka's own groups with cooperative
-rebalancing: only partitions that move are interrupted.
+"""Implements a consumer group's member (`GroupReader` in bus.py) by Kafka's own groups with
+cooperative rebalancing, which interrupts only the partitions that move.
 
-A commit covers what `poll` returned from partitions still held. For partitions that were taken away
-meanwhile nothing is committed, and their new owner reads those records again. A client that fails
-for good is replaced by a new one, with growing pauses up to a bound.
+A commit covers the records that `poll` returned from partitions still held. For partitions that
+were taken away meanwhile nothing is committed, and their new owner reads those records again. A
+client that fails for good is replaced by a new one, with growing pauses up to a bound.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class KafkaGroupReader:
-    """A `GroupReader` over a Kafka consumer group."""
+    """Implements `GroupReader` over a Kafka consumer group."""
 
     def __init__(
         self, bus: Bus, group: str, topic: str, make: Callable[[], Consumer], answer_s: float
@@ -53,7 +53,7 @@ class KafkaGroupReader:
             return []
         while True:
             polled = self._retry(lambda: self._poll_once(deadline, records_max))
-            count = self._bus.partitions(self._topic)  # partitions added later are not the run's
+            count = self._bus.partitions(self._topic)  # an administrator may have added more
             messages = [message for message in polled if message.partition < count]
             with self._lock:
                 for message in messages:
@@ -81,8 +81,8 @@ class KafkaGroupReader:
         return self._retry(self._pass_lost)
 
     def _pass_lost(self) -> dict[int, int]:
-        """Kafka rejects a commit from outside of the group while it has members, so the member
-        itself continues at the begin and commits that.
+        """Resume at the begin. Kafka rejects a commit from outside of the group while it has
+        members, so the member itself continues at the begin and commits that position.
         """
         consumer, begins = self._joined_consumer(), self._bus.begin(self._topic)
         at = self._next_offsets()
@@ -96,8 +96,8 @@ class KafkaGroupReader:
         return lost
 
     def _next_offsets(self) -> dict[int, int]:
-        """The next offset of each partition: the group's commits, updated by what was polled
-        since.
+        """Return the next offset of each partition: the group's commits, updated by the records
+        polled since.
         """
         committed = self._bus.committed(self._group, self._topic)
         with self._lock:
@@ -110,7 +110,9 @@ class KafkaGroupReader:
         self.drop_partitions([*self._read])
 
     def _due(self) -> dict[int, int]:
-        """Positions after polled records of partitions still held that are not committed yet."""
+        """Return the positions after polled records, for partitions still held, not committed
+        yet.
+        """
         with self._lock:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
@@ -158,7 +160,9 @@ class KafkaGroupReader:
         return self._consumer
 
     def drop_partitions(self, partitions: Collection[int]) -> None:
-        """Called in the client's thread: these partitions belong to another member from now on."""
+        """Drop these partitions, which belong to another member from now on. Called in the client's
+        thread.
+        """
         with self._lock:
             for partition in partitions:
                 self._read.pop(partition, None)

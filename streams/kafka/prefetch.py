@@ -1,11 +1,12 @@
 """Prefetches followed topics: one consumer and one polling thread for all topics that a process
 follows.
 
-A role polls its topics many times a second. Here such a poll reads memory only: one fetch request
-covers every followed topic, and the broker holds it until a record arrives. A reader that cannot be
-served here (a position before records already handed out, a second reader of a topic, an error)
-reads with a cursor of its own (`cursors.py`), which also reports the error. A truncated position
-ends only the feed of its own topic; the other feeds and the consumer continue.
+A role polls its topics many times a second. Such a poll reads only memory here: one fetch request
+covers every followed topic, and the broker holds it until a record arrives. Each followed topic has
+a feed (`_TopicBuffer`), the buffer of its fetched records. A reader that cannot be served here (a
+position before records already handed out, a second reader of a topic, an error) reads with a
+cursor of its own (`cursors.py`), which also reports the error. A truncated position ends only the
+feed of its own topic; the other feeds and the consumer continue.
 """
 
 import logging
@@ -34,8 +35,9 @@ RESTART_PAUSE_S = 1.0  # pause after an error
 
 @dataclass(slots=True, eq=False)
 class _TopicBuffer:
-    """One topic. `at` is the next offset of its reader by partition, `end` the offset after the
-    last fetched record.
+    """Buffers one topic for its reader. `at` is the reader's next offset by partition, `end` the
+    offset after the last fetched record. `used_s` is the time of the last use, `waiting` holds the
+    fetched records.
     """
 
     at: dict[int, int]
@@ -55,13 +57,15 @@ class _TopicBuffer:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Whether the positions are at the reader's or further on, in the same partitions."""
+        """Return whether the positions are in the reader's partitions, at its offsets or after
+        them.
+        """
         return self.at.keys() == positions.keys() and all(
             offset >= self.at[p] for p, offset in positions.items()
         )
 
     def take(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """Fetched records from these positions on, partition after partition."""
+        """Return fetched records from these positions on, partition after partition."""
         taken: list[Message] = []
         for partition, offset in positions.items():
             waiting = self.waiting.get(partition, ())
@@ -80,7 +84,7 @@ class _TopicBuffer:
 
 
 class PrefetchConsumer:
-    """Threads share it; only its own thread uses the consumer."""
+    """Reads followed topics; threads share it, and only its own thread uses the consumer."""
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
         self._make = make
@@ -102,7 +106,7 @@ class PrefetchConsumer:
         bytes_max: int,
         wait_s: float,
     ) -> list[Message] | None:
-        """As `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
+        """Read as `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
         `OffsetOutOfRange` if a position is outside of the topic.
         """
         deadline = Deadline(wait_s)
@@ -134,8 +138,8 @@ class PrefetchConsumer:
             thread.join(2 * POLL_S + 5.0)
 
     def _acquire_feed(self, topic: str, positions: Mapping[int, int]) -> bool:
-        """Whether this reader has the topic's feed. A feed without recent use is given to the new
-        reader.
+        """Return whether this reader has the topic's feed. A feed without recent use is given to
+        the new reader.
         """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.continues_at(positions):
@@ -181,7 +185,7 @@ class PrefetchConsumer:
             consumer.close()
 
     def _wait_for_growing(self) -> dict[str, _TopicBuffer]:
-        """The feeds that may grow now, waiting for one; feeds without a reader are dropped."""
+        """Return the feeds that may grow now, waiting for one; drops feeds without a reader."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()
@@ -221,7 +225,7 @@ class PrefetchConsumer:
 
     def _drop_and_pause(self) -> None:
         """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves,
-        and return here afterwards.
+        and have feeds again afterwards.
         """
         with self._changed:
             self.restarts += 1

@@ -1,11 +1,11 @@
-"""Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
-kafka-python's producer has no such bound.
+"""Appends records with a bound on the bytes in flight, over one idempotent producer that all
+threads share. kafka-python's producer has no such bound.
 
-Of one append to one partition, the stored records are always a prefix: the first failing record
-ends the whole producer before it sends anything later, and the next append creates a new one.
-Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader (invariant
-7). Records in flight at that moment are in doubt: they may have been stored, and a repeated append
-is recognised by its sequence number.
+The stored records of one append to one partition are always a prefix of it: the first failing
+record ends the whole producer before it sends anything later, and the next append creates a new
+one. Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader
+(invariant 7). Records in flight at that moment are in doubt: they may have been stored, and a
+repeated append is recognised by its sequence number.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ByteSemaphore:
-    """At most `limit` bytes are taken at any time. A request above `limit` is a programmer
+    """Bounds bytes: at most `limit` are taken at any time. A request above `limit` is a programmer
     error.
     """
 
@@ -50,7 +50,7 @@ class ByteSemaphore:
 
 
 RecordToSend = tuple[int, bytes, bytes | None, int]
-"""Partition, key, value and timestamp in ms of one record."""
+"""The partition, key, value and timestamp (ms) of one record."""
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
@@ -58,13 +58,13 @@ SLACK_S = 30.0  # beyond the producer's own limit: without an answer by then its
 
 
 def record_cost_bytes(record: RecordToSend) -> int:
-    """Bytes of memory that a record takes until it is acknowledged."""
+    """Return the bytes of memory that a record takes until it is acknowledged."""
     return RECORD_COST_BYTES + COPIES * (len(record[1]) + len(record[2] or b""))
 
 
 def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Start, stop and cost of runs of records that fit the bound; a single record may be above
-    it.
+    """Yield start, stop and cost of runs of records that fit the bound; a single record may be
+    above it.
     """
     start = total = 0
     for index, record in enumerate(records):
@@ -78,7 +78,7 @@ def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tup
 
 
 class _BatchInFlight:
-    """Records in flight together: their offsets as they arrive, and the first error."""
+    """Tracks records in flight together: their offsets as they arrive, and the first error."""
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
         self.offsets = [0] * count
@@ -106,7 +106,7 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends of all threads, over one producer at a time (guarantees: this module's docstring)."""
+    """Appends for all threads, over one producer at a time, as this module's docstring promises."""
 
     def __init__(
         self,

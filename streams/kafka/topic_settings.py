@@ -1,6 +1,6 @@
-"""A `Topic` as the settings of a broker's topic, and back: pure functions.
+"""Converts a `Topic` to the settings of a broker's topic and back, by pure functions.
 
-Everything but `writer` can be recovered from the broker; the record limit follows from
+All fields but `writer` can be recovered from the broker; the record limit follows from
 `max.message.bytes`, which is that limit plus room for a whole batch. The writer comes from the
 catalogue, or from this process if it created the topic. So does the number of partitions if the
 broker has more: a key's partition must not change, so partitions that an administrator adds stay
@@ -16,8 +16,9 @@ from rollstream.errors import BusError
 from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
-"""Room for a batch of small records, or for what surrounds one large record. With the largest
-record of a log with an object store this makes exactly the 2 MiB that managed services allow.
+"""Room for a batch of small records, or for the parts of a request around one large record. With
+the largest record of a log with an object store this makes exactly the 2 MiB that managed services
+allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
 CATALOGUE = {topic.name: topic for topic in catalogue()}
@@ -27,8 +28,8 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """A topic as the broker has it; `copies` is the number of replicas of its least replicated
-    partition.
+    """Describes a topic as the broker has it; `copies` is the number of replicas of its least
+    replicated partition.
     """
 
     topic: Topic
@@ -37,7 +38,7 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """The broker's settings that give the topic its guarantees; none is left to the broker's
+    """Return the broker's settings that give the topic its guarantees; none is left to the broker's
     default.
     """
     if (topic.cleanup == "time") != (topic.retention_s is not None):
@@ -72,7 +73,9 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """The topic on a broker, whichever program created it; it must equal ours to be used."""
+    """Return the topic on a broker. Any program may have created it; it must equal ours to be
+    used.
+    """
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
     return Topic(
@@ -99,9 +102,9 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
 
 
 def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Topic:
-    """The topic with the partitions that keys were spread over from the run's start: `partitions`,
-    or the catalogue's. If the broker has fewer, the smaller number stays, and `check_same_settings`
-    refuses it.
+    """Return the topic with the partitions that keys were spread over from the run's start:
+    `partitions`, or the catalogue's. If the broker has fewer, the smaller number stays, and
+    `check_same_settings` refuses it.
     """
     if partitions is None:
         partitions = (
@@ -111,12 +114,12 @@ def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Top
 
 
 def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
-    """A warning about topics with one replica, or whose records are acknowledged by one; "" if
-    there are none or there is only one broker.
+    """Return a warning about topics with one replica, or whose records are acknowledged by one
+    replica; "" if there are none or there is only one broker.
     """
     single = {
-        "replication factor": [name for name, one in found.items() if one.copies == 1],
-        "min.insync.replicas": [name for name, one in found.items() if one.min_isr == 1],
+        "replication factor": [name for name, topic in found.items() if topic.copies == 1],
+        "min.insync.replicas": [name for name, topic in found.items() if topic.min_isr == 1],
     }
     lacking = [
         f"{what} is 1 for {len(names)} of {len(found)} topics ({names[0]}, …)"

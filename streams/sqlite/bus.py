@@ -1,9 +1,9 @@
-"""The bus contract over SQLite in a folder: one file per topic (WAL), one for consumer groups;
-several processes may use it at once.
+"""Implements the bus contract over SQLite in a folder: one file per topic (WAL), one for consumer
+groups; several processes may use it at once.
 
-When an append returns, it survives the death of any process; with `sync="full"` it survives power
-loss too. Threads may share one bus: each file has one connection behind a lock. After a fork a
-process opens its own bus. The folder must be on a local disk.
+When an append returns, its records survive the death of any process; with `sync="full"` they
+survive power loss too. Threads may share one bus: each file has one connection behind a lock. After
+a fork a process opens its own bus. The folder must be on a local disk.
 """
 
 import re
@@ -27,7 +27,7 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class SqliteBus:
-    """A `Bus` over the files of one folder."""
+    """Implements `Bus` over the files of one folder."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SqliteBus:
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
-        """By topic, a state of the file and positions from which it had nothing to read: idle
+        """By topic, a state of the file and positions at which that state had no records: idle
         readers poll often, and checking the state costs a tenth of a read.
         """
         try:
@@ -131,7 +131,7 @@ class SqliteBus:
         return self._folder / f"{topic}.db"
 
     def _log(self, topic: str) -> TopicLog:
-        """The topic's file, opened once; another process may have created it."""
+        """Return the topic's file, opened once; another process may have created it."""
         log = self._logs.get(topic)
         if log is not None:
             return log

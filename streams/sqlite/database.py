@@ -1,10 +1,10 @@
-"""One SQLite file: its settings, its transactions, and its errors as the project's error
+"""Opens one SQLite file, runs its transactions, and raises its errors as the project's error
 classes.
 
 Each process has one connection per file behind a lock, so any thread may use it; a transaction
 holds the lock. A forked process must open its own connection (SQLite's rule): using an inherited
 one is refused. The file must not be on a network file system, which this module detects: SQLite's
-WAL needs memory shared between its users.
+WAL (write-ahead log) needs memory shared between its users.
 """
 
 import os
@@ -39,7 +39,7 @@ _ADVICE = {
 
 
 class Database:
-    """A connection, its lock and its path."""
+    """Holds a connection, its lock and its path."""
 
     def __init__(self, path: Path, sync: Sync) -> None:
         self.path = path
@@ -83,14 +83,14 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Generator[sqlite3.Connection]:
-        """The connection, locked; each statement sees one state of the file."""
+        """Yield the connection, locked; each statement sees one state of the file."""
         self._check_process()
         with self._lock, self.translated(what):
             yield self._connection
 
     @contextmanager
     def writing(self, what: str) -> Generator[sqlite3.Connection]:
-        """A write transaction: committed at the end, rolled back by any exception."""
+        """Run a write transaction, committed at the end and rolled back by any exception."""
         self._check_process()
         with self._lock, self.translated(what):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -166,8 +166,8 @@ NETWORK_FUSE = frozenset(
 
 
 def network_file_system(folder: str, mounts: str) -> str | None:
-    """The type of the network file system that holds the absolute path `folder`; None for a local
-    one.
+    """Return the type of the network file system that holds the absolute path `folder`; None for a
+    local one.
 
     `mounts` is the text of Linux's /proc/self/mounts. The longest mount point above `folder`
     counts; of equal ones the last, because it hides the earlier ones.
@@ -192,7 +192,7 @@ def _unescaped(point: str) -> str:
 
 
 def read_mounts() -> str:
-    """This machine's mounts; empty if the system has no such file, so that no folder counts as a
-    network folder.
+    """Return this machine's mounts; empty if the system has no such file, so that no folder counts
+    as a network folder.
     """
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

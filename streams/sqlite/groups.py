@@ -1,5 +1,5 @@
-"""Consumer groups: positions and leases in one file for all topics, one member's reader, and the
-rule that gives partitions to members.
+"""Implements consumer groups: positions and leases in one file for all topics, one member's reader,
+and the rule that gives partitions to members.
 
 Delivery is at least once: records that were read but not committed are read again by the
 partition's next owner.
@@ -43,7 +43,7 @@ class GroupCoordinator(Protocol):
 
 
 class LeasedGroupReader:
-    """A `GroupReader` (bus.py) based on leases that `poll` renews."""
+    """Implements `GroupReader` (bus.py) by leases that `poll` renews."""
 
     def __init__(
         self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
@@ -109,7 +109,7 @@ class LeasedGroupReader:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """`owner` holds something until `expires_s` on the bus's clock."""
+    """States that `owner` holds a partition until `expires_s` on the bus's clock."""
 
     owner: str
     expires_s: float
@@ -117,8 +117,8 @@ class PartitionLease:
 
 @dataclass(frozen=True, slots=True)
 class PartitionClaim:
-    """What a member holds after its poll: `held` partitions are renewed, `released` ones go back to
-    the group.
+    """Lists the partitions of a member after its poll: `held` ones are renewed, `released` ones
+    return to the group.
     """
 
     held: frozenset[int]
@@ -132,7 +132,7 @@ def claim_partitions(
     partitions: int,
     now_s: float,
 ) -> PartitionClaim:
-    """Compute the partitions of `member`. `members` maps names to expiry times, and `member` itself
+    """Return the partitions of `member`. `members` maps names to expiry times, and `member` itself
     counts as alive; `leases` are by partition.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
@@ -155,8 +155,8 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 class SqliteGroups:
-    """A `GroupCoordinator` that also keeps commits. Every change is one transaction; within it a
-    member's commit is checked against its lease.
+    """Implements `GroupCoordinator` and also keeps commits. Every change is one transaction; within
+    it a member's commit is checked against its lease.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:

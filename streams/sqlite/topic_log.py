@@ -1,11 +1,11 @@
-"""One topic in one SQLite file: a table per partition keyed by first offset, so every append writes
-at a table's end.
+"""Keeps one topic in one SQLite file: a table per partition keyed by first offset, so every append
+writes at a table's end.
 
 Each row of `log_P` holds records of one append; in compacted topics each record has its own row.
 The last row always stays, so the end of a partition is known and never moves back. `begins` holds
-how far truncation and retention have come, which may be in the middle of a row; readers never see
-records below it. Compaction does not move it, since a reader of a compacted topic misses nothing
-through a hole.
+the offset below which truncation and retention have removed records. It may be in the middle of a
+row; readers never get records below it. Compaction does not move it, since a reader of a compacted
+topic misses nothing through a hole.
 
 A row of one record holds its key and value as they are, and its `sizes` is NULL. A row of several
 holds their keys joined and their values joined; `sizes` holds, as u32 little-endian, the lengths of
@@ -38,14 +38,14 @@ from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
 
 LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
-"""First offset, count, timestamp in ms, keys, values, sizes."""
+"""The first offset, count, timestamp in ms, keys, values and sizes of a row."""
 
 
 def pack_rows(
     entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int
 ) -> Iterator[LogRow]:
-    """Rows of `entries` in order, from offset `first` on. Records of one timestamp share a row of
-    less than `row_bytes`; a tombstone shares with none.
+    """Yield rows of `entries` in order, from offset `first` on. Records of one timestamp share a
+    row of less than `row_bytes`; a tombstone shares with none.
     """
     start = taken = 0
     at_ms = entries[0].timestamp_ms if entries else None
@@ -70,7 +70,7 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """All records of a row."""
+    """Return all records of a row."""
     first, count, timestamp_ms, keys, values, sizes = row
     if sizes is None or values is None:
         return [Message(topic, partition, first, timestamp_ms, keys, values)]
@@ -104,8 +104,8 @@ CREATE INDEX key_{p} ON log_{p} (key, first);
 CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
 """
 
-# A reader that waits at the end runs this often: `count` precedes the long columns, so those of the
-# last row are not loaded.
+# A reader that waits at the end runs this query often. `count` precedes the long columns, so those
+# of the last row are not loaded.
 _ROWS_FROM = """
 SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
 WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1
@@ -116,7 +116,7 @@ CREATED_S = 2.0  # for this long an empty file may be one that another process i
 
 
 class TopicLog:
-    """A topic in an existing file; `create` makes the file."""
+    """Reads and writes a topic in an existing file; `create` makes the file."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -188,8 +188,8 @@ class TopicLog:
             return {p: _end(connection, p) for p in range(self.settings.partitions)}
 
     def changes(self) -> tuple[int, int]:
-        """Two numbers of which the first changes with what other connections write, the second with
-        what this one writes (3 µs, cheaper than a query).
+        """Return two numbers: the first changes when other connections write, the second when this
+        one writes (3 µs, cheaper than a query).
 
         Both are read under the connection's lock. Otherwise a thread could see an append of another
         thread by its `end`, not yet by these numbers, and then read nothing below that end.
@@ -214,8 +214,8 @@ class TopicLog:
         bytes_max: int,
         messages: list[Message],
     ) -> int:
-        """Append records from `offset` on to `messages` and return the bytes taken. The very first
-        record is taken whatever its size.
+        """Append records from `offset` on to `messages` and return the bytes taken. The first
+        record of `messages` is taken whatever its size.
         """
         if not 0 <= partition < self.settings.partitions:
             raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
@@ -253,7 +253,7 @@ class TopicLog:
 
 
 def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
-    """The first messages of `found` that together take at most `bytes_max`, but at least
+    """Return the first messages of `found` that together take at most `bytes_max`, but at least
     `at_least`.
     """
     for index, message in enumerate(found):
@@ -264,8 +264,8 @@ def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Seque
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
-    """The settings in the file. If another process is just creating it, they appear with its first
-    commit.
+    """Return the settings in the file. If another process is just creating it, they appear with its
+    first commit.
     """
     deadline = Deadline(CREATED_S)
     while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():

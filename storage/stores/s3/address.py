@@ -1,7 +1,5 @@
-"""Parses `s3://bucket/prefix?endpoint=…` into typed settings; credentials are never part of the
-URL.
-
-Pure. Errors name the parameter and never repeat a value that could be a secret.
+"""Parses `s3://bucket/prefix?endpoint=…` into typed settings, purely. Credentials are never part of
+the URL, and errors name the parameter without repeating a value that could be a secret.
 """
 
 from collections.abc import Mapping
@@ -33,8 +31,9 @@ CHAIN = (
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """The place of a store's objects and how to reach its server; its text form is safe for error
-    messages.
+    """Names the place of a store's objects and how to reach its server; its text form is safe for
+    error messages. `sse` is the server-side encryption of S3, `deadline_s` the time limit of one
+    operation.
     """
 
     bucket: str
@@ -52,7 +51,7 @@ class S3Address:
 
 
 def parse_s3_url(url: str) -> S3Address:
-    """The place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
+    """Return the place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
     try:
         split = urlsplit(url)
         given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}

@@ -1,5 +1,5 @@
-"""Single requests to an S3 server as typed values, and the ranges that large objects are cut into.
-Only this file uses boto3.
+"""Sends single requests to an S3 server and returns typed values; it also cuts large objects into
+ranges. Only this file uses boto3.
 
 A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
 off where S3 does not require them, because other servers reject the trailers. Each body is covered
@@ -38,19 +38,19 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes `[start, end)`."""
+    """Covers the bytes `[start, end)`."""
 
     start: int
     end: int
 
 
 def split_range(start: int, end: int, bytes_max: int) -> list[ByteRange]:
-    """`[start, end)` in order, cut into ranges of `bytes_max`; the last one may be shorter."""
+    """Return `[start, end)` cut into ranges of `bytes_max` in order; the last may be shorter."""
     return [ByteRange(at, min(end, at + bytes_max)) for at in range(start, end, bytes_max)]
 
 
 def plan_parts(size: int) -> list[ByteRange]:
-    """The parts of a multipart write: 16 MiB each, or more if `PARTS_MAX` would be exceeded."""
+    """Return the parts of a multipart write: 16 MiB each, more if `PARTS_MAX` were exceeded."""
     least = -(-size // PARTS_MAX)
     return split_range(0, size, max(PART_BYTES, -(-least // MIB) * MIB))
 
@@ -71,7 +71,7 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """An object of `size` bytes, as it was at the moment of one response."""
+    """Describes an object of `size` bytes, as it was at the moment of one response."""
 
     size: int
     etag: str
@@ -80,8 +80,8 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """A page of a listing: (name, bytes) in the server's order; `more` is the token of the next
-    page.
+    """Holds one page of a listing: (name, bytes) in the server's order, and in `more` the token of
+    the next page, None on the last.
     """
 
     entries: list[tuple[str, int]]
@@ -89,7 +89,7 @@ class ListingPage:
 
 
 def _session() -> Session:
-    """A new session with the present credentials."""
+    """Return a new session with the present credentials."""
     core = get_session()
     core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
     return Session(botocore_session=core)
@@ -97,14 +97,14 @@ def _session() -> Session:
 
 @functools.cache
 def _loader(path: str | None) -> Any:
-    """botocore's service descriptions, shared by all sessions. They are 1.5 MB of JSON that each
-    session would parse again: creating a client then takes 13 ms instead of 140.
+    """Return botocore's service descriptions, which all sessions share. They are 1.5 MB of JSON
+    that each session would parse again: creating a client then takes 13 ms instead of 140.
     """
     return create_loader(path)
 
 
 class S3Client:
-    """One bucket; safe to share between threads. Names are complete keys, prefix included."""
+    """Sends requests about one bucket; threads may share it. Names are keys with their prefix."""
 
     def __init__(self, place: S3Address, limits: TimeLimits) -> None:
         config = Config(
@@ -134,7 +134,7 @@ class S3Client:
         """Pass a range of the object that has `etag`, cut off at the object's end, to `take` in
         chunks.
 
-        `take` may raise. The chunks are valid only once this has returned.
+        `take` may raise. The chunks are valid only once this call has returned.
         """
         condition = {"IfMatch": etag} if etag else {}
         with _translate_failures():
@@ -156,8 +156,8 @@ class S3Client:
         return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> ObjectHead:
-        """The head of an object without bytes, of which no range can be requested. Raises
-        `CONFLICT` if it has bytes.
+        """Return the head of an object without bytes, of which no range can be requested. Raises an
+        `S3Failure` of kind `CONFLICT` if it has bytes.
         """
         with _translate_failures():
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
@@ -246,7 +246,7 @@ class S3Client:
 
 @dataclass(frozen=True, slots=True)
 class WriteCondition:
-    """When a write takes effect: always, if the key is free, or if the object has this etag."""
+    """Makes a write take effect always, if the key is free, or if the object has this etag."""
 
     if_absent: bool = False
     if_etag: str | None = None

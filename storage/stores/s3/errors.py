@@ -1,9 +1,9 @@
-"""A failed request as a value, its advice for people, and when it is sent again.
+"""Turns a failed request into a value with advice for people, and decides when it is sent again.
 
 `in_doubt` is the central field: a request that may have reached the server may have taken effect,
 whatever its response was. Retries pause exponentially with jitter under one deadline. botocore's
-own retries are off: they know neither the operation's deadline nor whether an earlier request is in
-doubt, and would multiply with these.
+own retries are off: they respect neither the operation's deadline nor an earlier request in doubt,
+and would multiply with these.
 """
 
 import logging
@@ -20,9 +20,9 @@ from rollstream.errors import ObjectMissing, StoreError, StoreTimeout
 
 
 class FailureKind(Enum):
-    """How an operation continues after a failed request."""
+    """States how an operation continues after a failed request."""
 
-    MISSING = auto()  # there is no object of this key
+    MISSING = auto()  # no object has this key
     PRECONDITION = auto()  # If-Match or If-None-Match did not hold
     CONFLICT = auto()  # another write of the key was under way: retry
     RANGE = auto()  # the range begins at or after the object's end
@@ -33,7 +33,7 @@ class FailureKind(Enum):
 
 
 class S3Failure(Exception):
-    """The failure of one request; never leaves `storage/`."""
+    """One request failed, with the server's `code` and `text`; this never leaves `storage/`."""
 
     def __init__(self, kind: FailureKind, code: str, text: str, in_doubt: bool) -> None:
         super().__init__(f"{code}: {text}")
@@ -94,7 +94,7 @@ _ADVICE = {
 
 
 def classify_failure(status: int, code: str, message: str) -> S3Failure:
-    """The failure for an HTTP response; `code` is the error code in its body."""
+    """Return the failure for an HTTP response; `code` is the error code in its body."""
     kind = _CODES.get(code) or _STATUSES.get(status)
     if kind is None and code == "404":
         kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
@@ -109,13 +109,13 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
 
 
 def advice(code: str) -> str:
-    """Advice for a refused request."""
+    """Return advice for a refused request."""
     return _ADVICE.get(code, "nothing acknowledged was lost")
 
 
 @contextmanager
 def translate_s3_errors(action: str, where: str) -> Generator[None]:
-    """Raise an `S3Failure` of the block as the typed error with advice."""
+    """Raise an `S3Failure` of the block as the project's typed error, with advice."""
     try:
         yield
     except S3Failure as failure:
@@ -143,8 +143,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How `deadline_s` is divided: an operation that sent its last request at `begin_s` still ends
-    in time, because connecting and silence have limits of their own.
+    """Divides `deadline_s`: an operation that sent its last request at `begin_s` still ends in
+    time, because connecting (`connect_s`) and waiting for bytes (`silence_s`) have limits of their
+    own.
     """
 
     begin_s: float
@@ -153,24 +154,24 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """The time in which requests may start, the time to connect, and the time without any bytes."""
+    """Return the limits for starting requests, for connecting and for waiting without bytes."""
     quarter = min(SILENCE_S_MAX, deadline_s / 4)
     return TimeLimits(deadline_s - 2 * quarter, quarter, quarter)
 
 
 def allowance_s(begin_s: float, size: int) -> float:
-    """Seconds in which requests of an operation on `size` bytes may start."""
+    """Return the seconds in which requests of an operation on `size` bytes may start."""
     return begin_s + size / SLOWEST_BYTES_S
 
 
 def pause_s(failures: int, draw: float) -> float:
-    """The pause after so many failures; `draw` in [0, 1) spreads clients over half of it."""
+    """Return the pause after so many failures; `draw` in [0, 1) spreads clients over half of it."""
     longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
     return longest * (0.5 + draw / 2)
 
 
 class Attempts:
-    """The requests of one operation. `in_doubt` is set once one of them may have taken effect
+    """Sends the requests of one operation. `in_doubt` is set once one of them may have taken effect
     without a response.
     """
 
@@ -186,7 +187,9 @@ class Attempts:
         self._draw, self._sleep = draw, sleep
 
     def run(self, step: Callable[[], _T], again: Collection[FailureKind] = RETRIED_KINDS) -> _T:
-        """The result of `step`, retried while its failure is transient and time is left."""
+        """Return the result of `step`, which is repeated while it fails with a kind in `again` (an
+        object in the way: a few times) and time is left.
+        """
         while True:
             try:
                 return step()

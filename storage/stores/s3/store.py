@@ -1,4 +1,4 @@
-"""Object store over a bucket (`s3://bucket/prefix?endpoint=…`), for any number of machines.
+"""Stores objects in a bucket (`s3://bucket/prefix?endpoint=…`), for any number of machines.
 
 An object appears when its one PUT, or the completion of its parts, is acknowledged, so a reader
 sees the complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server
@@ -6,8 +6,8 @@ decides who wins. Every operation ends before its deadline: in success, or in a 
 advice. `docs/reference/s3.md` has the interleavings.
 
 A conditional write that is repeated after its response was lost may find its own object. Each write
-therefore puts a nonce into the object's metadata. If a condition fails after a request in doubt,
-the object's nonce shows whose write it was.
+therefore puts a nonce (a number drawn for it alone) into the object's metadata. If a condition
+fails after a request in doubt, the object's nonce shows whose write it was.
 """
 
 import logging
@@ -55,7 +55,7 @@ _LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
 
 
 class S3Writer:
-    """Writes to one bucket; `pool` bounds the requests in flight of all writes together."""
+    """Writes objects to one bucket; `pool` bounds the requests in flight of all writes together."""
 
     def __init__(
         self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits
@@ -68,7 +68,9 @@ class S3Writer:
         return self._put_single(name, data, WriteCondition())
 
     def create(self, name: str, data: Data) -> str:
-        """The etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object exists."""
+        """Create the object; returns its etag. Raises `S3Failure` of kind `PRECONDITION` if another
+        writer's object exists.
+        """
         condition = WriteCondition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
             return self._put_single(name, data, condition)
@@ -77,10 +79,10 @@ class S3Writer:
         return self._put_multipart(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
-        """The new etag. Raises `S3Failure` of kind `PRECONDITION` or `MISSING` if the swap was
-        lost.
+        """Replace the object that has `etag`; returns the new etag. Raises `S3Failure` of kind
+        `PRECONDITION` or `MISSING` if the swap was lost.
 
-        Always one request: some servers ignore If-Match when parts are completed.
+        It is always one request, because some servers ignore If-Match when parts are completed.
         """
         return self._put_single(name, data, WriteCondition(if_etag=etag))
 
@@ -112,7 +114,7 @@ class S3Writer:
         condition: WriteCondition,
         attempts: Attempts,
     ) -> str:
-        """(1) Open the upload, (2) send its parts, (3) complete it, or abort it on failure."""
+        """Open the upload (1), send its parts (2), and complete it (3), or abort it on failure."""
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
         def send(piece: tuple[int, ByteRange]) -> str:
@@ -143,8 +145,8 @@ class S3Writer:
         write: Callable[[], str],
         again: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
-        """The result of `write`. A condition that failed after a request in doubt is resolved by
-        the nonce.
+        """Return the etag that `write` returns. If its condition failed after a request in doubt,
+        the object's nonce decides whether that request had written it.
         """
         try:
             return attempts.run(write, again)
@@ -175,7 +177,7 @@ class S3Writer:
         return True
 
     def _abort(self, name: str, upload: str) -> None:
-        """Free the parts if the server can be reached; other parts are removed by the bucket's
+        """Free the parts if the server can be reached; parts that stay are removed by the bucket's
         lifecycle rule.
         """
         try:
@@ -193,7 +195,8 @@ IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads togethe
 
 
 class S3Store:
-    """Safe to share between threads; processes and machines open their own.
+    """Keeps the objects of one bucket and prefix. Threads may share it; processes and machines open
+    their own.
 
     The etag is the server's. Raises `StoreTimeout` if the server did not answer in time: that
     request is in doubt, but nothing acknowledged is.
@@ -261,8 +264,8 @@ class S3Store:
             self._attempts().run(lambda: self._client.delete(name))
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """One request per `DELETE_KEYS_MAX` keys. A server that refuses such requests gets one per
-        key from then on.
+        """Delete with one request per `DELETE_KEYS_MAX` keys. A server that refuses such requests
+        gets one per key from then on.
         """
         every = [self._name(key) for key in keys]
         for start in range(0, len(every), DELETE_KEYS_MAX):
@@ -273,8 +276,9 @@ class S3Store:
                     self._attempts().run(lambda name=name: self._client.delete(name))
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
-        """The names that are left: none, unless the server refuses the request or one of them. A
-        key that is refused in a batch is asked for alone, so that its own error is raised.
+        """Delete these objects by one request. Returns the names that are left: none, unless the
+        server refuses the request or one of them. The caller deletes those one by one, so that each
+        raises its own error.
         """
         left = names
 

@@ -1,9 +1,9 @@
-"""The types of an encoded difference between one tensor's bytes and its parent's, and the byte
-streams that hold it.
+"""Defines the encoded difference between one tensor's bytes and its parent's, and the byte streams
+that hold it.
 
-`same` has no payload. `sparse` holds the changed elements and needs the parent's bytes. `dense`
-holds all new bytes and needs no base. Elements are compared as bits, never as values: −0 and +0
-differ, and so do two NaNs with different payloads.
+A coding of `same` has no payload. `sparse` holds the changed elements and needs the parent's bytes.
+`dense` holds all new bytes and needs no base. Elements are compared as bits, never as values: −0
+and +0 differ, and so do two NaNs with different payloads.
 
 Streams consist of numbers of variable length and of bytes that zstd compresses where that helps. A
 stream does not carry its full length: readers derive it from earlier fields and check it before
@@ -31,8 +31,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of a dtype as raw bits, unsigned and signed. `is_float` if the top bit is a sign
-    and the others a magnitude.
+    """Describes an element of a dtype as raw bits, unsigned and signed. `is_float` states that the
+    top bit is a sign and the others a magnitude.
     """
 
     bits: np.dtype[np.unsignedinteger]
@@ -58,7 +58,7 @@ ELEMENTS = {
 
 
 def element_of(dtype: str) -> Element:
-    """The element type for safetensors' dtype name; raises `CorruptObject` for an unknown one."""
+    """Return the element type of safetensors' dtype name; an unknown one is a `CorruptObject`."""
     if dtype not in ELEMENTS:
         known = ", ".join(ELEMENTS)
         raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {known})")
@@ -67,8 +67,8 @@ def element_of(dtype: str) -> Element:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """One tensor's difference from its parent's tensor. `changed` counts elements (all of them for
-    `dense`); `values` is how a sparse difference encodes its elements.
+    """Holds one tensor's difference from its parent's tensor. `changed` counts elements (all of
+    them for `dense`); `values` is how a sparse difference encodes its elements.
     """
 
     coding: Coding
@@ -79,14 +79,14 @@ class CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Replaced elements: flat ascending positions and their new raw bits."""
+    """Holds replaced elements: their flat ascending positions and their new raw bits."""
 
     indices: Indices
     values: Bits
 
 
 def squash(changes: Sequence[Changes]) -> Changes:
-    """Changes of consecutive versions of one tensor, oldest first, merged into one; later values
+    """Merge the changes of consecutive versions of one tensor, oldest first, into one; later values
     win.
     """
     assert changes, "nothing to squash"
@@ -106,7 +106,7 @@ PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def corrupt_delta(what: str) -> CorruptObject:
-    """The error for a payload that no encoder wrote, or that was made against other weights."""
+    """Return the error for a payload that no encoder wrote, or that has another base."""
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
         "written, fetch it again or the anchor"
@@ -114,7 +114,7 @@ def corrupt_delta(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """A payload being written."""
+    """Builds a payload from numbers and streams."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -148,7 +148,7 @@ class StreamWriter:
         self.stream(np.packbits(flags, bitorder="little"))
 
     def planes(self, numbers: Bits, count: int) -> None:
-        """Write the lowest `count` bytes of each number, all lowest bytes first."""
+        """Write the lowest `count` bytes of each number, first the lowest byte of every number."""
         columns = numbers.view(np.uint8).reshape(len(numbers), -1)
         for plane in range(count):
             self.stream(columns[:, plane])
@@ -158,7 +158,7 @@ class StreamWriter:
 
 
 class StreamReader:
-    """A payload being read; every method raises `CorruptObject` rather than read past its end."""
+    """Takes a payload apart; every method raises `CorruptObject` rather than read past its end."""
 
     def __init__(self, payload: Data) -> None:
         self._data = memoryview(payload).cast("B")

@@ -1,6 +1,7 @@
-"""Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
-the positions and new values of changed elements. Segments are independent, so encoding needs memory
-for one. Decoding needs memory for all changes, because nothing is written before everything fits.
+"""Encodes and decodes sparse payloads: segment after segment of 4 194 304 elements (the last may be
+shorter), each with the positions and new values of changed elements. Segments are independent, so
+encoding needs memory for one. Decoding needs memory for all changes, because nothing is written
+before the whole payload is found to fit. The layout of a segment:
 
     number n            changed elements; nothing follows a 0
     number p            low bytes of every gap, 0 to 2
@@ -21,10 +22,10 @@ and those bytes; its full length follows from earlier fields. A dense payload is
 many streams of all its elements' bytes. Elements are little-endian.
 
 Positions are encoded as gaps, the numbers of unchanged elements before each changed one. A gap is
-split into low bytes, as many as make the rest small, and that rest, the escaped plane: a byte below
-255, preceded by a byte 255 for every 255 that it is larger. Gaps between random positions are
-geometrically distributed, hence memoryless, so this plane compresses near its entropy at any
-density; the planes beneath it are noise.
+split into low bytes and a rest; there are as many low bytes as make the rest small. The rests form
+the escaped plane: each is a byte below 255, preceded by a byte 255 for every 255 that it is larger.
+Gaps between random positions are geometrically distributed, hence memoryless, so this plane
+compresses near its entropy at any density; the planes beneath it are noise.
 
 Values are encoded as distances from the old ones, counted in representable numbers (ulps). A
 float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN … −0,
@@ -52,18 +53,18 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Steps from old to new, modulo the width."""
+    """Return the steps from old to new, modulo the width."""
     return _ordered(new, element) - _ordered(old, element)
 
 
 def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
-    """The elements that many steps from the old ones; inverts `ulp_differences`."""
+    """Return the elements that are so many steps from the old ones; inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
 def _ordered(bits: Bits, element: Element) -> Bits:
-    """The elements as integers in numeric order. Negative floats get all bits flipped, others only
-    the sign; an arithmetic shift makes the mask.
+    """Return the elements as integers in numeric order. Negative floats get all bits flipped,
+    others only the sign; an arithmetic shift makes the mask.
     """
     if not element.is_float:
         return bits
@@ -81,8 +82,8 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Write non-zero steps: which go down, which are larger than 1, and by how much those
-    exceed 2.
+    """Write non-zero steps: first which of them go down, then which are larger than 1, then by how
+    much those exceed 2.
     """
     signed = steps.view(element.signed)
     sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
@@ -111,7 +112,7 @@ def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
 
 ESCAPE = 255
 LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
-GAP_MEAN_MAX = 256  # of the escaped part
+GAP_MEAN_MAX = 256  # of the rests in the escaped plane; above it one more low byte is split off
 
 
 def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
@@ -129,8 +130,8 @@ def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> 
 
 
 def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
-    """Read `count` positions, checked to ascend strictly below `elements` whatever the payload
-    holds.
+    """Read `count` positions, which ascend strictly below `elements`; other positions raise
+    `CorruptObject`.
     """
     planes = reader.number(LOW_PLANES_MAX)
     size = reader.number(count + (elements >> (8 * planes)) // ESCAPE)
@@ -168,7 +169,7 @@ def _unescape(escaped: Bytes, count: int) -> Indices:
 
 SEGMENT = 1 << 22  # elements
 COMPARED = 1 << 17  # elements compared at a time, so that they stay in cache
-TRIED = 1 << 14  # changed elements whose size decides between steps and absolute values
+TRIED = 1 << 14  # so many changed elements are coded both ways, to choose the smaller coding
 
 
 def segments(elements: int) -> Iterator[slice]:
@@ -177,7 +178,9 @@ def segments(elements: int) -> Iterator[slice]:
 
 
 def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding, int, bytes]:
-    """How values are coded, the number of changed elements, and the payload."""
+    """Encode `new` against `base`; returns the coding of values, the number of changed elements,
+    and the payload.
+    """
     writer = StreamWriter()
     values: ValueCoding = ""
     total = 0
@@ -193,8 +196,8 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
-    """The changes that the payload makes to these elements; nothing is written. Raises
-    `CorruptObject` if it does not fit them.
+    """Return the changes that the payload makes to the elements of `base`, which stay as they are.
+    Raises `CorruptObject` if the payload does not fit them.
     """
     reader = StreamReader(payload)
     found: list[Changes] = []
@@ -214,7 +217,7 @@ def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Eleme
 def read_segment(
     reader: StreamReader, base: Bits, values: ValueCoding, element: Element
 ) -> Changes:
-    """The changes to the elements of the next segment, at positions within it."""
+    """Return the changes to the elements of the next segment, at positions within it."""
     changed = reader.number(len(base))
     if not changed:
         return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
@@ -223,7 +226,9 @@ def read_segment(
 
 
 def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
-    """Positions that differ, with their old and new bits. Each piece is read from memory once."""
+    """Return the positions that differ, with old and new bits, reading each piece from memory
+    once.
+    """
     differs = np.empty(COMPARED, np.bool_)
     found: list[tuple[Indices, Bits, Bits]] = []
     for start in range(0, len(base), COMPARED):
