@@ -1,12 +1,12 @@
-"""Evaluates a version: an engine answers all held-out prompts, several samples and one greedy
-answer each, and the rewards become metrics.
+"""Evaluates a version: an engine generates several samples and one greedy answer for each held-out
+prompt, and `measure` turns their rewards into metrics.
 
 Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
 The reward pool judges the answers, so a task's code cannot end the evaluation.
 
 Sampled accuracy (T = 1) is the metric to watch. Greedy answers change all together when the most
 likely style changes; that is a change of mode, not of skill. An answer without a reward (dead)
-counts as wrong, and is counted.
+counts as wrong, and adds to `dead`.
 """
 
 import time
@@ -36,8 +36,8 @@ _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """One answer to a held-out prompt: its verdict, its number of generated tokens, and its part of
-    a mixture.
+    """Holds the verdict on an answer to a held-out prompt, its `length` in generated tokens, and
+    its `task`, if the prompts are of a mixture of tasks.
     """
 
     verdict: RewardVerdict
@@ -47,8 +47,8 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A version's metrics on held-out prompts. Lengths (tokens) and style shares are those of the
-    sampled answers; `accuracy_by_task` is sampled too, and empty with a single task.
+    """Holds a version's metrics on held-out prompts. Lengths (tokens) and style `shares` are those
+    of the sampled answers; `accuracy_by_task` is sampled too, and empty with a single task.
     """
 
     accuracy_sampled: float
@@ -60,7 +60,7 @@ class Evaluation:
     accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
 
     def line(self, step: int, seconds: float) -> dict[str, object]:
-        """The line of `metrics/eval.jsonl`; `seconds` since the run's start."""
+        """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start."""
         accuracies: dict[str, object] = {
             f"accuracy_sampled/{task}": round(accuracy, 6)
             for task, accuracy in self.accuracy_by_task.items()
@@ -78,37 +78,37 @@ class Evaluation:
 
 
 def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> Evaluation:
-    """The metrics of at least one answer of each kind. Accuracy is the mean reward."""
+    """Return the metrics of at least one answer of each kind. Accuracy is the mean reward."""
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
-    lengths = np.array([one.length for one in sampled])
+    lengths = np.array([answer.length for answer in sampled])
     return Evaluation(
         accuracy_sampled=_accuracy(sampled),
         accuracy_greedy=_accuracy(greedy),
         length_median=float(np.median(lengths)),
         length_p99=float(np.percentile(lengths, 99)),
         shares=_shares(sampled),
-        dead=sum(one.verdict.dead for one in (*sampled, *greedy)),
+        dead=sum(answer.verdict.dead for answer in (*sampled, *greedy)),
         accuracy_by_task=_by_task(sampled),
     )
 
 
 def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    tasks = sorted({one.task for one in answers})
+    tasks = sorted({answer.task for answer in answers})
     if len(tasks) < 2:
         return {}
-    return {task: _accuracy([one for one in answers if one.task == task]) for task in tasks}
+    return {task: _accuracy([a for a in answers if a.task == task]) for task in tasks}
 
 
 def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
-    return float(np.mean([0.0 if one.verdict.dead else one.verdict.reward for one in answers]))
+    return float(np.mean([0.0 if a.verdict.dead else a.verdict.reward for a in answers]))
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Mean of every `style/…` score over all answers."""
+    """Return the mean of every `style/…` score over all answers."""
     totals: dict[str, float] = {}
-    for one in answers:
-        for name, value in one.verdict.scores.items():
+    for answer in answers:
+        for name, value in answer.verdict.scores.items():
             if name.startswith(STYLE_PREFIX):
                 style = name.removeprefix(STYLE_PREFIX)
                 totals[style] = totals.get(style, 0.0) + value
@@ -117,8 +117,8 @@ def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """The size of an evaluation. `samples` are drawn at temperature 1, besides one
-    greedy answer.
+    """Sets the size of an evaluation: for each of `prompts` held-out prompts `samples` answers at
+    temperature 1 and one greedy answer, each of at most `tokens_max` tokens.
     """
 
     prompts: int
@@ -129,8 +129,8 @@ class EvaluationPlan:
 
 @dataclass(slots=True)
 class HeldOutAnswer:
-    """One trajectory in progress. `state` is the environment's; `over`: its last turn
-    is complete.
+    """Holds one trajectory in progress. `state` is the environment's; `over` means that the last
+    turn is complete.
     """
 
     prompt: TaskPrompt
@@ -152,19 +152,19 @@ class HeldOutAnswer:
         return self.request.sampling.temperature > 0
 
     def generated(self) -> int:
-        """Number of tokens that the model generated."""
+        """Return the number of tokens that the model generated."""
         return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
 def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswer]:
-    """All answers to generate, by trajectory name. A task with an environment holds its slots
-    between turns.
+    """Return all answers to generate, by trajectory name. The answers of a task with an environment
+    keep their slots in the engine between turns.
     """
     hold = isinstance(task, Environment)
     sampling_drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
     kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
-    made: dict[str, HeldOutAnswer] = {}
+    answers: dict[str, HeldOutAnswer] = {}
     for group, prompt in enumerate(task.held_out(plan.prompts)):
         tokens = np.array(prompt.tokens, np.uint32)
         sources = np.full(len(tokens), PROMPT, np.uint8)
@@ -175,8 +175,8 @@ def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswe
             request = GenerationRequest(
                 name, group, tokens, sources, own, plan.seed, empty, hold=hold
             )
-            made[name] = HeldOutAnswer(prompt, request)
-    return made
+            answers[name] = HeldOutAnswer(prompt, request)
+    return answers
 
 
 def evaluate(
@@ -186,21 +186,21 @@ def evaluate(
     engine: Engine,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Evaluation:
-    """Return the metrics of the version that `engine` holds, when every answer is judged.
+    """Evaluate the version that `engine` serves; returns its metrics once every answer is judged.
 
     The engine must be idle and serving; the pool must have no other questions.
     """
     answers_by_name = held_out_answers(task, plan)
     judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
     return measure(
-        [one for name, one in judged.items() if answers_by_name[name].sampled],
-        [one for name, one in judged.items() if not answers_by_name[name].sampled],
+        [answer for name, answer in judged.items() if answers_by_name[name].sampled],
+        [answer for name, answer in judged.items() if not answers_by_name[name].sampled],
     )
 
 
 @dataclass(slots=True)
 class _EvaluationRound:
-    """One evaluation in progress. `to_judge` are answers that wait for room in the reward pool."""
+    """Runs one evaluation. The answers in `to_judge` wait for room in the reward pool."""
 
     engine: Engine
     rewards: RewardPool
@@ -240,8 +240,8 @@ class _EvaluationRound:
     def _apply_outcome(
         self, name: str, answer: HeldOutAnswer, outcome: RewardVerdict | Reply
     ) -> None:
-        """A verdict ends the answer; a reply continues it, or completes it if the reply
-        is empty.
+        """Apply a result of the pool: a verdict ends the answer; a reply of the environment
+        continues it, or completes it if the reply is empty.
         """
         if isinstance(outcome, Reply) and outcome.tokens:
             tokens = np.array(outcome.tokens, np.uint32)

@@ -1,9 +1,9 @@
-"""The prompt source: keeps the `prompts` topic a bounded number of prompts ahead of admission, in
-the task's seeded order.
+"""Keeps the `prompts` topic a bounded number of prompts ahead of admission, in the task's seeded
+order (the role `prompts`).
 
 A group's number is its position in that order. The only state is therefore the number of the last
-published prompt, which a new holder reads from the topic itself. No prompt is repeated or skipped,
-wherever a holder dies.
+published prompt, which a new holder of the role reads from the topic itself. No prompt is repeated
+or skipped if a holder dies at any point.
 """
 
 import logging
@@ -24,13 +24,15 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25  # a poll costs a broker a request; `ahead` prompts are there meanwhile
+POLL_S = 0.25  # a poll costs a broker a request; `ahead` prompts are enough for the pause
 REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """The prompt at each position of the order, and its sampling parameters."""
+    """Gives the prompt at each position of the order, and its sampling parameters. `prompt` is the
+    task's function of (seed, position); each group has `samples` samples.
+    """
 
     task: str
     prompt: Callable[[int, int], TaskPrompt]
@@ -40,7 +42,7 @@ class PromptOrder:
     tokens_max: int | None = None
 
     def at(self, group: int) -> Prompt:
-        """The prompt of a group: a pure function of the seed and the group's number.
+        """Return the prompt of a group, a pure function of the seed and the group's number.
 
         Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`: an
         engine would refuse all its samples after every restart.
@@ -72,7 +74,7 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """One term of the role. `ahead` bounds the published prompts that are not admitted."""
+    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted."""
 
     bus: Bus
     order: PromptOrder
@@ -82,10 +84,10 @@ class PromptSource:
     admitted: int = -1
     admissions: TopicReader | None = None
     has_gap: bool = False
-    """Admissions were truncated before they were read here, and none was read since."""
+    """Whether admissions were truncated unread, and this source has read none since."""
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until `stop`."""
+        """Publish prompts until `stop` is set."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
         self.next_group = max(self._published(upto), default=-1) + 1
@@ -103,7 +105,7 @@ class PromptSource:
             stop.wait(POLL_S)
 
     def metric_values(self) -> MetricValues:
-        """Prompts published in the whole run, and how many of them are not admitted."""
+        """Return the numbers of prompts published in the whole run and of those not admitted."""
         return {
             "prompts_published_total": self.next_group,
             "prompts_ahead": max(0, self.next_group - self.admitted - 1),
@@ -114,31 +116,32 @@ class PromptSource:
         return [] if self.admissions is None else [self.admissions]
 
     def _read_admissions(self, reader: TopicReader) -> None:
-        """Note the newest admitted prompt.
+        """Update `admitted`, the newest admitted prompt.
 
         Admissions are truncated once their groups are trained. A source that was away, or slow, for
-        so long finds none, and would wait for admissions that wait for its prompts. But dispatch
-        truncates only prompts that it admitted, all except the newest one: those before the first
-        that is left were admitted.
+        so long finds no admissions, and would wait for admissions that wait for its prompts. But
+        dispatch truncates only prompts that it has admitted, all except the newest one. All prompts
+        before the first one in the topic are therefore admitted.
         """
         try:
             found = reader.follow()
         except PositionLost:
             reader.positions = from_begin(self.bus, "admissions")
             self.has_gap, found = True, []
-        admitted = [one.record.group for one in found if isinstance(one.record, Admitted)]
+        records = [received.record for received in found]
+        admitted = [record.group for record in records if isinstance(record, Admitted)]
         if admitted:
             self.has_gap = False
         elif self.has_gap:
             try:
                 oldest = min(self._published(self.bus.end("prompts")), default=0)
-            except PositionLost:  # truncated just now: the next look finds the new begin
+            except PositionLost:  # truncated just now: the next call finds the new begin
                 return
             admitted = [oldest - 1]
         self.admitted = max([self.admitted, *admitted])
 
     def _published(self, upto: dict[int, int]) -> list[int]:
-        """Numbers of the prompts of all terms that are still in the log."""
+        """Return the numbers of the prompts of all terms that are still in the log below `upto`."""
         reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
-        found = [received.record for received in reader.read_to(upto)]
-        return [prompt.group for prompt in found if isinstance(prompt, Prompt)]
+        records = [received.record for received in reader.read_to(upto)]
+        return [prompt.group for prompt in records if isinstance(prompt, Prompt)]

@@ -1,12 +1,13 @@
-"""Writes the trainer's versions: each is published once, believed and announced, after earlier
-terms were fenced.
+"""Publishes the trainer's versions: each is stored once, then believed (the pointer `latest.json`
+moves to it) and announced, after earlier terms are fenced.
 
-An adapter is published complete (`storage/weights/adapters.py`). Of whole weights each version is
-a delta of the believed one unless the rule of `storage/weights/anchors.py` asks for an anchor. A
-step that is repeated after a crash produces the bytes of its version again: a number that is
-already believed is recognised, not written again, and the chain continues from it. Where the bytes
-differ (another machine), the run continues as a fork: it publishes nothing until its number passes
-the highest believed one, then an anchor (docs/reference/invariants.md, A trainer's step).
+Each version of an adapter is stored complete (`storage/weights/adapters.py`). A version of whole
+weights is a delta of the believed version unless the rule of `storage/weights/anchors.py` asks for
+an anchor. A step that is repeated after a crash produces the bytes of its version again: the writer
+recognises a number that is already believed, does not write it again, and continues the chain of
+deltas from it. If the bytes differ (another machine), the run continues as a fork: it publishes
+nothing until its number passes the highest believed one, then it publishes an anchor
+(docs/reference/invariants.md, A trainer's step).
 """
 
 import logging
@@ -53,11 +54,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """Writer of one term of the trainer. `pinned` returns the versions that a rollout or an open
-    partial needs (`data/retention.py`).
+    """Publishes the versions of one term of the trainer. `pinned` returns the versions that a
+    rollout or an open partial needs (`data/retention.py`); `model_files` are the configuration and
+    tokenizer files that every anchor carries, by name.
 
-    Of a model that several ranks share, every rank has one, and all decide alike. The writer of a
-    rank that does not lead writes this rank's part of the tensors and nothing else.
+    If several ranks share a model, every rank has a writer, and all decide alike. With `leads`
+    False, on every rank but 0, it writes this rank's part of the tensors and nothing else.
     """
 
     store: ObjectStore
@@ -71,7 +73,7 @@ class VersionWriter:
     leads: bool = True
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
-    """The versions as last listed: their manifests are not read again."""
+    """The versions of the previous listing: their manifests are not read again."""
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
     _chain: AnchorChain | None = None
@@ -102,15 +104,15 @@ class VersionWriter:
 
     @property
     def highest(self) -> Version | None:
-        """The believed version, None before the first."""
+        """The believed version; None before the first one."""
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Publish, believe and announce this number, unless it is believed already; returns its
-        version.
+        """Publish and announce `tensors` as version `number` and move the pointer to it, unless the
+        number is believed already; returns the version.
 
-        The tensors are the next version's base: they must not be written to until the next call
-        has returned.
+        The tensors are the base of the next delta: the caller must not write to them until the
+        next call has returned.
         """
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
@@ -141,7 +143,7 @@ class VersionWriter:
         return publish_version(self.store, new, self._manifest, self._tensors, due)
 
     def _publish_adapter(self, version: Version, tensors: AdapterTensors) -> Manifest:
-        """Publish an adapter, before the first one of this trainer also its base."""
+        """Publish an adapter, and before this trainer's first one the frozen base weights."""
         if self._base is None:
             files, shard_bytes = self.model_files, self.settings.shard_bytes
             self._base = publish_base(
@@ -151,8 +153,9 @@ class VersionWriter:
         return publish_adapter(self.store, version, tensors, self._base, parent, now_s, self.leads)
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
-        """Hash of the tensors that were just published as `version`. Only those of a repeated step
-        are hashed here; the believed version's manifest has the hashes of all others.
+        """Return the hash of the tensors that were just published as `version`. Only the tensors of
+        a repeated step are hashed here; for all others the hashes are in the believed version's
+        manifest.
         """
         manifest = self._manifest
         if manifest is None or manifest.version != version or self._is_fork:
@@ -160,8 +163,8 @@ class VersionWriter:
         return manifest.weights.combined_hash
 
     def _check_repeated(self, tensors: Tensors) -> None:
-        """Compare a repeated step's tensors with the believed version's; where they differ, the run
-        is a fork. Without its manifest there is nothing to compare with.
+        """Compare a repeated step's tensors with the believed version's; if they differ, the run is
+        a fork. If that version's manifest is unreadable, no comparison is possible.
         """
         if self._manifest is None:
             return
@@ -176,11 +179,11 @@ class VersionWriter:
             )
 
     def _is_anchor_due(self, number: int, is_distributed: bool) -> bool:
-        """Whether the next version must be an anchor; where it need not, the base's tensors are in
-        memory afterwards.
+        """Return whether version `number` must be an anchor. If it may be a delta, the base's
+        tensors are in memory afterwards.
 
-        Tensors distributed over ranks are only ever encoded against the last ones published: no
-        process can load the parts of the others.
+        Tensors distributed over ranks can only be encoded against the version published before by
+        this process: no process can load the parts of the other ranks.
         """
         if self._manifest is None or self._is_fork or not self.settings.deltas:
             return True
@@ -194,16 +197,16 @@ class VersionWriter:
             self._chain = self._chain or chain_of(self.store, self._manifest)
             due = anchor_due(number, self._chain, rule)
             if not due and self._tensors is None:
-                held = ResidentWeights()
-                held.update(self.store, self._manifest.version, self._manifest.hash)
-                self._tensors = held.tensors
+                base = ResidentWeights()
+                base.update(self.store, self._manifest.version, self._manifest.hash)
+                self._tensors = base.tensors
         except (ObjectMissing, CorruptObject) as error:
             log.warning("the next version is an anchor, the chain is broken: %s", error)
             return True
         return due
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Whether the version's anchor carries this trainer's model files."""
+        """Return whether the version's anchor carries this trainer's model files."""
         present = {f.name: f.hash for f in manifest.model_files if f.name != SHARD_INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
@@ -219,11 +222,11 @@ class VersionWriter:
         self._tensors = tensors if has_deltas else None
 
     def retain(self) -> None:
-        """Delete versions that nothing needs any more; a warning is logged where `versions_max`
-        removes one that is still needed. May run beside `publish`: a version above the pointer of
-        this moment counts as being published.
+        """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
+        one that a rollout or partial still needs. May run beside `publish`: a version above the
+        present pointer counts as being published.
         """
-        pointer = self.pointer  # before the listing
+        pointer = self.pointer  # read before the listing, which therefore contains its version
         assert pointer is not None, "retention comes after a version was published"
         self._stored = stored_versions(self.store, self._stored)
         plan = plan_retention(

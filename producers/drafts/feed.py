@@ -1,20 +1,22 @@
-"""Fills the draft history of a node from the log, in exactly one rollout of the node at a time.
+"""Fills the draft history of a node (earlier answers, from which drafts are taken) from the log, in
+exactly one rollout of the node at a time.
 
-`DraftFeed` decides which rollout that is. When the filling rollout ends, for whatever reason, the
-next rollout that polls takes over. All rollouts of the node draft from the same shared memory
+`DraftFeed` decides which rollout fills it. When that rollout ends, for any reason, the next rollout
+that polls takes over. All rollouts of the node draft from the same shared memory
 (`drafts/node.py`).
 
 `HistoryFeed` reads finished answers from `trajectories` and late rewards from `annotations`, from
 as far back as the history holds, a few records at a time between two polls of the engine.
 
-`PartialFeed` turns partials of running trajectories, of all rollouts, into history (the siblings of
-Seer). A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The
-last few tokens of each trajectory are kept, so that patterns reach across the boundary of two
-partials. A partial whose group or predecessor is unknown is used as far as possible on its own.
+`PartialFeed` turns partials of running trajectories, of all rollouts, into history: they are the
+siblings, in the same group, of sequences that draft (Seer). A partial holds new tokens but not the
+prompt, so the feed reads the prompts of the groups too. It keeps the last few tokens of each
+trajectory, so that patterns reach across the boundary of two partials. It skips a partial whose
+group is unknown, and uses one whose predecessor is unknown without tokens before it.
 
 `TopicFollower` reads a topic for both: from the archive where the log is truncated, then from the
-log. It commits nothing and may repeat or skip records; that changes a rollout's speed, never its
-tokens.
+log. It commits no positions and may repeat or skip records; that changes a rollout's speed, never
+its tokens.
 """
 
 import atexit
@@ -48,8 +50,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TopicFollower:
-    """At most `back` records of the topic lie between the start and the topic's end. `earlier` is
-    the log with its archive in front of it, or the log itself.
+    """Reads a topic from at most `back` records before its end. `earlier` is the log with its
+    archive in front of it, or the log itself.
     """
 
     bus: Bus
@@ -80,7 +82,7 @@ class TopicFollower:
             return []
         if self._catching_up and self._has_caught_up():
             self._continue_at(self.reader.positions)
-        return [one.record for one in received]
+        return [item.record for item in received]
 
     def skip_if_behind(self, behind_max: int) -> None:
         """Skip to the end of the topic if more than `behind_max` records are unread."""
@@ -88,7 +90,7 @@ class TopicFollower:
             self._continue_at(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
-        """Return the first readable offsets; without a readable archive, those of the log."""
+        """Return the first readable offsets; if the archive is unreadable, those of the log."""
         try:
             return self.earlier.begin(self.topic)
         except StoreError as error:
@@ -124,7 +126,7 @@ IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 @dataclass(frozen=True, slots=True)
 class _GroupPrompt:
-    """A group's prompt: its key, its number of tokens, and its last few tokens."""
+    """Keeps of a group's prompt its key, its number of tokens, and its last few tokens."""
 
     key: int
     length: int
@@ -133,7 +135,9 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """`context` tokens before a partial are part of its patterns."""
+    """Reads partials and the prompts of their groups, and joins each partial with the `context`
+    tokens before it. A piece is the result: a `HistoryAnswer` of a running trajectory.
+    """
 
     bus: Bus
     context: int
@@ -145,7 +149,7 @@ class PartialFeed:
     _ends: OrderedDict[str, tuple[int, Tokens]] = field(
         default_factory=OrderedDict[str, tuple[int, Tokens]]
     )
-    """Per trajectory: its length, and its last few tokens."""
+    """The length and the last few tokens of each running trajectory."""
 
     def __post_init__(self) -> None:
         self._prompts = TopicFollower(self.bus, self.bus, "prompts", GROUPS_MAX)
@@ -162,8 +166,8 @@ class PartialFeed:
         return self.pieces(partials)
 
     def pieces(self, records: Sequence[Record]) -> list[HistoryAnswer]:
-        """The pieces in `records` whose groups are known."""
-        found = [self._piece(one) for one in records if isinstance(one, Partial)]
+        """Return the pieces of the partials in `records` whose groups are known."""
+        found = [self._piece(record) for record in records if isinstance(record, Partial)]
         return [piece for piece in found if piece is not None and piece.fresh]
 
     def finished(self, trajectory: str) -> None:
@@ -199,7 +203,9 @@ class PartialFeed:
 
 @dataclass(slots=True)
 class HistoryFeed:
-    """`earlier` is the log with its archive in front of it, or the log itself."""
+    """Inserts finished answers, late rewards and partials into `history`; `records` counts the
+    answers. `earlier` is the log with its archive in front of it, or the log itself.
+    """
 
     bus: Bus
     earlier: Bus
@@ -232,7 +238,7 @@ class HistoryFeed:
         self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
-        """The readers of all topics. Any thread may call it."""
+        """Return the readers of all topics. Any thread may call this."""
         own = [self._trajectories.reader, self._annotations.reader]
         return [*own, *self._partials.readers()]
 
@@ -254,7 +260,9 @@ class HistoryFeed:
 
 
 def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
-    """All tokens after the prompt with their reward; `late` is the reward of an annotation."""
+    """Return all tokens after the prompt with their reward, or with `late`, the reward of an
+    annotation, if the record has none.
+    """
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward
@@ -263,9 +271,9 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
 
 @dataclass(slots=True)
 class DraftFeed:
-    """`earlier` opens the log with its archive in front of it; only the rollout that fills the
-    history calls it. A process that ends, also by an error, releases the history; only a kill
-    leaves it held.
+    """Fills the node's history while this process is the one that does. `earlier` opens the log
+    with its archive in front of it; only the filling process calls it. A process that ends, also by
+    an error, leaves the node's history; a killed process cannot, and its successor cleans up.
     """
 
     bus: Bus
@@ -280,8 +288,8 @@ class DraftFeed:
 
     def poll(self, drafts: bool = True) -> None:
         """Read a bounded number of records into the history, or try to become the process that
-        fills it. While the engine drafts nothing, as where no prompt repeats, this takes at most
-        1/50 of the time.
+        fills it. While the engine drafts nothing (`drafts` False), for instance because no prompt
+        repeats, polls take at most 1/50 of the time.
         """
         began = self.clock()
         if drafts or began >= self.idle_until_s:
@@ -317,6 +325,8 @@ class DraftFeed:
         self.node.leave()
 
     def readers(self) -> list[TopicReader]:
-        """Empty while another process fills the history. Any thread may call it."""
+        """Return the readers of all topics; [] while another process fills the history. Any thread
+        may call this.
+        """
         history_feed = self.history_feed
         return [] if history_feed is None else history_feed.readers()

@@ -1,15 +1,16 @@
-"""Decides whether a batch drafts, and how far.
+"""Decides whether a batch drafts, and how many tokens it drafts per sequence.
 
-`DraftGate` turns drafting on where verification passes make more tokens per second than plain steps
-would under the present load (TLT's and Seer's rule). It keeps two costs, of a plain step by its
-rows and of a pass by its tokens, in seconds of an undisturbed machine, and one factor, the load:
-how many times longer the newest steps took. The load is measured on the steps that run now, so the
-other cost stays valid while other processes on the machine come and go. Probes check that a load
-slows both kinds alike: some plain steps while drafting is on, some passes while it is off. A probe
-that loses is followed by a rest of a hundred times the time that it lost. The acceptance rate while
-drafting is off needs no passes: drafts are looked up for past positions and compared with the
-tokens that came. This file computes nothing on a device and reads no clock; the engine passes both
-results and times to it.
+A plain step decodes one token per row; a verification pass ("pass") decodes drafted tokens too.
+`DraftGate` turns drafting on where passes make more tokens per second than plain steps would under
+the present load (TLT's and Seer's rule). It keeps two costs, of a plain step by its rows and of a
+pass by its tokens, in seconds of an undisturbed machine, and one factor, the load: how many times
+longer than that the newest steps took. The load is measured on the steps that run now, of either
+kind, so both costs stay valid while other processes on the machine come and go. Probes check that a
+load slows both kinds alike: some plain steps while drafting is on, some passes while it is off.
+After a probe that loses time there is a rest of a hundred times that time. The acceptance rate
+while drafting is off needs no passes: drafts are looked up for past positions and compared with the
+tokens that followed. This file computes nothing on a device and reads no clock; the engine passes
+both results and times to it.
 
 `WindowRule` limits the draft length of a sequence by the acceptance of its last draft. `additive`
 is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back to 2 after
@@ -28,14 +29,16 @@ from rollstream.producers.drafts.planner import StepCost, StepTimes, best_draft_
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """A window is within [`least`, `most`] and starts at `least`."""
+    """Computes the window, the limit of a sequence's draft length in tokens. It is within [`least`,
+    `most`] and starts at `least`.
+    """
 
     kind: Literal["additive", "multiplicative", "marginal"]
     least: int
     most: int
 
     def after(self, window: int, proposed: int, accepted: int) -> int:
-        """The next window; unchanged if nothing was proposed."""
+        """Return the window after a draft of `proposed` tokens; unchanged if there was no draft."""
         assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
         if not proposed:
             return window
@@ -58,8 +61,8 @@ MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap prevents oscillation: a change copi
 FORGET_TRIALS = 0.995  # weight of a trial after the next one
 PRIOR_TRIALS = 4.0  # weight of the prior, in trials
 TRY_SHARE = 0.05  # least expected share of accepted tokens; below it drafting is not tried
-BIAS_LEAST = 0.5  # lower bound: one answer without a similar earlier one predicts little
-MEASURED = 3  # plain steps before drafts are tried
+BIAS_LEAST = 0.5  # lower bound: an answer without a similar earlier one predicts little
+MEASURED = 3  # steps of a kind before its cost is used, plain steps before drafts are tried
 JUDGED = 8  # passes before their gain is judged: the gain of one pass varies with its drafts
 RECENT_S, RECENT = 0.4, 64  # newest passes that are judged: off within a second of losing
 LOADS = 15  # steps whose median is the load
@@ -67,7 +70,7 @@ OUTLIER = 4.0  # a step that took this many times its expected time was interrup
 DRIFT = 1.2  # a change of the load after which both costs are compared again
 DRIFT_SHORTENS = 0.5  # share of a rest that a drift removes: the load may have caused the loss
 PROBE_STEPS = 4  # plain steps of a probe
-PROBE_SHARE = 0.01  # of the time may be lost by probes: a rest of 100 times the loss follows
+PROBE_SHARE = 0.01  # share of the time that probes may lose: a rest of 100 times the loss follows
 REST_S, REST_S_MAX = 0.5, 60.0
 CREDIT_SHARE, CREDIT_S_MAX = 0.03, 0.3  # share of gained time that a later loss uses up first
 FRESH_S = 0.5  # age of a comparison that may turn drafts off; an older one is renewed by a probe
@@ -76,14 +79,14 @@ CONFIRMED_S_MAX = 8.0  # between two probes: one that confirms the choice double
 
 @dataclass(slots=True)
 class SuccessRate:
-    """The share of the newest few hundred trials that succeeded."""
+    """Estimates the share of successes among the newest few hundred trials."""
 
     right: float = 0.0
     tried: float = 0.0
 
     def add(self, tried: int, right: int) -> None:
-        """Add `right` successes of `tried` trials. Of a draft the tokens after its first mistake
-        are not trials.
+        """Add `right` successes of `tried` possible ones. They end at the first mistake: the
+        drafted tokens after it are not trials.
         """
         trials = right + (right < tried)
         keep = FORGET_TRIALS**trials
@@ -91,13 +94,15 @@ class SuccessRate:
         self.tried = self.tried * keep + trials
 
     def rate(self, prior: float) -> float:
-        """The estimated probability that the next trial succeeds."""
+        """Return the estimated probability that the next trial succeeds."""
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A verification pass; `plain_s` is the time of plain steps for as many tokens at no load."""
+    """Records a verification pass that took `seconds`; plain steps for as many tokens would take
+    `plain_s` at no load.
+    """
 
     seconds: float
     plain_s: float
@@ -105,10 +110,11 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Load:
-    """The load: how many times longer than at no load a step takes now.
+    """Measures the load (`factor`): how many times longer than at no load a step takes now.
 
-    The first steps after a change of mode measure the cost of that mode, at the load of before;
-    later ones measure the load. Otherwise a wrong cost would be taken for a load.
+    The mode is plain or drafting. The first steps after a change of mode (`settles`) measure the
+    cost of the new mode at the previous load; later steps measure the load. Otherwise the gate
+    would take a wrong cost for a load.
     """
 
     factor: float = 1.0
@@ -121,7 +127,7 @@ class _Load:
         self.recent.clear()
 
     def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
-        """The cost of this mode with one more step of this size; updates the load."""
+        """Return the cost of this mode with one more step of this size, and update the load."""
         if times.count < MEASURED:
             return times.seen(size, seconds / self.factor)
         self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
@@ -132,24 +138,24 @@ class _Load:
         return times.seen(size, seconds / self.factor)
 
     def settled(self, times: StepTimes) -> StepTimes:
-        """The cost of this mode, corrected by the steps since the change of mode."""
-        found = times.times(median(self.recent) / self.factor) if self.recent else times
+        """Return the cost of this mode, corrected by the steps since the change of mode."""
+        corrected = times.times(median(self.recent) / self.factor) if self.recent else times
         self.settles = False
         self.recent.clear()
-        return found
+        return corrected
 
 
 @dataclass(slots=True)
 class DraftGate:
-    """The gate of one engine; `forced` fixes it on or off (tests, measurements). `now_s` must come
-    from the clock that measures the steps.
+    """Decides for one engine whether its next steps draft; `forced` fixes the decision (tests,
+    measurements). `now_s` must come from the clock that measures the steps.
     """
 
     rule: WindowRule = MARGINAL
     forced: bool | None = None
     on: bool = False
     is_hopeless: bool = True
-    """Whether the last decision found history too seldom right for drafts to be tried."""
+    """Whether, at the last decision, drafts were too seldom found and accepted to be tried."""
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
     hit_rate: SuccessRate = field(default_factory=SuccessRate)
@@ -157,32 +163,32 @@ class DraftGate:
     acceptance_rate: SuccessRate = field(default_factory=SuccessRate)
     """Share of verified drafted tokens that were accepted."""
     bias: float = 1.0
-    """Measured gain of drafting over the expected one."""
+    """Measured gain of drafting divided by the expected gain."""
     probing: bool = False
-    """Whether a probe runs: drafting is on, and a few plain steps are made to measure them."""
+    """Whether a probe of plain steps runs: drafting pauses, to measure them and then resume."""
     _load: _Load = field(default_factory=_Load)
     _compared: tuple[float, float] = (1.0, 1.0)
     """Lowest and highest load at which the present choice was measured to be faster."""
     _compared_s: float = 0.0
     _is_trial: bool = False
     _is_unjudged: bool = False
-    """Whether plain steps were measured last and the passes since were not judged yet."""
+    """Whether plain steps were just measured and the passes since are not judged yet."""
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
     _changed_s: float = 0.0
     _rests: dict[int, float] = field(default_factory=dict[int, float])
-    """Until when drafts stay off after a loss, by the size of the batch (`_size`)."""
+    """The time until which drafts stay off after a loss, by the size of the batch (`_size`)."""
     _probes_at: float = 0.0
-    """When plain steps are probed next. It does not turn drafting off: at other sizes it paid."""
+    """The time of the next probe of plain steps."""
     _tried_s: float | None = None
     _judged_s: float = 0.0
     _credit_s: float = 0.0
-    """A share of the time that drafts gained, less the losses that it paid for."""
+    """A share of the time that drafts gained, less the losses that it has offset."""
     _confirmed_s: float = REST_S
 
     @property
     def steps_to_decision(self) -> int:
-        """Steps until the next decision, while the number of rows stays the same."""
+        """The number of steps until the next decision, while the number of rows stays the same."""
         if self.probing:
             return PROBE_STEPS
         return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
@@ -225,9 +231,9 @@ class DraftGate:
         return self.on
 
     def pass_cost(self, rows: int) -> StepCost:
-        """The cost of a pass. Before passes are measured, half of a plain step's time is assumed to
-        be proportional to the rows. Drafts of the first trial then have a length that is likely to
-        pay, so the trial loses little, and its cost is representative of later passes.
+        """Return the cost of a pass. Before passes are measured, half of a plain step's time is
+        assumed to be proportional to the rows. Drafts of the first trial then have a length that is
+        likely to pay, so the trial loses little, and its cost is representative of later passes.
         """
         if self.passes.count >= MEASURED or self.plain.count < MEASURED:
             return self.passes.cost()
@@ -235,26 +241,26 @@ class DraftGate:
         return StepCost(half_s, half_s / rows)
 
     def advantage(self, rows: int) -> float:
-        """Expected tokens per second with drafts over those without; 0 where no draft length
-        pays.
+        """Return the expected tokens per second with drafts divided by those without; 0 if no draft
+        length pays.
         """
         found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
         drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 
     def gain(self) -> float | None:
-        """Tokens per second of the newest passes over those of plain steps under the same load;
-        None while too few were made.
+        """Return the tokens per second of the newest passes divided by those of plain steps under
+        the same load; None while there are too few passes.
         """
         newest: list[_Pass] = []
-        for one in reversed(self._recent):
+        for verified in reversed(self._recent):
             if len(newest) >= JUDGED and sum(p.seconds for p in newest) >= RECENT_S:
                 break
-            newest.append(one)
+            newest.append(verified)
         if len(newest) < JUDGED:
             return None
-        plain_s = self._load.factor * sum(one.plain_s for one in newest)
-        return plain_s / max(1e-12, sum(one.seconds for one in newest))
+        plain_s = self._load.factor * sum(p.plain_s for p in newest)
+        return plain_s / max(1e-12, sum(p.seconds for p in newest))
 
     def _turn(self, on: bool, now_s: float) -> None:
         if on == self.on:
@@ -263,7 +269,7 @@ class DraftGate:
         self._recent.clear()
 
     def _has_drifted(self) -> bool:
-        """Whether the load is outside of the range at which both costs were compared."""
+        """Return whether the load is outside of the range at which both costs were compared."""
         least, most = self._compared
         return not least / DRIFT < self._load.factor < most * DRIFT
 
@@ -272,7 +278,7 @@ class DraftGate:
         self._compared = min(least, self._load.factor), max(most, self._load.factor)
 
     def _judge(self, rows: int, now_s: float) -> None:
-        """Turn drafting off where passes lose; start a probe where one is due."""
+        """Turn drafting off if passes lose time; start a probe if one is due."""
         gain = self.gain()
         if gain is None:
             return
@@ -322,8 +328,8 @@ class DraftGate:
         self._turn(True, now_s)
 
     def _is_worth_trying(self, now_s: float, rows: int) -> bool:
-        """Whether to turn drafting on: passes are expected to pay, or their cost is unknown or
-        old.
+        """Return whether to turn drafting on: passes are expected to pay, or their cost is unknown
+        or old.
         """
         if self.plain.count < MEASURED:
             return False
@@ -340,12 +346,12 @@ class DraftGate:
 
 
 def _rest_s(lost_s: float) -> float:
-    """The length of a rest after a loss: the loss is `PROBE_SHARE` of it."""
+    """Return the length of a rest after a loss: the loss is `PROBE_SHARE` of it, within limits."""
     return min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
 
 
 def _size(rows: int) -> int:
-    """The size class of a batch: 1, 2 to 3, 4 to 7, … rows. A loss with the last rows of a batch
-    does not predict one with a full batch.
+    """Return the size class of a batch: 1, 2 to 3, 4 to 7, … rows. Rests are kept by size class,
+    because a loss with the last rows of a batch does not predict a loss with a full batch.
     """
     return rows.bit_length()

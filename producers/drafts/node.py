@@ -1,18 +1,20 @@
-"""One history for all rollouts of a node: each of them drafts from it, one of them writes it.
+"""Shares one history among all rollouts of a node: each of them drafts from it, one of them writes
+it.
 
-The holder of the folder's lock writes (`NodeHistory`). The kernel frees the lock when its holder
-dies, however it dies, so the next process that asks takes over: it continues in the same memory,
-from which the others keep drafting, and inserts the log's answers again from as far back as the
-history reaches. A segment that a killed run left and no process uses is removed first.
+The history is in a segment, a file in shared memory (`shared_memory.py`). `NodeHistory` writes in
+the process that holds the lock of the segment's folder. The kernel frees the lock when its holder
+dies in any way, and the next process that calls `take_over` becomes the writer: it continues in the
+same memory, from which the others keep drafting, and inserts the log's answers again from as far
+back as the history reaches. First it removes segments that killed runs left and no process uses.
 docs/explanation/drafts.md has the interleavings.
 
 `SharedHistory` is the reader: it opens the segment by name and reads it without locks. It needs
 neither torch nor a log, so an engine's own processes can use it. While there is no segment of that
-name it returns no drafts; a segment that replaces another is picked up without a call.
+name it returns no drafts; it finds a segment that replaces another by itself.
 
 `CombinedSource` is the draft source of a rollout's engine: the node's history, and the sequences
 that run in this engine (Seer's siblings), which other processes get later or never. If both match
-equally many tokens, the running sequences are used: they come from the newest weights. They are
+equally many tokens, it uses the running sequences: they come from the newest weights. They are
 kept in a small separate history, where they are soon overwritten.
 """
 
@@ -45,8 +47,9 @@ REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks whether the file was 
 
 
 class SharedHistory:
-    """A draft source. `path` is the segment's file (`NodeHistory.path`). Rollouts hold the file;
-    the process of an engine, which ends with its rollout, does not have to.
+    """Looks up drafts in the segment at `path` (`NodeHistory.path`). With `holds` no process
+    removes the file while it is mapped: rollouts hold it, and an engine's process, which ends with
+    its rollout, does not have to.
     """
 
     context = NGRAM_LENGTHS[-1]
@@ -64,7 +67,7 @@ class SharedHistory:
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """The view for look-ups now (`source.look_up_draft`)."""
+        """Return the view for look-ups now (`index.look_up_draft`)."""
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
         self._asked += 1
@@ -79,8 +82,8 @@ class SharedHistory:
         """
 
     def refresh(self) -> None:
-        """Map a segment that is new under this name and has a writer; the present one stays mapped
-        while there is no other.
+        """Map the segment under this name if it is new and has a writer; otherwise the present
+        segment stays mapped.
         """
         try:
             inode = os.stat(self.path).st_ino
@@ -110,8 +113,9 @@ LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # another leaving process holds the lock
 
 
 class NodeHistory:
-    """The node's history in this process. `folder` is the same for all processes of a run on a node
-    (`shared_memory.segment_folder`).
+    """Gives this process the node's history, to draft from or to write. `folder` is the same for
+    all processes of a run on a node (`shared_memory.segment_folder`). `choice` selects among the
+    earlier occurrences of a pattern.
     """
 
     def __init__(
@@ -131,12 +135,13 @@ class NodeHistory:
         return self._lock is not None
 
     def view(self) -> HistoryView:
-        """The view for look-ups now."""
+        """Return the view for look-ups now."""
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer. Returns the history to fill, from its beginning on, or None while
-        another process of the node writes; the caller tries again from time to time.
+        """Become the writer. Returns the history, which the caller fills from its beginning, or
+        None while another process of the node writes; the caller then tries again later. Without
+        room for shared memory the history is private to this process, with a warning.
         """
         assert not self.is_writer, "this process writes already"
         try:
@@ -175,7 +180,9 @@ class NodeHistory:
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> HistorySegment | None:
-        """The segment that other processes use, if it has the layout of this one's."""
+        """Map the segment that other processes use, for writing; None unless it has the layout of
+        this process.
+        """
         if not self._shared.attached and not is_held(self.path):
             return None
         found = map_segment(self.path, writes=True)
@@ -199,7 +206,9 @@ RUNNING_TOKENS_MIN = 1024
 
 
 class CombinedSource:
-    """A draft source over two histories of the same n-gram lengths."""
+    """Looks up drafts in two histories of the same n-gram lengths: the node's, and `running`, which
+    holds the sequences of this engine.
+    """
 
     def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:
         self.node, self._running = node, running
@@ -216,7 +225,7 @@ class CombinedSource:
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
-    """Tokens of the history of running sequences: those of a full batch, or a quarter of the node's
-    history if that is less.
+    """Return the size, in tokens, of the history of running sequences: a full batch, or a quarter
+    of the node's history (`tokens_max`) if that is less.
     """
     return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

@@ -1,4 +1,5 @@
-"""The memory of a history: its arrays, and the shared-memory file that holds them.
+"""Lays out the memory of a draft history, and maps it from a file (a segment) that the processes of
+a node share.
 
 The arrays are in one block of memory, private or a mapped file: a header of a few words, the
 table's keys, places and ranks, and the ring of tokens. The header holds all sizes, so that a
@@ -6,10 +7,10 @@ process that maps the file needs nothing else. It is read and checked once, when
 afterwards no value in the memory can cause an access outside of it.
 
 The file's folder is named after user, run and node, so no run uses the file of another. There are
-two locks, which the kernel frees when their holder dies: the folder's lock is held by the one
-process that writes, the file's lock is shared by all rollouts that have the file mapped. A process
-that gets the folder's lock may write; one that gets the file's lock exclusively knows that no other
-process uses the file.
+two locks, which the kernel frees when their holder dies: the writing process holds the folder's
+lock, and all rollouts that have the file mapped share the file's lock. A process that gets the
+folder's lock may write; one that gets the file's lock exclusively has proof that no other process
+uses the file.
 """
 
 import contextlib
@@ -40,14 +41,18 @@ HEADER_BYTES = 256
 HEADER_WORDS = HEADER_BYTES // 8
 _MAGIC, _TOKENS_MAX, _REACH, _COUNT, _LENGTHS = range(5)  # lengths fill up to 16 words
 WRITER_WORD, HEAD_WORD, INSERTED_WORD = HEADER_WORDS - 3, HEADER_WORDS - 2, HEADER_WORDS - 1
-"""Words that change: the writing process, the place of the next token, the tokens inserted."""
+"""Words that change: the writer's process id, the place of the next token, the number of tokens
+inserted.
+"""
 HISTORY_TOKENS_MIN, HISTORY_TOKENS_MAX = 16, 1 << 31
 NGRAM_LENGTH_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """The parameters that determine the sizes of all arrays."""
+    """Determines the sizes of all arrays: the ring holds `tokens_max` tokens, the table n-grams of
+    these `lengths`, and a draft has at most `reach` tokens per matched token.
+    """
 
     tokens_max: int
     lengths: tuple[int, ...] = NGRAM_LENGTHS
@@ -55,9 +60,9 @@ class HistoryLayout:
 
     @property
     def slots(self) -> int:
-        """Slots for a key per token and length, and a quarter more so that probes stay short: a
-        power of two, plus the slots that the last ones probe beyond the end, in place of wrapping
-        around.
+        """The number of slots in the hash table: a key per token and length and a quarter more, so
+        that probe sequences stay short, rounded up to a power of two; then the `PROBES` slots
+        that probes read beyond the end, so that they need not wrap around.
         """
         entries = len(self.lengths) * self.tokens_max * 5 // 4
         return (1 << max(4, (entries - 1).bit_length())) + PROBES
@@ -67,8 +72,8 @@ class HistoryLayout:
         return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
 
     def words(self) -> list[int]:
-        """The header of an empty history. Its head starts at `tokens_max`, so that every place is
-        above 0 and the lowest valid place is never negative.
+        """Return the header of an empty history. The place of the next token starts at
+        `tokens_max`, so that every place is above 0 and the lowest valid place is never negative.
         """
         words = [0] * HEADER_WORDS
         words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
@@ -79,7 +84,7 @@ class HistoryLayout:
 
 
 def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
-    """The layout in a header; None if the words are no valid header."""
+    """Return the layout in a header; None if the words are no valid header."""
     count = words[_COUNT]
     if words[_MAGIC] != MAGIC or not 0 < count <= 16:
         return None
@@ -95,8 +100,8 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """Memoryviews of a buffer of this layout. Reading one item of a memoryview is twice as fast as
-    reading one of a numpy array.
+    """Gives access to the arrays in a buffer of this layout, as memoryviews: reading an item of one
+    is twice as fast as of a numpy array.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
@@ -113,7 +118,7 @@ class HistoryMemory:
 
 
 def allocate_memory(layout: HistoryLayout) -> HistoryMemory:
-    """An empty memory that is private to this process."""
+    """Return an empty memory that is private to this process."""
     memory = HistoryMemory(layout, np.zeros(layout.bytes, np.uint8).data)
     memory.words[:] = memoryview(array("q", layout.words()))
     return memory
@@ -124,8 +129,8 @@ HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """The folder of a run's history on this node: in `/dev/shm`, or in the run's folder where the
-    node has no `/dev/shm`.
+    """Return the folder of a run's history on this node: in `/dev/shm`, or in `folder`, the run's,
+    if the node has no `/dev/shm`.
     """
     named = f"{run}\n{folder.absolute()}\n{node}"
     digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
@@ -135,7 +140,7 @@ def segment_folder(run: str, folder: Path, node: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HistorySegment:
-    """A mapped file; while it is held and not closed, no process removes it."""
+    """Holds a mapped file. Between `map_segment` with `holds` and `close` no process removes it."""
 
     memory: HistoryMemory
     inode: int
@@ -148,32 +153,32 @@ class HistorySegment:
 
 
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
-    """Map the segment of this name. Returns None where there is none or it is being removed, and,
-    without `writes`, where its writer is dead: the next writer may remove it. Without `holds` the
-    segment may be removed while it is mapped.
+    """Map the segment at this path. Returns None if there is none or it is being removed, and,
+    without `writes`, if its writer is dead: the next writer may remove it. Without `holds` another
+    process may remove the segment while it is mapped.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
     except OSError:  # not there yet, or of another user
         return None
     try:
-        found = _map_descriptor(descriptor, writes, holds)
+        segment = _map_descriptor(descriptor, writes, holds)
     except OSError:  # locked by the process that removes it
-        found = None
-    if found is None:
+        segment = None
+    if segment is None:
         os.close(descriptor)
-    return found
+    return segment
 
 
 def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
-    """Create a segment, replacing an existing one. Raises `StoreError` when there is no room. The
+    """Create a segment in place of an existing one. Raises `StoreError` if there is no room. The
     caller holds the folder's lock.
     """
     partial, size = folder / PARTIAL_FILE, layout.bytes
     try:
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:  # a full file system is an error here, and a SIGBUS in the mapped memory
+        try:  # a full file system is an error here; in the mapped memory it would be a SIGBUS
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, array("q", layout.words()).tobytes(), 0)
             found = _map_descriptor(descriptor, writes=True, holds=True)
@@ -192,8 +197,8 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Lock the folder, created if needed, and return its descriptor; None while another process has
-    the lock. Raises `StoreError` for a folder that cannot be used.
+    """Create the folder if needed, lock it, and return its descriptor; None while another process
+    has the lock. Raises `StoreError` for a folder that cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -217,7 +222,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process, this one included, holds the file."""
+    """Return whether any process, this one included, holds the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -232,7 +237,9 @@ def is_held(path: Path) -> bool:
 
 
 def remove_segment(folder: Path) -> bool:
-    """Remove the folder unless a process uses its file. The caller holds the folder's lock."""
+    """Remove the folder and return True; False if a process holds its file. The caller holds the
+    folder's lock.
+    """
     if is_held(folder / HISTORY_FILE):
         return False
     with contextlib.suppress(OSError):  # a folder with a foreign file is kept
@@ -243,8 +250,8 @@ def remove_segment(folder: Path) -> bool:
 
 
 def sweep_dead_segments(folder: Path) -> None:
-    """Remove the folders beside this one that killed runs of this user left: no process uses them,
-    and a restarted run would create its folder again.
+    """Remove the segment folders beside this one that no process uses: killed runs of this user
+    left them, and a restarted run would create its folder again.
     """
     for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
         with contextlib.suppress(StoreError):

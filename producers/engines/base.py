@@ -1,12 +1,13 @@
-"""The engine contract: the calls through which a rollout worker has tokens generated.
+"""Defines the engine contract (`Engine`): the calls through which a rollout generates tokens, and
+their arguments and results. Every engine guarantees:
 
 * An engine stamps every generated token with the version that emitted it (invariant 3).
 * Sampling is a function of (seed, trajectory, position) alone (invariant 10), `seed` being the
   run's.
-* In-process engines step inside `poll`; nothing here blocks longer than the deadline given.
+* In-process engines step inside `poll`, which returns soon after its deadline.
 * A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`, which
   names it, before any token is generated.
-* After a failed `update` the engine serves nothing until an update succeeds: `poll` returns []
+* After a failed `update` the engine generates nothing until an update succeeds: `poll` returns []
   meanwhile.
 * Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them is
   its own choice.
@@ -28,15 +29,15 @@ UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One trajectory to generate. `tokens` with their `sources` hold the prompt and all tokens
-    generated or appended so far.
+    """Asks an engine to generate one trajectory. `tokens` are the prompt and all tokens generated
+    or appended so far; `sources` marks for each of them which of these it is.
 
     `logprobs` and `spans` belong to the generated tokens among them (a resumed trajectory); the
     engine never recomputes or emits these again. `group` lets an engine prefill the prompt of a
     group once. The randomness of a token depends on its index in `tokens`. With `hold` the slot and
     the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens or
-    `abort` drops the trajectory. `version`, one of `Engine.versions`, generates all of it; None:
-    the newest one at each token.
+    `abort` drops the trajectory. `version`, one of `Engine.versions`, generates all tokens; with
+    None each token comes from the newest version.
     """
 
     trajectory: str
@@ -53,7 +54,8 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """The tokens generated for one trajectory since its previous emission, all under one version.
+    """Holds the tokens generated for one trajectory since its previous emission, all under one
+    version.
 
     An engine emits when a trajectory finishes a turn, before its version changes, and every
     `emit_every` tokens (`EngineOptions`), not at every decode step: objects per token would cost
@@ -74,11 +76,11 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The verified tensors of `version`, and how they differ from those of `base`: only in the
+    """Holds the verified tensors of `version`. They differ from those of `base` only in the
     elements of `patches` and in the tensors named in `whole`. With `patches` None the difference is
     unknown and all tensors are loaded.
 
-    The caller must not change `tensors` until the update is done. `prepared` belongs to the engine.
+    The caller must not change `tensors` until the update is done. `Engine.prepare` sets `prepared`.
     With a `scaling` (alpha / rank) the tensors are those of an adapter, under PEFT's names, over
     the weights that the engine was opened with.
     """
@@ -93,8 +95,8 @@ class WeightUpdate:
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Return `then` as an update from the base of `first`, which was never served. Returns `then`
-    unchanged if the two do not join.
+    """Return `then` as an update from the base of `first`, so that `first` need not be served.
+    Returns `then` unchanged if its base is not the version of `first` or a difference is unknown.
     """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then
@@ -108,7 +110,7 @@ def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
 
 
 def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
-    """All elements that any of the patches changed, with their present values."""
+    """Return one patch of all elements that any of the patches changes, with their new values."""
     if len(parts) == 1:
         return parts[0]
     indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -117,8 +119,8 @@ def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class WeightComparison:
-    """`count` tensors were compared; `differing` names those whose served bits differ from the
-    tensors that were passed.
+    """Reports a comparison of `count` tensors; `differing` names those whose served bits differ
+    from the passed ones.
     """
 
     count: int
@@ -127,12 +129,11 @@ class WeightComparison:
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """Counts of speculative decoding since the start; all 0 where the engine does not draft.
+    """Counts speculative decoding since the start; all counts are 0 if the engine does not draft.
 
     `passes` verification passes over `rows` rows in all gave `gained` tokens. `asked` look-ups for
     a draft returned `found` drafts; `proposed` drafted tokens were verified, `accepted` of them
-    accepted. `changes` counts how often drafting was turned on or off, `lookup_s` is the time spent
-    in look-ups.
+    accepted. `changes` counts how often drafting was turned on or off; look-ups took `lookup_s`.
     """
 
     passes: int = 0
@@ -148,8 +149,9 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The load now; `kv_used` and `kv_capacity` count tokens. `steps`, `tokens` and `busy_s` (CPU
-    time in prefill and decode) count from the start.
+    """Reports the engine's present load: `running` and `waiting` count sequences, `kv_used` and
+    `kv_capacity` tokens. `steps`, `tokens` and `busy_s` (CPU time in prefill and decode) count from
+    the start.
     """
 
     slots: int
@@ -164,19 +166,21 @@ class EngineStats:
 
 
 class Engine(Protocol):
+    """Generates trajectories under served weights; the module docstring has its guarantees."""
+
     version: Version
-    """The newest version."""
+    """The newest version that is served."""
 
     @property
     def versions(self) -> Sequence[Version]:
-        """The versions that requests may name: the newest one and, of adapters, those that
-        trajectories here still name.
+        """The versions that requests may name: the newest one and, if the engine serves adapters,
+        those that its trajectories still name.
         """
         ...
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether it serves adapters: another version is then served beside those in use."""
+        """Whether the engine serves adapters: a new version is then served beside those in use."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:
@@ -202,9 +206,9 @@ class Engine(Protocol):
         ...
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with all work done that does not have to stop decoding: checks, index
-        arithmetic, casts. Changes nothing that is served. May run in another thread, beside `poll`,
-        but beside no other update. Raises `EngineRefused`, which names the wrong tensor.
+        """Return the update with all work done for which decoding need not stop: checks, index
+        arithmetic, casts. The served weights do not change. May run in another thread, beside
+        `poll`, but beside no other update. Raises `EngineRefused`, which names the wrong tensor.
         """
         ...
 
@@ -212,9 +216,9 @@ class Engine(Protocol):
         """Serve these weights from the next decode step on, bit for bit the same whether they are
         patched or loaded; patches are used only if the engine serves `base`.
 
-        Another version under `keep_version` requires an empty engine, except for an adapter: it is
-        served beside the others, for requests that name it. `in_flight` keeps the KV cache;
-        `in_flight_recompute` recomputes it under the new weights.
+        With `keep_version` the engine must be empty if the version changes, except for an adapter:
+        it is served beside the others, for requests that name it. `in_flight` keeps the KV cache of
+        running trajectories; `in_flight_recompute` recomputes it under the new weights.
         """
         ...
 
@@ -227,7 +231,7 @@ class Engine(Protocol):
         ...
 
     def running(self) -> Sequence[str]:
-        """Trajectories that the engine has, waiting ones included."""
+        """Return the names of the engine's trajectories, waiting ones included."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -235,15 +239,14 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of an engine that computes a model, beside the model itself.
+    """Holds the options of an engine that computes a model.
 
-    `slots` sequences of at most `context_max` tokens are decoded together.
-
-    A running trajectory is emitted every `emit_every` tokens. `device` None is the CPU for the
-    engine `torch`, and a GPU where there is one for `vllm`. The layers of the engine `torch`
-    compute in `dtype`. With `drafts` the engine verifies
-    drafts from this source while `gate` (default: a new one) finds that they pay. The engine
-    `vllm` serves adapters of at most `adapter_rank`, 0: none; `torch` those of any rank.
+    `slots` sequences of at most `context_max` tokens are decoded together. The tokens of a running
+    trajectory are emitted every `emit_every` tokens. `device` None is the CPU for the engine
+    `torch`, and a GPU where there is one for `vllm`. The layers of the engine `torch` compute in
+    `dtype`. With `drafts` the engine verifies drafts from this source while `gate` (default: a new
+    one) finds that they save time. The engine `vllm` serves adapters of at most `adapter_rank` (0:
+    no adapters); `torch` serves adapters of any rank.
     """
 
     slots: int

@@ -1,4 +1,6 @@
-"""Opens an engine by its name: `torch` is embedded, `vllm` is an extra, `paced` needs no model."""
+"""Opens an engine by its name: `torch` comes with Rollstream, `vllm` is an extra dependency, and
+`paced` computes no model.
+"""
 
 from collections.abc import Mapping
 
@@ -35,7 +37,7 @@ def open_engine(
     *,
     vllm: VllmSettings | None = None,
 ) -> Engine:
-    """Open the engine `name`, serving `tensors` as `version`.
+    """Open the engine `name`, which serves `tensors` as `version`.
 
     Raises `ConfigurationError` for an unknown name and for an engine that is not installed.
     """
@@ -61,7 +63,9 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """Open the engine that computes no model, in real time; its tokens are below `vocabulary`."""
+    """Open the engine `paced`, which computes no model and takes the time that a model would take
+    (`time_scale` times faster); its tokens are below `vocabulary`.
+    """
     kv_tokens = settings.kv_tokens
     shape = PacedShape(
         slots=slots,
@@ -76,7 +80,9 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """The roofline of the named profile, or of the accelerator that the settings describe."""
+    """Return the roofline (step time by batch and KV) of the named profile, or of the accelerator
+    that the settings describe.
+    """
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
     return roofline_of_hardware(
@@ -90,7 +96,9 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Lengths from a trace, a mixture, or one log-normal distribution, as the settings choose."""
+    """Return a sampler of answer lengths from a trace, a mixture, or one log-normal distribution,
+    as the settings choose.
+    """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]

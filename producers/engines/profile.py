@@ -1,4 +1,5 @@
-"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
+"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them: a
+formula of step time by rows and cached tokens (`roofline.py`).
 
 The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
 arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
@@ -6,7 +7,7 @@ a point is bound either by reads or by arithmetic. The fit alternates: assign ea
 the two, fit the constants, assign again, until the assignment no longer changes.
 
 The result is a small file, an `EngineProfile`: the constants of the roofline, the errors of the
-fit, and B_max.
+fit, and B_max, the largest batch at which one more row is nearly free in a decode step.
 """
 
 import json
@@ -37,8 +38,8 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """`error` is the median relative error of the fit, `error_max` the largest, over `points` step
-    times; `batch_max` is B_max for `slots`.
+    """Holds the fitted roofline of an engine. `error` is the median relative error of the fit,
+    `error_max` the largest, over `points` step times; `batch_max` is B_max for `slots`.
     """
 
     engine: str
@@ -54,8 +55,8 @@ class EngineProfile:
 
 
 def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
-    """A key that is equal for models of equal shape, whatever their weights, and engines with the
-    same settings. `changed` are those that differ from their defaults and change step times.
+    """Return a key that is equal for models of equal shape, independent of weights, and engines
+    with the same settings. `changed` are the settings that affect step times and are not defaults.
     """
     fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -63,12 +64,12 @@ def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
 
 
 def profile_path(folder: Path, engine: str, model: str) -> Path:
-    """The file in which a run keeps the profile of an engine and a model."""
+    """Return the file in which a run keeps the profile of an engine and a model."""
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
 def write_profile(path: Path, profile: EngineProfile) -> None:
-    """Write a profile, replacing an earlier one atomically."""
+    """Write a profile; it replaces an earlier one atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
@@ -88,11 +89,11 @@ def read_profile(path: str | Path) -> EngineProfile:
     return found
 
 
-STEPS = 16  # of each point; the first one prefills, and the next two are not counted
+STEPS = 16  # steps per point; the first one prefills, and the next two are not counted
 SKIPPED_STEPS = 2
 FASTEST_SHARE = 0.25  # quantile of a point's step times that is taken as its step time
 CONTEXT_MIN = 4 * STEPS  # in a shorter context sequences would end while they are timed
-KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # of the context
+KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # measured KV lengths as shares of the context
 ALTERNATIONS_MAX = 30
 
 FloatArray = NDArray[np.float64]
@@ -100,8 +101,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """One measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens in all
-    took `seconds`; prefilling the `prefilled` tokens of one of them took `prefill_s`.
+    """Records one measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens
+    in all took `seconds`; prefilling the `prefilled` tokens of one sequence took `prefill_s`.
     """
 
     rows: int
@@ -113,7 +114,7 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class TimedEngine:
-    """An empty engine to be timed, and its capacity."""
+    """Holds an empty engine to measure, its capacity and the clock."""
 
     engine: Engine
     slots: int
@@ -136,10 +137,10 @@ def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
 def fit_profile(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
 ) -> EngineProfile:
-    """The profile of an engine: the better of the two fits to the points."""
-    found = [fit_roofline(points, overlapping) for overlapping in (True, False)]
-    roofline = min(found, key=lambda one: float(np.median(relative_errors(one, points))))
-    wrong = relative_errors(roofline, points)
+    """Return the profile of an engine: the better of the two fits to the points."""
+    fits = [fit_roofline(points, overlapping) for overlapping in (True, False)]
+    roofline = min(fits, key=lambda fit: float(np.median(relative_errors(fit, points))))
+    errors = relative_errors(roofline, points)
     return EngineProfile(
         engine=engine,
         model=model,
@@ -148,14 +149,14 @@ def fit_profile(
         context_max=context_max,
         roofline=roofline,
         batch_max=batch_max(roofline, slots),
-        error=float(np.median(wrong)),
-        error_max=float(wrong.max()),
+        error=float(np.median(errors)),
+        error_max=float(errors.max()),
         points=len(points),
     )
 
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
-    """The roofline of this form with the least squared relative errors at the points."""
+    """Return the roofline of this form with the least squared relative errors at the points."""
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
     seconds = np.array([p.seconds for p in points])
@@ -165,12 +166,12 @@ def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
         weights, token, row = _solve((np.ones(len(rows)), kv, rows), seconds)
         return Roofline(weights, token, row, 0.0, prefill, overlapping=False)
     starts = [rows <= border for border in sorted(set(rows.tolist()))]
-    found = [_fit_alternating(rows, kv, seconds, start, prefill) for start in starts]
-    return min(found, key=lambda one: float((relative_errors(one, points) ** 2).sum()))
+    fits = [_fit_alternating(rows, kv, seconds, start, prefill) for start in starts]
+    return min(fits, key=lambda fit: float((relative_errors(fit, points) ** 2).sum()))
 
 
 def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
-    """The relative error of the roofline at each point."""
+    """Return the relative error of the roofline at each point."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -197,15 +198,17 @@ def _fit_alternating(
 
 
 def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
-    """Least squares of relative errors; columns with a negative coefficient are dropped."""
+    """Return the coefficient of each column by least squares of relative errors; a column with a
+    negative coefficient is left out and gets 0.
+    """
     kept = list(range(len(columns)))
     while kept:
         matrix = np.stack([columns[n] / seconds for n in kept], axis=1)
-        found = np.linalg.lstsq(matrix, np.ones(len(seconds)), rcond=None)[0]
-        if (found >= 0).all():
-            by_column = dict(zip(kept, found.tolist(), strict=True))
+        solved = np.linalg.lstsq(matrix, np.ones(len(seconds)), rcond=None)[0]
+        if (solved >= 0).all():
+            by_column = dict(zip(kept, solved.tolist(), strict=True))
             return [by_column.get(n, 0.0) for n in range(len(columns))]
-        kept.remove(kept[int(found.argmin())])
+        kept.remove(kept[int(solved.argmin())])
     return [0.0] * len(columns)
 
 
@@ -217,7 +220,9 @@ def _batch_sizes(most: int) -> list[int]:
 
 
 def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
-    """Measure one point. `poll(0)` makes one step; the first step also prefills."""
+    """Measure one point: `rows` sequences with prompts of `length` tokens. `poll(0)` makes one
+    step; the first step also prefills.
+    """
     engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
     for name in names:
         engine.submit(_request(name, length, timing.vocabulary, rows))
@@ -238,7 +243,9 @@ def _step(timing: TimedEngine) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
-    """Requests of one point share their prompt, so that it is prefilled once; points do not."""
+    """Return a request. Those of one point share their group and prompt, which is then prefilled
+    once; points do not share them.
+    """
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)
     sources = np.full(length, PROMPT, np.uint8)

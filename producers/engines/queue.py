@@ -1,4 +1,5 @@
-"""The queue under all engines: the state of each trajectory in an engine, its emissions and counts.
+"""Keeps the state of each trajectory in an engine, its emissions and counts; all engines of this
+project derive from `QueuedEngine`.
 
 A sequence is waiting, running in a row, held after a stop, or ready to continue after the
 environment appended tokens. Held and ready sequences keep a slot and their KV cache. `QueuedEngine`
@@ -35,8 +36,8 @@ NO_TOKENS: tuple[Tokens, Floats] = np.zeros(0, np.uint32), np.zeros(0, np.float3
 
 
 class EngineWeights(Protocol):
-    """The served weights of an engine; the three calls are those of `Engine`. After a failed `load`
-    no version is served whole.
+    """Holds the served weights of an engine, which forwards its calls `prepare`, `update` and
+    `read_back`. After a failed `load` the weights are a mixture of two versions.
     """
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
@@ -49,8 +50,8 @@ class EngineWeights(Protocol):
 
 
 class QueuedSequence:
-    """One trajectory in an engine. `length` counts all of its tokens, `generated` those that an
-    engine generated; `finish` is set when a turn is over.
+    """Holds the state of one trajectory in an engine. `length` counts all of its tokens,
+    `generated` those that an engine generated; `finish` is set when a turn is over.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -62,13 +63,13 @@ class QueuedSequence:
 
     @property
     def room(self) -> int:
-        """How many tokens it may still generate, limited by `tokens_max` and the context."""
+        """The number of tokens that it may still generate within `tokens_max` and the context."""
         left = self.request.sampling.tokens_max - self.generated
         return max(0, min(left, self.context_max - self.length))
 
     def append(self, tokens: Tokens) -> Tokens:
-        """Add the environment's tokens after a stop. Returns those that the context has room for;
-        the others are dropped.
+        """Add the environment's tokens after a stop. Returns the tokens for which the context has
+        room; the others are dropped.
         """
         kept = tokens[: max(0, self.context_max - self.length)]
         self.length += len(kept)
@@ -106,12 +107,12 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _open(self, request: GenerationRequest) -> SequenceType:
-        """A new sequence. Raises `EngineRefused` for a request that this engine cannot serve."""
+        """Return a new sequence. Raises `EngineRefused` if this engine cannot serve the request."""
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
-        """Prefill the tokens that are not cached and run the sequence. Returns False where it does
-        not fit now; the cache of a ready sequence is then dropped.
+        """Prefill the tokens that are not cached and run the sequence. Returns False if it does not
+        fit now; the cache of a ready sequence is then dropped.
         """
 
     @abstractmethod
@@ -120,8 +121,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:
-        """The tokens that were generated and not collected yet; none of a sequence that does not
-        run.
+        """Return the tokens that were generated and not collected yet; no tokens for a sequence
+        that does not run.
         """
 
     @abstractmethod
@@ -134,7 +135,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _kv(self) -> tuple[int, int]:
-        """Used tokens of the KV cache, and its capacity."""
+        """Return the used tokens of the KV cache, and its capacity in tokens."""
 
     def _drafts(self) -> DraftStats:
         return DraftStats()
@@ -265,7 +266,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             del self._known[sequence.trajectory]
 
     def _flush(self) -> None:
-        """Emit all generated tokens."""
+        """Emit all generated tokens; those of held sequences are emitted already."""
         for name, sequence in self._known.items():
             if name not in self._held:
                 self._emit(sequence)
@@ -279,7 +280,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             self._outbox.append(emission)
 
     def _sent(self) -> list[Emission]:
-        """Empty the outbox; nothing is sent before a failed update is repaired."""
+        """Empty the outbox and return it; [] after a failed update until another one succeeds."""
         if not self._serving:
             return []
         emissions, self._outbox = self._outbox, []
@@ -287,8 +288,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
 
 def check_request(request: GenerationRequest, context_max: int, vocabulary: int) -> None:
-    """Raise `EngineRefused` for a request that no engine of this context and vocabulary serves: the
-    context has no room for one generated token. A resumed trajectory may fill the context exactly.
+    """Raise `EngineRefused` for a request that no engine of this context and vocabulary can serve,
+    for instance one that leaves no room for a generated token. A resumed trajectory may fill the
+    context exactly.
     """
     name, count = request.trajectory, len(request.tokens)
     if not count:

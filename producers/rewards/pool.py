@@ -1,10 +1,11 @@
-"""Computes rewards in separate processes. Every question gets a verdict, also when the task's code
-raises, hangs or ends its process, and no rollout stops for it.
+"""Computes rewards in separate processes. Every question (an answer to judge, or a turn to reply
+to) gets an outcome, also if the task's code raises, hangs or ends its process, and no rollout stops
+for it.
 
 No call blocks: `submit` queues a question; `poll` exchanges lines with the processes over pipes and
-returns verdicts. A process writes a greeting when its task is built, then answers its questions in
+returns outcomes. A process writes a greeting when its task is built, then answers its questions in
 order, so one that hangs or ends does so at its oldest unanswered question. That question gets a
-dead verdict; the others go to the process's replacement.
+dead verdict (no reward, and the reason); the others wait for another process.
 
 A process runs the task's code and any part of a model's answer that this code executes. It gets
 only the environment variables that `allowed_variables` names, so an answer that prints its
@@ -30,7 +31,7 @@ from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
 
-_START_S = 60.0  # for the imports of a heavy task on a busy machine
+_START_S = 60.0  # enough for the imports of a heavy task on a busy machine
 _READ_BYTES = 1 << 16
 
 _NAMES = """
@@ -44,8 +45,8 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "
 
 
 def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """The variables that a task's code gets: paths of programs, libraries and caches, language,
-    threads, and those that `task.environment` names.
+    """Return the variables that a task's code gets: paths of programs, libraries and caches,
+    language, threads, and those that `task.environment` names.
     """
     wanted = {*_NAMES.split(), *named}
     return {
@@ -63,8 +64,8 @@ class _PendingQuestion:
 
 
 class RewardWorker:
-    """One reward process. `held` are its unanswered questions, oldest first. `greeting` is its
-    first line, b"" until the process is ready for questions.
+    """Runs one reward process and exchanges lines with it. `held` are its unanswered questions,
+    oldest first. `greeting` is its first line, b"" until the process is ready for questions.
     """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
@@ -127,7 +128,7 @@ class RewardWorker:
         return f"its process ended ({how})"
 
     def overdue_reason(self, now: float) -> str:
-        """The reason why the process must be replaced; empty if it need not."""
+        """Return the reason why the process must be replaced; "" if it need not."""
         if not self.greeting:
             late = now - self._progress_s > _START_S
             return f"its process was not ready after {_START_S:g} s" if late else ""
@@ -135,8 +136,8 @@ class RewardWorker:
         return f"took longer than {self._limit_s:g} s" if late else ""
 
     def kill(self) -> None:
-        """End the process and everything that it started (it leads a process group),
-        and reap it.
+        """End the process and all processes that it started (it leads a process group), and reap
+        it.
         """
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -167,7 +168,7 @@ _STARTS_MAX = 3  # processes in a row that end before their greeting
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """A reward with its named scores, or the `reason` why there will be none."""
+    """Holds a reward with its named scores, or the `reason` why there will be none."""
 
     reward: float = 0.0
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -184,7 +185,8 @@ RewardOutcome = RewardVerdict | Reply
 
 class RewardPool:
     """Gives every submitted question exactly one outcome, in any order. Processes start with the
-    first question.
+    first question. At most `capacity` questions are unanswered; `function` is the scorer's, if
+    there is one.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class RewardPool:
         self._starts_failed = 0
 
     def can_submit(self) -> bool:
-        """Whether the queue has room; `submit` asserts it."""
+        """Return whether the queue has room; `submit` asserts it."""
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:

@@ -1,25 +1,26 @@
-"""A rank other than 0: it follows the ledger, and so does what rank 0 does, without being told.
+"""Runs the trainer on a rank other than 0: it trains exactly what rank 0 trains, because it follows
+rank 0's records in the ledger; rank 0 sends it no commands.
 
 Every rank opens the run's log and store itself, reads the `Take`s in their order, fetches the
 trajectories that they name, prepares the same micro-batches with the same functions, and runs the
-same loop (`loop.py`), learner and publisher. Rank 0 alone holds the lease and the term: it decides
-what is taken, and appends takes, `StepDone`, manifests and announcements. A follower appends
-nothing and completes nothing.
+same loop (`loop.py`), learner and publisher. Rank 0 alone holds the lease and the term: it chooses
+the trajectories of each take, and appends takes, `StepDone`, manifests and announcements. A
+follower appends no record and completes no version.
 
-1. **Whose takes.** `TermStart` names rank 0's term. Like every reader, the ledger's passes records
+1. **Which takes count.** `TermStart` names rank 0's term. The ledger's reader passes records
    through the fence (invariant 7), so a take that a zombie appends behind this term's `Opened` is
    void. A higher term's `Opened` means that rank 0 has been replaced: the follower ends (`Fenced`).
-2. **Where they begin.** All ranks load the same checkpoint, and each reads the ledger from the
+2. **Where reading begins.** All ranks load the same checkpoint, and each reads the ledger from the
    position in it. Records before this term's `Opened` are of earlier terms: steps to repeat. Rank 0
    appends `Configured` behind its own decisions about these (superseded takes, closed groups), so
-   the steps to repeat are known once `Configured` is read, and every take behind it is new.
+   a follower knows the steps to repeat once it reads `Configured`; every take behind it is new.
 3. **Failures.** A rank that fails or runs out of memory ends; its connections close, and all ranks
    end and restart together. Rank 0 alone records a failed take.
 4. **Waiting.** While rank 0 waits for data, no rank is in a collective: a follower waits for the
    ledger, however long, and asks the ranks' store whether rank 0 has ended. A stopped rank 0 has
    trained every round of the takes that it appended, so the followers stop at the same place.
 5. **Truncation.** Records below a kept checkpoint's position are of steps whose checkpoint this
-   rank has helped to write: it has read their takes, and skips what was truncated meanwhile.
+   rank has helped to write: it has read their takes, and skips the truncated records.
 """
 
 import logging
@@ -57,12 +58,13 @@ from rollstream.streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
-"""Longest wait for a record before the ranks' store is asked; a new record ends the wait."""
+"""Longest wait for a record before a follower asks the ranks' store whether rank 0 has ended."""
 
 
 class FollowedLedger:
-    """The ledger of one term, read while its trainer appends to it. `takes` holds the term's takes
-    that were read and not trained yet, by step and update.
+    """Reads the ledger of one term while its trainer appends to it. `takes` holds, by step and
+    update, the takes of the term that are read and not trained yet. `has_ended` returns whether
+    rank 0 has ended.
     """
 
     def __init__(self, bus: Bus, term: int, has_ended: Callable[[], bool]) -> None:
@@ -74,8 +76,8 @@ class FollowedLedger:
         self._is_opened = self._is_configured = False
 
     def open(self, position: Position) -> LedgerTail:
-        """The records behind a checkpoint up to this term's `Configured`, once that is there.
-        Raises `Fenced` if a higher term has begun.
+        """Wait for this term's `Configured`, and return the records between a checkpoint's
+        `position` and it. Raises `Fenced` if a higher term has begun.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         self._recorded = recorded = LedgerTail(since=position)
@@ -86,7 +88,9 @@ class FollowedLedger:
         return recorded
 
     def read(self, wait_s: float) -> None:
-        """Read new records; returns once some came, after `wait_s`, or when the trainer ended."""
+        """Read new records, and wait at most `wait_s` for them. Sets `ended` if none came and rank
+        0 has ended.
+        """
         found = self._poll(wait_s)
         for received in found:
             self._apply(received.record)
@@ -96,7 +100,7 @@ class FollowedLedger:
     def _poll(self, wait_s: float) -> list[Received]:
         try:
             return self.reader.follow(wait_s)
-        except PositionLost:  # truncated meanwhile
+        except PositionLost:  # the records were truncated meanwhile: point 5 of the module
             if not self._is_configured:
                 raise
             self.reader.positions = from_begin(self._bus, "ledger")
@@ -119,7 +123,7 @@ class FollowedLedger:
 
 @dataclass(slots=True, kw_only=True)
 class TakeFollower(TakeRepeater):
-    """Trains the takes of the term that is followed as they come."""
+    """Trains the takes of the followed term as they arrive."""
 
     ledger: FollowedLedger
 
@@ -127,32 +131,32 @@ class TakeFollower(TakeRepeater):
         self.ledger.read(IDLE_S if wait_s else 0.0)
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Train the takes of this update that were read; returns their number."""
+        """Train the takes of this update that are read so far, and return their number."""
         takes = self.ledger.takes.pop((progress.step, progress.update), [])
         for take in takes:
             self.repeat(take, progress, step_metrics)
         return len(takes)
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Log the failure: rank 0 records its own."""
+        """Log the failure; only rank 0 records failed takes in the ledger."""
         log.error("%s; all ranks end and restart together", failed)
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """The loop of a rank that follows; to be run until `ended`."""
+    """Runs the steps of a follower; the caller runs it until `ended` is set."""
 
     @property
     def ended(self) -> threading.Event:
-        """Set once rank 0 has ended and what it appended is read."""
+        """Set once rank 0 has ended and every record that it appended is read."""
         return self.take_feeder.ledger.ended
 
     def metric_values(self) -> MetricValues:
-        """Rank 0 has the metrics of the trainer; a rank that follows, only how far it is."""
+        """Return the follower's step alone; rank 0 returns the metrics of the trainer."""
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Nothing: rank 0 writes the state of a checkpoint."""
+        """Return {}: rank 0 alone writes this state into a checkpoint."""
         return {}
 
 
@@ -164,9 +168,9 @@ def build_follower(
     run: str,
     turned: Callable[[], object],
 ) -> FollowerLoop | None:
-    """Returns the loop that follows rank 0 from its newest checkpoint, once rank 0 holds its term;
-    None if it ended before. `turned` is called again and again during that wait. The steps are
-    those of `build_trainer`, without what rank 0 alone does.
+    """Wait until rank 0 holds its term, and return the loop that follows it from its newest
+    checkpoint; None if rank 0 ended before. `turned` is called repeatedly during that wait. The
+    function takes the steps of `build_trainer`, without those that belong to rank 0 alone.
     """
     ranks = initial.ranks
     assert ranks is not None, "one process has no rank to follow"

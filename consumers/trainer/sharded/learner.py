@@ -1,10 +1,10 @@
-"""The learner of a model that several processes (ranks) share: all ranks together execute each of
-its operations.
+"""Trains a model that several processes (ranks) share: all ranks together execute each operation of
+the learner.
 
-Every rank submits the same micro-batches, those that the `Take`s in the ledger name, and picks its
-own: a round is trained when there is a micro-batch for each rank; the rest at the end of an update
-forms a last round that is filled up (`rank_plan.py`). Micro-batches without a trained token are not
-part of any round.
+Every rank submits the same micro-batches, those that the `Take`s in the ledger name, and trains its
+own of each round. A round is trained once there is a micro-batch for each rank; the rest at the end
+of an update forms a last round, in which ranks without work repeat a micro-batch at weight zero
+(`rank_plan.py`). Micro-batches without a trained token are not part of any round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ from rollstream.storage.weights.shards import StoredTensors
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """A model and the ranks that share it."""
+    """Names the model that a run starts from and the ranks that share it."""
 
     start: StartingModel
     ranks: Ranks
 
 
 class ShardedLearner:
-    """Implements `Learner` on every rank; to be called from one thread, and at all ranks in the
-    same order. Results are bit-identical for the same number of ranks; another number rounds
-    differently.
+    """Implements `Learner` on every rank. All ranks call its methods in the same order, each from
+    one thread. Results are bit-identical for the same number of ranks; another number of ranks
+    rounds differently.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
@@ -52,12 +52,12 @@ class ShardedLearner:
 
     @property
     def updates(self) -> int:
-        """Updates behind the masters, skipped ones included."""
+        """Number of updates that made the fp32 master weights, skipped updates included."""
         return self._shard.updates
 
     @property
     def version(self) -> int:
-        """Number of the version that is trained from."""
+        """Number of the version that the current step changes."""
         return self.updates // self._settings.updates_per_step
 
     @property
@@ -71,7 +71,7 @@ class ShardedLearner:
         return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """Submit one micro-batch of the update; trains a round once every rank has one."""
+        """Submit one micro-batch of the update; trains a round once each rank has a micro-batch."""
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1
@@ -101,21 +101,21 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
-        """A copy of the weights to publish, distributed over the ranks, or of the whole adapter at
-        each of them; its memory is its own, not from `pool`.
+        """Return a copy of the weights to publish, distributed over the ranks, or of the whole
+        adapter at each rank. The copy is in new memory: `pool` is not used.
         """
         with self._ranks.collective():
             return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
-        """Everything that the next update depends on, each rank's rows of it at that rank: a copy,
-        or the state itself where `lends_state`.
+        """Return all tensors that the next update depends on; each rank returns its rows. They are
+        a copy, or the state itself where `lends_state` is true.
         """
         return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a state that any number of ranks, or an unsharded learner, has saved: each rank
-        reads its rows. `ConfigurationError` if it is of another model.
+        reads its rows. Raises `ConfigurationError` if the state is of another model.
         """
         assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
         self._shard.check(tensors)
@@ -126,8 +126,8 @@ class ShardedLearner:
         return self._shard.lends_state
 
     def state_hash(self) -> str:
-        """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
-        ranks.
+        """Return the xxh3-128 hash of master weights and optimiser state. Another number of ranks
+        gives another hash for the same bits.
         """
         with self._ranks.collective():
             return self._shard.state_hash()

@@ -1,8 +1,8 @@
-"""The rank of this process, and the division of work and tensors among the ranks.
+"""Determines the rank of this process, and divides work and tensors among the ranks.
 
-The rank comes from the environment variables of `torchrun`, which the supervisor sets as well. The
-division is a pure function of counts, sizes and the number of ranks, so every rank computes the
-same result without negotiation.
+The rank comes from the environment variables of `torchrun`, which Rollstream's supervisor sets as
+well. The division is a pure function of counts, sizes and the number of ranks, so every rank
+computes the same result without communication.
 
 Micro-batches are numbered within their update in the order of the takes that name them. A forward
 or backward pass of a sharded model is a collective, so every rank takes part in every round: ranks
@@ -18,14 +18,14 @@ from rollstream.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RankTurn:
-    """A rank's micro-batch in a round, and whether its gradient counts."""
+    """Names a rank's micro-batch in a round; with `counts` False its gradient has weight zero."""
 
     micro_batch: int
     counts: bool
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
-    """One turn for each round and rank: rank k mod `ranks` trains micro-batch k in round
+    """Return one turn for each round and rank: rank k mod `ranks` trains micro-batch k in round
     k div `ranks`. Only the last round can have turns that do not count.
     """
     assert ranks >= 1
@@ -39,9 +39,9 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """The rank that gathers and writes each tensor, balanced by size: the largest tensor first,
-    each to the rank with the least (Graham's LPT rule: no rank has more than the mean plus one
-    tensor).
+    """Return, by tensor name, the rank that gathers and writes the tensor, balanced by `sizes`: the
+    largest tensor first, each to the rank with the least load (Graham's LPT rule: no rank has more
+    than the mean plus one tensor).
     """
     assert ranks >= 1
     loads = [0] * ranks
@@ -54,14 +54,14 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """Rows of every rank's slice of a tensor, padding included; the last slices may be short or
-    empty (`torch.chunk`'s rule, which FSDP follows).
+    """Return the number of rows in every rank's slice of a tensor, padding included; the last
+    slices may be short or empty (`torch.chunk`'s rule, which FSDP follows).
     """
     return -(-rows // ranks)
 
 
 def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The rows `[start, end)` of a tensor that a rank holds."""
+    """Return `start` and `end`: a rank holds the rows `[start, end)` of a tensor with `rows`."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)
 
@@ -70,7 +70,9 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank; `ConfigurationError` if some of the variables are missing."""
+    """Return whether this process is a rank. Raises `ConfigurationError` if only some of the
+    variables are set.
+    """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False
     missing = [name for name in VARIABLES if not environment.get(name)]
@@ -84,5 +86,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's rank; 0 if there is only one process."""
+    """Return this process's rank; 0 if there is only one process."""
     return int(environment["RANK"]) if is_launched(environment) else 0

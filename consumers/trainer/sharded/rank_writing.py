@@ -1,22 +1,23 @@
 """Writes a version or a checkpoint from all ranks at once: each rank writes the tensors that it
-holds, and learns what the others have written.
+holds, and receives the file lists of the other ranks.
 
 Every rank publishes the same steps in the same order in a thread of its own (`publisher.py`), so
-that all of them train meanwhile, and calls the methods below in the same order: each is a
-collective of these threads. Rank 0 then completes the version with the manifest of all parts.
+that all ranks train meanwhile. These threads call the methods below in the same order: each method
+is a collective. Rank 0 then completes the version with the manifest of all parts.
 
-With relays every rank pushes its own parts to the chain while it uploads them. Order of a version:
+With relays every rank pushes its own parts to the chain of relays while it uploads them. A version
+is written in this order:
 
 1. Every rank hands its files to its push and its uploads (`PushingStore.create`), without waiting.
-2. Every rank waits until its uploads are stored; then it joins the gather of what was written.
+2. Every rank waits until its uploads are stored; then it joins the gather of the file lists.
 3. Rank 0 pushes and stores the manifest, moves the pointer, and announces the version.
 
 Until the manifest arrives a relay offers nothing of the version; then it offers each part that the
-manifest names and counts the version as complete once all of them are here. Pushes are not waited
-for: one may end between 1 and 2, or after 3, or never, and those of the ranks in any order. A part
-that does not come is in the store (2) before any relay can know that it is missing (3), and the
-head of the chain reads it there (`storage/relay/intake.py`). An upload that fails in 2 fails at all
-ranks, so 3 does not happen and no rollout acts on what was pushed.
+manifest names, and counts the version as complete once it has all parts. No rank waits for a push:
+a push may end between 1 and 2, after 3, or never, and the pushes of the ranks end in any order. A
+part that does not arrive is in the store (2) before any relay can detect that it is missing (3),
+and the head of the chain reads it there (`storage/relay/intake.py`). An upload that fails in 2
+fails at all ranks, so 3 does not happen and no rollout acts on the pushed parts.
 """
 
 import logging
@@ -69,13 +70,14 @@ log = logging.getLogger(__name__)
 
 
 def rank_stem(stem: str, rank: int) -> str:
-    """The file name stem of one rank."""
+    """Return the file name stem of one rank: ranks write different files to the same folder."""
     return f"{stem}-rank{rank}"
 
 
 def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[Any]:
-    """The results of `work` at all ranks, in the order of ranks, at every rank. Where it fails at
-    one, that one raises its own error and the others raise `StoreError`, which names it.
+    """Run `work` at all ranks; every rank returns the results of all, in the order of ranks. If
+    `work` fails at one rank, that rank raises its own error and the others raise `StoreError`,
+    which names the rank. `type_` is the type of a result.
     """
     result, failed = b"", None
     try:
@@ -93,14 +95,14 @@ def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[An
     for rank, (problem, _) in enumerate(found):
         if problem:
             raise StoreError(f"rank {rank} of the trainer could not write: {problem}")
-    return [msgspec.msgpack.decode(one, type=type_) for _, one in found]
+    return [msgspec.msgpack.decode(encoded, type=type_) for _, encoded in found]
 
 
 def gather_written(
     store: ObjectStore, write: Callable[[], Any], type_: Any, ranks: Ranks
 ) -> list[Any]:
-    """`gather_results` of a `write` to the store: at its return all objects of all ranks are
-    stored.
+    """Gather the results of `write`, which writes to the store, as `gather_results` does; at the
+    return all objects of all ranks are stored.
     """
 
     def write_through() -> Any:
@@ -113,7 +115,7 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """A copy of the model's tensors, of which every rank holds a part, this one `mine`."""
+    """Holds a copy of the model's tensors, divided among the ranks; `mine` is this rank's part."""
 
     def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
         self.mine, self._ranks = mine, ranks
@@ -138,16 +140,16 @@ class RankTensors(DistributedTensors):
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         kind = tuple[dict[str, str], dict[str, str]]
         found = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
-        return merge_disjoint(one[0] for one in found), merge_disjoint(one[1] for one in found)
+        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
 
 
 class FrozenTensors(DistributedTensors):
-    """Tensors that nothing changes, of which every rank holds `rows`: those with a shape in
-    `shapes` are divided, the others are whole at every rank. Each is gathered as `dtype` when it is
-    hashed or written.
+    """Holds tensors that training never changes; `rows` is this rank's part. Tensors with a shape
+    in `shapes` are divided among the ranks, the others are whole at every rank. Each tensor is
+    gathered as `dtype` when it is hashed or written.
 
-    The files are those of one process, so that a write that was interrupted can be repeated by any
-    number of ranks. In memory is one file of each rank.
+    The files are those that a single process would write, so any number of ranks can repeat an
+    interrupted write. A rank holds at most one whole file in memory.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ class FrozenTensors(DistributedTensors):
                     continue
                 try:
                     create(number, mine)
-                except Exception as error:  # noqa: BLE001  raised below: the others gather on
+                except Exception as error:  # noqa: BLE001  raised below: the others still gather
                     failed.append(error)
             for error in failed:
                 raise error
@@ -208,10 +210,12 @@ class FrozenTensors(DistributedTensors):
 
         kind = tuple[dict[str, str], dict[str, str]]
         found = gather_results(identify, kind, self._ranks)
-        return merge_disjoint(one[0] for one in found), merge_disjoint(one[1] for one in found)
+        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
 
     def _whole(self, name: str, owner: int) -> Tensor | None:
-        """The tensor at rank `owner`, None at the others; a collective of publishing threads."""
+        """Return the whole tensor at rank `owner`, None at the others. A collective of the
+        publishing threads.
+        """
         rows = self._rows[name].detach()
         rounded = rows.to("cpu", self._dtype if rows.is_floating_point() else rows.dtype)
         if name not in self._shapes:
@@ -233,7 +237,9 @@ class FrozenTensors(DistributedTensors):
 
 
 class _RankDifferences(DistributedDifferences):
-    """This rank's part of an encoded version, and what the manifest states about all parts."""
+    """Encodes this rank's part of a version; `bytes` and `weights`, which the manifest needs, cover
+    the parts of all ranks.
+    """
 
     def __init__(self, mine: dict[str, Tensor], base: ParentVersion, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -2,12 +2,13 @@
 collective (invariant 8).
 
 No rank sends another one a command: every rank derives its next collective from the log
-(`follower.py`). Two facts that no log can hold are in the ranks' rendezvous store, a server in rank
-0: the values that the term begins from (`TermStart`), and, at the end, that rank 0 has ended. A
-rank that waits for the log asks that server, so it also notices that rank 0 is gone.
+(`follower.py`). Two facts that no log can hold are in the ranks' rendezvous store, a server in the
+process of rank 0: the values that the term begins from (`TermStart`), and, at the end, that rank 0
+has ended. A rank that waits for the log asks that server, so it also notices that rank 0 is gone.
 
-There are three process groups, so that no two threads share one: the model's collectives (main
-threads), those of the publishing threads, and one on which lost ranks are found.
+There are three process groups, so that no two threads share one: the main threads run the model's
+collectives on the first, the publishing threads theirs on `writing`, and a rank whose collective
+failed probes the others on `probes`.
 """
 
 import logging
@@ -40,12 +41,12 @@ PORT_KEY, START_KEY, END_KEY = "rollstream/port", "rollstream/start", "rollstrea
 CONNECT_S = 1.0
 PAUSE_S = 0.1
 ROLL_CALL_S = 2.0
-"""Longest wait of a roll call; a closed connection fails at once."""
+"""Longest wait for each rank in a roll call; a closed connection fails at once."""
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
-    """The key-value store through which ranks find each other's addresses, new for every start;
-    `RuntimeError` if rank 0 does not open it in time.
+    """Open the key-value store through which ranks find each other's addresses; each start has a
+    new one. Raises `RuntimeError` if rank 0 does not open it in time.
 
     `torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so
     entries of the previous start are still in it, and gloo would connect to addresses of dead
@@ -74,12 +75,12 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
 
 
 class RankLost(RollstreamError, ConnectionError):
-    """Another rank is gone or does not answer: this one ends too, and all of them restart."""
+    """Another rank is gone or does not answer: this rank ends too, and all ranks restart."""
 
 
 class TermStart(Struct, frozen=True):
-    """What all ranks begin a term from. The ledger's position is in the checkpoint that they load:
-    the first of `checkpoints` that no rank finds damaged.
+    """Holds the values from which all ranks begin a term. All ranks load the first of `checkpoints`
+    that no rank finds damaged; it contains the ledger's position.
     """
 
     term: int
@@ -88,12 +89,14 @@ class TermStart(Struct, frozen=True):
     settings: str
     """Hash of settings and model files."""
     checkpoints: tuple[CheckpointId, ...]
-    """As rank 0 listed them after it had fenced earlier terms, newest first."""
+    """The checkpoints that rank 0 listed after it had fenced earlier terms, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's rank, the number of ranks, and the groups through which they communicate."""
+    """Connects this process (`rank` of `size`) to the other ranks through the process groups of the
+    module docstring; `timeout_s` bounds every wait for one of them.
+    """
 
     rank: int
     size: int
@@ -108,13 +111,15 @@ class Ranks:
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
     ) -> None:
-        """Rank 0's part of `await_start`; to be called once."""
+        """Publish the `TermStart` for which the other ranks wait in `await_start`. Rank 0 calls
+        this once.
+        """
         start = TermStart(term, model, settings, tuple(checkpoints))
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
     def await_start(self, turned: Callable[[], object]) -> TermStart | None:
-        """What the term begins from, once rank 0 holds it, however long that takes; None if rank 0
-        ended before. `turned` is called at each look. `RankLost` if rank 0 is gone.
+        """Wait without limit until rank 0 holds its term, and return its `TermStart`; None if rank
+        0 ended before. `turned` is called before each pause. Raises `RankLost` if rank 0 is gone.
         """
         while not self._is_set(START_KEY):
             if self.has_ended():
@@ -124,21 +129,23 @@ class Ranks:
         return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
 
     def has_ended(self) -> bool:
-        """Whether rank 0 has ended without an error; `RankLost` if it is gone or silent."""
+        """Return whether rank 0 has ended without an error. Raises `RankLost` if rank 0 is gone or
+        silent.
+        """
         return self._is_set(END_KEY)
 
     def end(self) -> None:
-        """End together: returns once rank 0 and then every other rank is here."""
+        """End together: returns once rank 0 and then every other rank has called this."""
         if self.rank == 0:
             self.store.set(END_KEY, "1")
         while not self.has_ended():
             time.sleep(PAUSE_S)
-        with self.collective():  # rank 0's store lives until all have read it
+        with self.collective():  # rank 0's store must live until all ranks have read END_KEY
             dist.barrier(self.writing)  # pyright: ignore[reportUnknownMemberType]
 
     def gather(self, value: Any, type_: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """The values of all ranks, in the order of ranks, at every rank. They travel as msgpack; no
-        received data is ever executed (no pickle).
+        """Return, at every rank, the values of all ranks in the order of ranks; a collective.
+        Values travel as msgpack: no received data is ever executed (no pickle).
         """
         mine = msgspec.msgpack.encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -154,8 +161,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """An object that one rank finds missing or damaged in the block is `CorruptObject` at all
-        of them; a collective of the main threads.
+        """Raise `CorruptObject` at all ranks if one of them finds an object missing or damaged in
+        the block. A collective of the main threads.
         """
         problem = ""
         try:
@@ -163,14 +170,14 @@ class Ranks:
         except (CorruptObject, ObjectMissing) as error:
             problem = str(error)
         with self.collective():
-            found = [one for one in self.gather(problem, str) if one]
-        if found:
-            raise CorruptObject(found[0])
+            problems = [text for text in self.gather(problem, str) if text]
+        if problems:
+            raise CorruptObject(problems[0])
 
     @contextmanager
     def collective(self) -> Generator[None]:
-        """An error of a collective in the block is raised as `RankLost`, which names the ranks that
-        are gone.
+        """Raise an error of a collective in the block as `RankLost`, which names the ranks that are
+        gone.
         """
         try:
             yield
@@ -186,8 +193,8 @@ class Ranks:
             raise RankLost(f"{what}; all ranks end and restart together ({error})") from error
 
     def _is_set(self, key: str) -> bool:
-        """Whether the key is in the store. A thread of its own asks, because the store's client has
-        no timeout for this question (torch 2.13), and rank 0 may hang.
+        """Return whether the key is in the store. A separate thread asks, because the store's
+        client has no timeout for this call (torch 2.13), and rank 0 may hang.
         """
         answers: SimpleQueue[bool | RuntimeError] = SimpleQueue()
 
@@ -208,8 +215,8 @@ class Ranks:
         return answer
 
     def _roll_call(self) -> list[int]:
-        """The ranks whose connection is closed. A busy rank does not receive the probe, which is no
-        sign of loss.
+        """Return the ranks whose connection is closed. A probe that times out does not count as a
+        loss: a busy rank does not receive it.
         """
 
         def is_gone(rank: int) -> bool:
@@ -230,8 +237,8 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
-    """Run the block once all ranks have joined, and end together; `RankLost` if one does not join
-    in time.
+    """Run the block once all ranks have joined, and end together. Raises `RankLost` if a rank does
+    not join in time.
 
     `device` is `cpu` or `cuda`; each process of a machine uses the GPU of its local rank.
     """

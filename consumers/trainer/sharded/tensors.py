@@ -1,5 +1,6 @@
-"""The tensors of a model that is divided among ranks: sharding the model, and collectives that
-gather whole tensors at their owners.
+"""Divides a model's tensors among ranks (`shard_model`), and gathers whole tensors again, each at
+the rank that owns it (`TensorOwnership`). The gathering functions are collectives: every rank calls
+them in the same order.
 """
 
 import warnings
@@ -32,8 +33,8 @@ def gather_rows(
     ranks: Ranks,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
-    """The whole tensor of this shape, in new host memory, at rank `owner`; None at the others. The
-    rows are in host memory if a `group` is given.
+    """Return the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
+    others. `mine` are this rank's rows; they must be in host memory if a `group` is given.
     """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
@@ -51,23 +52,23 @@ def gather_everywhere(
     dtype: torch.dtype,
     ranks: Ranks,
 ) -> dict[str, Tensor]:
-    """The whole tensors as `dtype`, in new host memory at every rank: one collective, for tensors
-    that are small together.
+    """Return the whole tensors as `dtype`, in new host memory at every rank. A single collective
+    sends all of them, so they must be small together.
     """
-    padded = {name: _padded(one.to(dtype), shapes[name], ranks) for name, one in slices.items()}
-    mine = torch.cat([one.flatten() for one in padded.values()])
+    padded = {name: _padded(rows.to(dtype), shapes[name], ranks) for name, rows in slices.items()}
+    mine = torch.cat([rows.flatten() for rows in padded.values()])
     parts = [torch.empty_like(mine) for _ in range(ranks.size)]
     dist.all_gather(parts, mine)  # pyright: ignore[reportUnknownMemberType]
-    sizes = [one.numel() for one in padded.values()]
+    sizes = [rows.numel() for rows in padded.values()]
     split = [torch.split(part.cpu(), sizes) for part in parts]
     return {
-        name: torch.cat([part[at].view(one.shape) for part in split])[: shapes[name][0]].clone()
-        for at, (name, one) in enumerate(padded.items())
+        name: torch.cat([part[at].view(rows.shape) for part in split])[: shapes[name][0]].clone()
+        for at, (name, rows) in enumerate(padded.items())
     }
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
-    """The rows, padded to the number that every rank sends."""
+    """Return the rows, padded to the number that every rank sends."""
     each = rows_per_rank(shape[0], ranks.size)
     if rows.shape[0] == each:
         return rows.contiguous()
@@ -78,8 +79,8 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 class TensorOwnership:
     """Gathers each whole tensor at the rank that owns it, under its checkpoint names. `names` are
-    those of the stored tensors without adapters, `tied` their other names. The owners are planned
-    before the model is sharded; a tensor with several names has one owner.
+    those of the stored tensors without adapters; `tied` maps each further name of such a tensor to
+    the stored one. The owners are planned before the model is sharded; a tensor has one owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
@@ -92,8 +93,8 @@ class TensorOwnership:
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The whole parameters that this rank owns as `dtype`; a collective. One tensor at a time
-        is rounded and gathered.
+        """Return the whole parameters that this rank owns as `dtype`. A collective; it rounds and
+        gathers one tensor at a time, so little memory is used besides the result.
         """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
@@ -105,8 +106,8 @@ class TensorOwnership:
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """`parameters`, the buffers that this rank owns, and the tied names of both: the tensors
-        that this rank contributes to a version.
+        """Return the tensors that this rank contributes to a version: `parameters`, the buffers
+        that this rank owns, and the tied names of both.
         """
         mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:
@@ -124,16 +125,17 @@ def shard_model(
     """Shard `model` in place by FSDP2; afterwards each rank holds its slice of every parameter.
 
     FSDP2 is the per-parameter sharding of torch 2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277).
-    Each decoder layer is a group of its own, the rest is one more. Gradients are summed over ranks,
-    not averaged: an update divides by the weight of all its tokens, which is known only at its end.
+    Each decoder layer is an FSDP group, the other modules are one more. Gradients are summed over
+    ranks, not averaged: an update divides by the weight of all its tokens, known only at its end.
     With `compute` "bfloat16", layers compute in bf16 on a cast of the fp32 masters and their
     gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload` slices
     and their gradients are in host memory; a layer's slices move to the device to be gathered.
 
-    Below adapters all parameters are frozen. They are held in `compute`, embedding, final norm and
-    head too, as in one process; only the factors have fp32 masters and gradients.
+    In a model with adapters all other parameters are frozen. They are held in `compute`, embedding,
+    final norm and head too, as in one process; only the adapters' factors have fp32 masters and
+    gradients.
     """
-    # The warning is about in-place writes into returned views; nothing writes into the scores.
+    # The warning is about in-place writes into returned views; no code writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     layers = decoder_layers(model)
     policy, is_frozen = MixedPrecisionPolicy(), attached_adapter(model) is not None
@@ -159,8 +161,8 @@ def shard_model(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules that transformers lists as not to be split (`_no_split_modules`), in order. A
-    model that lists none has one group and is gathered as a whole.
+    """Return the modules that transformers lists as not to be split (`_no_split_modules`), in
+    order. A model that lists none has one FSDP group and is gathered as a whole.
     """
     names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
     return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,5 +1,5 @@
-"""Decides which sequences of the paced engine run and which wait, under a limit of slots and of KV
-capacity, as vLLM's scheduler does.
+"""Decides which sequences of the paced engine run and which wait, within its KV capacity, as vLLM's
+scheduler does. The capacity is a number of tokens whose keys and values (KV) are cached.
 
 * First come, first served: the first sequence of the queue enters when a slot is free and its
   tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free for
@@ -9,11 +9,11 @@ capacity, as vLLM's scheduler does.
 * The oldest sequence always fits (the context is at most the capacity), so there is always
   progress.
 
-A sequence has KV for all of its tokens but the newest, which is the input of the next step.
+A running sequence has KV for all of its tokens but the newest, which is the input of the next step.
 
-A sequence keeps counts only, because its tokens follow from their positions: a token is a function
-of (seed, trajectory, position) and of the vocabulary alone (invariant 10). Each turn has a drawn
-length. Its last token is a stop token, all others are uniform over the tokens that are no stop
+A sequence keeps counts alone, because its tokens follow from their positions: a token is a function
+of (seed, trajectory, position) and of the vocabulary alone (invariant 10). The length of each turn
+is drawn. Its last token is a stop token, all others are uniform over the tokens that are no stop
 tokens. If the request names no stop tokens, a turn continues to `tokens_max`.
 """
 
@@ -31,9 +31,9 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class PacedSequence(QueuedSequence):
-    """`cached` counts its tokens with KV, `emitted` those that were emitted or were part of the
-    request. `end` is the length at which the turn is over, `stop_at` the length at which its stop
-    token is drawn (−1: never).
+    """Holds the counts of one trajectory: `cached` tokens have KV, `emitted` tokens were emitted or
+    were part of the request. The turn is over at length `end`; its stop token is drawn at length
+    `stop_at` (−1: never).
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class PacedSequence(QueuedSequence):
 
     @property
     def pending(self) -> int:
-        """Tokens that were generated and not emitted."""
+        """The number of tokens that are generated and not emitted."""
         return self.length - self.emitted
 
     def gain(self, steps: int) -> None:
-        """Generate one token per step; each step caches the token before."""
+        """Generate one token per step; each step caches the token before the new one."""
         self.length += steps
         self.generated += steps
         self.cached += steps
@@ -67,7 +67,9 @@ class PacedSequence(QueuedSequence):
         return kept
 
     def take(self) -> tuple[Tokens, Floats]:
-        """All tokens that were not emitted yet, and their log-probabilities."""
+        """Return all tokens that were not emitted yet, with their log-probabilities, and count them
+        as emitted.
+        """
         tokens = self._tokens(self.emitted, self.length)
         self.emitted = self.length
         return tokens, np.full(len(tokens), -log(self.vocabulary), np.float32)
@@ -100,7 +102,7 @@ enters last is preempted at once.
 
 @dataclass(slots=True)
 class PacedBatch:
-    """The running sequences, and the cached tokens of running and held ones."""
+    """Keeps the running sequences within the KV `capacity`, which held sequences use too."""
 
     capacity: int
     rows: list[PacedSequence] = field(default_factory=list[PacedSequence])
@@ -108,11 +110,11 @@ class PacedBatch:
     used: int = 0
     """Cached tokens of running and held sequences."""
     preempted: int = 0
-    """How often a sequence lost its cache."""
+    """The number of times that a sequence lost its cache."""
 
     def enter(self, sequence: PacedSequence) -> int | None:
-        """Run a sequence. Returns the number of tokens to prefill; None where it does not fit. The
-        cache of a held sequence that does not fit is dropped.
+        """Run a sequence and return the number of tokens to prefill; None if it does not fit. A
+        held sequence that does not fit loses its cache.
         """
         missing = sequence.length - 1 - sequence.cached
         if sequence.cached and self.used + missing >= self.capacity:
@@ -127,8 +129,8 @@ class PacedBatch:
         return missing
 
     def make_room(self) -> list[PacedSequence]:
-        """Preempt sequences until every remaining row can cache one more token. Returns those that
-        were preempted, the newest first.
+        """Preempt sequences until every remaining row can cache one more token. Returns the
+        preempted ones, the newest first.
         """
         lost: list[PacedSequence] = []
         while self.rows and self.used + len(self.rows) > self.capacity:
@@ -138,14 +140,14 @@ class PacedBatch:
         return lost
 
     def steps_max(self, emit_every: int) -> int:
-        """Steps until the next event: a turn ends, tokens are due for emission, or the cache is
-        full. `make_room` must have been called before.
+        """Return the number of steps until the next event: a turn ends, tokens are due for
+        emission, or the cache is full. `make_room` must have been called before.
         """
         soonest = min(min(row.end - row.length, emit_every - row.pending) for row in self.rows)
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))
 
     def gain(self, steps: int) -> None:
-        """Every row generates one token per step."""
+        """Generate one token per row and step."""
         for row in self.rows:
             row.gain(steps)
         self.used += steps * len(self.rows)
@@ -155,6 +157,6 @@ class PacedBatch:
         sequence.cached = 0
 
     def _fits(self, sequence: PacedSequence) -> bool:
-        """Whether a waiting sequence fits; its first step also caches its newest token."""
+        """Return whether a waiting sequence fits; its first step also caches its newest token."""
         spare = int(SPARE_SHARE * self.capacity) if self.rows else 0
         return self.used + sequence.length + len(self.rows) + spare <= self.capacity

@@ -1,7 +1,7 @@
-"""The engine contract without a model: lengths are drawn, tokens follow from their positions, and
-steps last as long as a roofline of batch and KV gives.
+"""Implements the engine contract without a model: lengths are drawn, tokens follow from their
+positions, and a step takes as long as a roofline (step time by batch and KV) gives.
 
-Weights are served, patched and compared as in a real engine, though nothing is computed with them.
+Weights are served, patched and compared as in a real engine, though no step computes with them.
 Between two events (a turn ends, tokens are due, the cache is full) all step times are known
 beforehand, so the engine sleeps until the next event: its processor time does not depend on how
 long steps are. Steps continue while the caller is busy, as they do on an accelerator. The engine's
@@ -34,6 +34,8 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
+    """Counts seconds of the simulated accelerator."""
+
     @property
     def scale(self) -> float:
         """Accelerator seconds in one second of the caller's clock."""
@@ -50,7 +52,7 @@ class EngineClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """Real time, `scale` times as fast."""
+    """Counts real time, `scale` times as fast."""
 
     scale: float = 1.0
     clock: Callable[[], float] = time.monotonic
@@ -65,14 +67,16 @@ class ScaledClock:
 
 
 CATCH_UP_S_MAX = 1.0
-"""Most seconds of the caller's time between two polls for which steps are made up afterwards: a
-process that was stopped did not decode meanwhile.
+"""Largest pause between two polls, in the caller's seconds, for which `poll` makes up the steps: a
+longer pause is that of a stopped process, which does not decode.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PacedShape:
-    """Capacity and speed of the engine: rows, context, KV capacity, roofline, lengths."""
+    """Describes the engine's capacity (`slots`, tokens of context, tokens of KV), speed (roofline)
+    and answer lengths; a running trajectory is emitted every `emit_every` tokens.
+    """
 
     slots: int
     context_max: int
@@ -111,12 +115,12 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
     @property
     def batch_max(self) -> int:
-        """B_max of its roofline."""
+        """B_max of the roofline: the largest batch at which one more row is nearly free."""
         return batch_max(self._shape.roofline, self.slots)
 
     @property
     def preempted(self) -> int:
-        """How often a sequence lost its cache because the KV capacity was full."""
+        """The number of times that a sequence lost its cache because the KV capacity was full."""
         return self._batch.preempted
 
     @property
@@ -124,7 +128,9 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """As `Engine.poll`; makes at least one step, as an engine that steps inside `poll` does."""
+        """Do as `Engine.poll`; an engine with rows makes at least one step, like engines that step
+        inside `poll`.
+        """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale
         self._at_s = max(self._at_s, self._pace.now() - late)
@@ -135,7 +141,9 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._sent()
 
     def stats(self) -> EngineStats:
-        """As `Engine.stats`; `busy_s` is the caller's time that prefill and decode took."""
+        """Return the statistics; `busy_s` is the time, in the caller's seconds, that prefill and
+        decode took.
+        """
         return replace(super().stats(), busy_s=self._busy_s / self._pace.scale)
 
     @torch.inference_mode()
@@ -145,7 +153,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
     @torch.inference_mode()
     def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
         super()._load(update, mode)
-        self._at_s = self._pace.now()  # nothing was decoded meanwhile
+        self._at_s = self._pace.now()  # no step ran during the load
         if mode == "in_flight_recompute":
             self._prefill(self._batch.used)
 
@@ -173,8 +181,9 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._busy_s += seconds
 
     def _step(self, end_s: float) -> bool:
-        """Make the steps up to the next event that have ended by now. Where nothing is emitted yet,
-        wait for those that end by `end_s`, and in any case for the first.
+        """Make the steps up to the next event that have ended by now. With an empty outbox, wait
+        for those that end by `end_s`, and in any case for the first. Returns whether `poll` may
+        continue: False if no step has ended, or at `end_s` with an empty outbox.
         """
         batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
         steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
@@ -214,7 +223,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:
-    """A copy of every tensor, served unchanged."""
+    """Return a copy of every tensor, in the form in which it is served and compared."""
     kept, tied = untie(tensors)
     places = {
         name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()

@@ -1,9 +1,10 @@
-"""The lengths of answers: drawn from a long-tailed distribution, or from recorded lengths.
+"""Draws the lengths of answers, in tokens, from a long-tailed distribution or recorded lengths.
 
 A length is a function of (seed, prompt, trajectory, begin of the turn) alone, so it is the same on
 every rollout and after every move of the trajectory (invariant 10). Lengths of answers to one
-prompt are correlated, also across passes over the prompts: a Gaussian copula of one part per prompt
-and one per trajectory, so that every distribution keeps its shape whatever the correlation.
+prompt are correlated, also across passes over the prompts: a normal variable per prompt and one per
+trajectory are added and mapped to a quantile (a Gaussian copula), so every distribution keeps its
+shape at any correlation.
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,15 @@ from rollstream.streams.values import Tokens
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
 LENGTH_POSITIONS_FROM = 1 << 40
-"""Positions of the random sequence from here on draw lengths; lower positions draw tokens."""
+"""Positions of the random sequence from this one draw lengths; lower positions draw tokens."""
 HALVINGS = 60  # of an interval of logarithms: below one token at any length
 
 
 class LengthDistribution(Protocol):
+    """Distributes the lengths of answers."""
+
     def quantile(self, share: float) -> float:
-        """The length that the given share of all answers does not exceed; `share` in (0, 1)."""
+        """Return the length that this share of all answers does not exceed, `share` in (0, 1)."""
         ...
 
 
@@ -49,7 +52,7 @@ class LogNormal:
         return self.median * exp(self.spread * NORMAL.inv_cdf(share))
 
     def share(self, length: float) -> float:
-        """The share of answers that are at most this long."""
+        """Return the share of answers that are at most this long."""
         if not self.spread:
             return float(length >= self.median)
         return NORMAL.cdf(log(length / self.median) / self.spread)
@@ -57,7 +60,9 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalMixture:
-    """Log-normal parts by weight, e.g. short answers and long derivations."""
+    """Mixes log-normal parts by weight, e.g. short answers and long derivations. Its quantile is
+    found by bisection.
+    """
 
     parts: tuple[tuple[float, LogNormal], ...]
 
@@ -74,7 +79,7 @@ class LogNormalMixture:
 
 @dataclass(frozen=True, slots=True)
 class LengthTrace:
-    """Recorded lengths, ascending."""
+    """Draws from recorded lengths, which ascend."""
 
     lengths: tuple[float, ...]
 
@@ -84,21 +89,23 @@ class LengthTrace:
 
 @dataclass(frozen=True, slots=True)
 class LengthSampler:
-    """Draws lengths. `correlation` of two answers to one prompt: at 0 there is none, at 1 all are
-    equally long.
+    """Draws lengths. `correlation` is that of two answers to one prompt: at 0 they are independent,
+    at 1 equally long.
     """
 
     distribution: LengthDistribution
     correlation: float
 
     def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
-        """Tokens of the turn that begins at token `begin` of this trajectory, at least 1."""
+        """Return the length, at least 1, of the turn that begins at token `begin` of this
+        trajectory.
+        """
         own = np.array([trajectory_key(seed, trajectory)], np.uint64)
         asked = np.array([_prompt_key(seed, prompt)], np.uint64)
         mine = _normal(own, LENGTH_POSITIONS_FROM + begin)
         shared = _normal(asked, LENGTH_POSITIONS_FROM)
         drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
-        # far out the distribution function rounds to 1, where no quantile exists
+        # In the tail the distribution function rounds to 1, where no quantile exists.
         share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
         return max(1, round(self.distribution.quantile(share)))
 
@@ -122,7 +129,7 @@ def read_trace(path: str) -> LengthTrace:
 
 
 def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> LengthDistribution:
-    """The mixture of these weighted parts; of one part, the part itself."""
+    """Return the mixture of these weighted parts; a single part is returned itself."""
     return parts[0][1] if len(parts) == 1 else LogNormalMixture(tuple(parts))
 
 

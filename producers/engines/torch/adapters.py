@@ -1,12 +1,12 @@
-"""LoRA adapters of several versions over one fused base: their served layout, and which rows of a
-batch each of them serves.
+"""Serves LoRA adapters of several versions over one fused base: `ServedAdapters` keeps them in the
+layout in which they are computed, and `AdapterRoutes` applies to each row of a batch its version's.
 
-For each product of a layer the adapters of its matrices are one pair of factors in the layout of
-that product (`llama_weights.py`): norms, the scale of attention and alpha / rank are multiplied in,
-and matrices without an adapter have zeros. Rows of different versions share all products with the
-base. Their low-rank products are one batched product over the stacked factors of all versions, each
-with as many rows as the version that has most; where that would pad much, they run version by
-version.
+A product is a multiplication by one of a layer's four fused matrices (`llama_weights.py`). For each
+product the adapters of its matrices are one pair of factors in the layout of that product: norms,
+the scale of attention and alpha / rank are multiplied in, and matrices without an adapter have
+zeros. Rows of different versions share all products with the base. Their low-rank products are one
+batched product over the stacked factors of all versions, each padded to as many rows as the version
+that has most; if that would pad much, they are computed version by version.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,15 +31,15 @@ from rollstream.streams.values import Version
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 """The products of a layer."""
 PADDED_MAX = 2.0
-"""Most rows of a batched product over those that it serves. With equal groups both forms take the
-same CPU time (8 versions, 64 rows); the batched one makes fewer calls.
+"""Largest ratio of the rows of a batched product, padding included, to the rows in use. With equal
+groups both forms take the same CPU time (8 versions, 64 rows); the batched one makes fewer calls.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """`low` is (in, k), `high` (k, out): the low-rank product of x is x @ low @ high. Stacked ones
-    have the versions before these dimensions.
+    """Holds the factors of one product: `low` is (in, k), `high` (k, out), and the low-rank product
+    of x is x @ low @ high. Stacked factors have the versions as their first dimension.
     """
 
     low: Tensor
@@ -52,7 +52,7 @@ LayerFactors = Sequence[Sequence[LowRankFactors | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """The adapter of one version; `weights` are views of its factors by checkpoint name."""
+    """Holds the adapter of one version; `weights` are views of its factors by checkpoint name."""
 
     layers: LayerFactors
     weights: ServedWeights
@@ -60,7 +60,7 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStack:
-    """The factors of several adapters in one tensor for each product."""
+    """Holds the factors of several adapters, stacked in one tensor for each product."""
 
     adapters: tuple[LoadedAdapter, ...]
     layers: LayerFactors
@@ -68,9 +68,10 @@ class AdapterStack:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:
-    """Which adapter serves which of n rows: row `places[i]` of the gathered rows `order` is row i,
-    and rows [begin, end) of them are of each part. With a `stack` all parts have equally many rows,
-    those that only fill one up are not used. `order` None: one adapter serves all rows.
+    """Maps the n rows of a batch to adapters. `order` gathers the rows by adapter; each of `parts`
+    is an adapter with its gathered rows [begin, end); gathered row `places[i]` is row i of the
+    batch. With a `stack` all parts have equally many rows, and the padding among them is not used.
+    With `order` None a single adapter serves all rows.
     """
 
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
@@ -109,11 +110,11 @@ class AdapterRoutes:
 
 @dataclass(slots=True)
 class ServedAdapters:
-    """The adapters that one engine serves, by version; `newest` serves the rows that name none.
+    """Holds the adapters that one engine serves, by version; `newest` serves rows that name none.
 
     `norms` are the base's own, by checkpoint name. An update is prepared beside decoding; `load`
-    then only adds it. `latest` is the version that was loaded last: requests that name it are on
-    their way.
+    then only adds it. `latest` is the version that was loaded last: it is kept, because requests
+    that name it may not have arrived yet.
     """
 
     shape: FusedShape
@@ -127,8 +128,8 @@ class ServedAdapters:
     _stack: AdapterStack | None = None
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with its adapter in the served layout. Raises `EngineRefused`, which names the
-        tensor that is wrong.
+        """Return the update with its adapter in the served layout. Raises `EngineRefused`, which
+        names the wrong tensor.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         views: dict[str, tuple[WeightView, ...]] = {}
@@ -160,15 +161,15 @@ class ServedAdapters:
             self._stack = None
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """As `ServedWeights.compare`, for the version that was loaded last."""
+        """Compare as `ServedWeights.compare` does, for the version that was loaded last."""
         assert self._last is not None, "no adapter was loaded"
         return self._last.weights.compare(names, {**self.norms, **tensors})
 
     def routes(
         self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
     ) -> AdapterRoutes | None:
-        """Which adapter serves the rows of these sequences, `repeats` rows of each; None while the
-        base alone is served.
+        """Return the routes of a batch whose sequences name these `versions` and have `repeats`
+        rows each; None while the base alone is served.
         """
         if not self.loaded or not versions:
             return None
@@ -201,8 +202,8 @@ class ServedAdapters:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
     def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
-        """These adapters' factors as one; None if their shapes differ. The newest stack is kept:
-        adapters come and go far less often than rows.
+        """Return these adapters' factors stacked; None if their shapes differ. The newest stack is
+        kept, because adapters change far less often than rows.
         """
         if self._stack is None or self._stack.adapters != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
@@ -218,8 +219,8 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> list[LowRankFactors | None]:
-        """The factors of one layer's products, in the order of their constants; their views are
-        added to `views`.
+        """Return the factors of one layer's products, in the order of the constants `QKV` to
+        `DOWN`, and add their views to `views`.
         """
         prefix = f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
@@ -261,7 +262,9 @@ class ServedAdapters:
         return LowRankFactors(low, high)
 
     def _high_view(self, part: int, parts: int, high: Tensor) -> tuple[Tensor, float]:
-        """The view of B in the rows of its rank, outputs first, and the factor of its product."""
+        """Return, for matrix number `part` of a product of `parts` matrices, the view of its factor
+        B in `high`, outputs first, and the scale that is multiplied into it.
+        """
         if parts == 3:  # queries, keys, values
             scale = attention_scale(self.shape) or 1.0
             return head_views(high, self.shape)[part], scale if part == 0 else 1.0
@@ -282,7 +285,7 @@ class ServedAdapters:
 
 
 def _stacked_layers(adapters: Sequence[LayerFactors]) -> LayerFactors | None:
-    """The factors of all adapters in one tensor for each product; None if their shapes differ."""
+    """Stack the factors of all adapters for each product; None if their shapes differ."""
     layers: list[list[LowRankFactors | None]] = []
     for parts in zip(*adapters, strict=True):
         products: list[LowRankFactors | None] = []

@@ -1,13 +1,15 @@
-"""Attention over the columns in use, segment by segment: of a decode step with one query per row,
-or of a verification pass with several.
+"""Holds the KV cache of a batch (`KVCache`) and computes attention over the columns in use:
+`attend` for a decode step with one query per row, `attend_ahead` for a verification pass with
+several.
 
-On a CPU plain matrix products take about half the time of `scaled_dot_product_attention` at one
-query per row (measured at 64 rows × 64 columns: 80 µs against 175); on other devices that function
-is used.
+Attention runs segment by segment: a segment is a group of neighbouring rows that attend from the
+same column on (`rows.py`). On a CPU plain matrix products take about half the time of
+`scaled_dot_product_attention` at one query per row (measured at 64 rows × 64 columns: 80 µs against
+175); on other devices that function is used.
 
 The KV cache is aligned at the right: the newest tokens of all rows are in one column. A step writes
-one column of all of them, a row is described by the column of its first token, and its mask does
-not change while it runs. When the columns run out, those in use are shifted to the left; nothing is
+one column of all rows, a row is described by the column of its first token, and its mask does not
+change while it runs. When the columns run out, those in use are shifted to the left; no KV is
 recomputed, because keys contain their own positions.
 """
 
@@ -19,12 +21,12 @@ import torch.nn.functional as F
 
 from rollstream.producers.engines.torch.rows import RowSegment
 
-SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as much as two steps
+SPARE_COLUMNS = 256  # least steps between two shifts: a shift costs about as much as two steps
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The KV of one token: `layers` × (key, value) × `heads` × `width` numbers."""
+    """Describes the KV of one token: `layers` × (key, value) × `heads` × `width` numbers."""
 
     layers: int
     heads: int
@@ -32,8 +34,8 @@ class KVShape:
 
 
 class KVCache:
-    """`data` is (2 · layers, slots + 1, heads, columns, width); layer l has its keys at 2l and its
-    values at 2l + 1.
+    """Holds the keys and values of all rows in `data` (2 · layers, slots + 1, heads, columns,
+    width); layer l has its keys at 2l and its values at 2l + 1.
 
     `column` is the column of every row's next token. The last row is a spare for swaps.
     """
@@ -66,8 +68,8 @@ class KVCache:
         self._ramp[: self.columns] = -torch.inf
 
     def write(self, row: int, tokens: torch.Tensor | None) -> int:
-        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row. Returns
-        its first column.
+        """Write a sequence's KV (2 · layers, heads, length, width) to the right end of a row.
+        Returns its first column.
         """
         length = 0 if tokens is None else tokens.shape[2]
         start = self.column - length
@@ -78,7 +80,7 @@ class KVCache:
         return start
 
     def read(self, row: int, start: int) -> torch.Tensor:
-        """A copy of a row's KV: (2 · layers, heads, length, width)."""
+        """Return a copy of a row's KV: (2 · layers, heads, length, width)."""
         return self.data[:, row, :, start : self.column].clone()
 
     def move(self, source: int, target: int, start: int) -> None:
@@ -88,14 +90,14 @@ class KVCache:
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """(rows, heads, 2, width): a view of the next token's key and value."""
+        """Return a view (rows, heads, 2, width) of the next token's key and value."""
         half, row, head, column, unit = self.data.stride()
         size = (rows, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
-        """(rows, count, heads, 2, width): a view of the next tokens' keys and values."""
+        """Return a view (rows, count, heads, 2, width) of the next tokens' keys and values."""
         half, row, head, column, unit = self.data.stride()
         size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
@@ -110,14 +112,14 @@ class KVCache:
         window.masked_fill_(ahead >= kept[:, None], -torch.inf)
 
     def seen(self, row: int, start: int) -> torch.Tensor:
-        """A copy of a row's KV without its hidden columns."""
+        """Return a copy of a row's KV without its hidden columns."""
         window = slice(start, self.column)
         shown = (self.mask[row, window] == 0).nonzero()[:, 0]
         return self.data[:, row, :, window].index_select(2, shown)
 
     def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
-        """Keys (`part` 0) or values (1) of a segment, the next `ahead` columns included: (rows ·
-        heads, columns, width).
+        """Return the keys (`part` 0) or values (1) of a segment, the next `ahead` columns included:
+        (rows · heads, columns, width).
         """
         half, row, head, column, unit = self.data.stride()
         heads = self.data.shape[2]
@@ -154,8 +156,8 @@ def attend(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Attention output (rows, heads · width) for scaled queries (rows, kv heads, queries per kv
-    head, width).
+    """Return the attention output (rows, heads · width) for scaled queries (rows, kv heads, queries
+    per kv head, width).
 
     `masks` are those of `segment_masks`; the newest column must be written already.
     """
@@ -170,9 +172,9 @@ def attend_ahead(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Attention output (rows · ahead, heads · width) for scaled queries (rows, ahead, kv heads,
-    queries per kv head, width). `masks` are those of `masks_ahead`; the next `ahead` columns must
-    be written already.
+    """Return the attention output (rows · ahead, heads · width) for scaled queries (rows, ahead, kv
+    heads, queries per kv head, width). `masks` are those of `masks_ahead`; the next `ahead` columns
+    must be written already.
     """
     rows, ahead, per_row, group, width = queries.shape
     together = queries.transpose(1, 2).reshape(rows, per_row, ahead * group, width)
@@ -182,7 +184,7 @@ def attend_ahead(
 
 
 def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
-    """One mask per segment, (rows of the segment, 1, 1, columns), the newest column included."""
+    """Return a mask (rows of the segment, 1, 1, columns) per segment, newest column included."""
     end = cache.column + 1
     return [
         cache.mask[segment.begin : segment.end, None, None, segment.column : end]
@@ -193,8 +195,9 @@ def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Te
 def masks_ahead(
     cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
-    """One mask per segment, (rows of the segment, 1, ahead · group, columns): of the next `ahead`
-    columns a token attends to its own and those before it.
+    """Return a mask (rows of the segment, 1, ahead · group, columns) per segment: of the next
+    `ahead` columns a token attends to its own and the earlier ones. `group` is the number of
+    queries per kv head.
     """
     end = cache.column + ahead
     later = torch.full((ahead, ahead), -torch.inf, device=cache.mask.device, dtype=cache.mask.dtype)
@@ -228,7 +231,7 @@ def _by_segment(
     masks: list[torch.Tensor],
     ahead: int,
 ) -> torch.Tensor:
-    """Attention of all rows; the next `ahead` columns of the cache are read too."""
+    """Compute the attention of all rows; the next `ahead` columns of the cache are read too."""
     attended = [
         kind(queries[segment.begin : segment.end], layer, cache, segment, mask, ahead)
         for segment, mask in zip(used, masks, strict=True)

@@ -1,14 +1,16 @@
-"""Drafts of the rows of a batch, and the input and result of a verification pass.
+"""Makes the drafts of a batch's rows, packs them for a verification pass, and counts the accepted
+tokens.
 
-`BatchSpeculation` makes each row's draft, records its acceptance, and shares new tokens with the
-row's siblings. Everything in it is on the host. The state of a row lives while the row is in the
-batch, and holds the tokens that were generated and not collected yet.
+`BatchSpeculation` makes each row's draft, records its acceptance, and adds new tokens to the
+history from which the row's siblings (the same group) draft. Its data are on the host. The state of
+a row (`RowDrafts`) exists while the row is in the batch, and holds the tokens that were generated
+and not collected yet.
 
-A pass verifies the drafts of all rows in one forward. At each position the token is drawn that
-plain sampling with the key (seed, trajectory, position) draws there; a drafted token is accepted
-while it is equal. This has the distribution and the acceptance rate of rejection sampling for
-drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the same tokens as a run
-without drafts, up to rounding.
+A pass verifies the drafts of all rows in one forward pass of the model. At each position it draws
+the token that plain sampling with the key (seed, trajectory, position) draws there, and accepts
+drafted tokens up to the first that differs. This has the distribution and the acceptance rate of
+rejection sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the
+same tokens as a run without drafts, up to rounding.
 """
 
 import math
@@ -27,13 +29,15 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens
 
-LOOKBACK_SHARE = 0.002  # of all time may be spent on look-ups for plain steps
+LOOKBACK_SHARE = 0.002  # share of all time that look-ups for plain steps may take
 LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
 
 
 @dataclass(slots=True)
 class RowDrafts(DraftedSequence):
-    """The newest `pending` tokens are not collected yet; `Sequence.tokens` holds them already."""
+    """Keeps the draft state of a row and its newest `pending` tokens, which are not collected yet;
+    `TorchSequence.tokens` holds them already.
+    """
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
     logprobs: list[Floats] = field(default_factory=list[Floats])
@@ -47,7 +51,7 @@ class RowDrafts(DraftedSequence):
             self.pending += len(tokens)
 
     def take(self) -> tuple[Tokens, Floats]:
-        """Return and reset the tokens that were not collected."""
+        """Return the tokens that were not collected, with log-probabilities, and reset them."""
         tokens, logprobs = self.tokens, self.logprobs
         self.tokens, self.logprobs, self.pending = [], [], 0
         if not tokens:
@@ -57,16 +61,16 @@ class RowDrafts(DraftedSequence):
 
 @dataclass
 class BatchSpeculation(Speculation):
-    """Speculation of one batch."""
+    """Makes and records the drafts of one batch's rows."""
 
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
-    """A row has a state from its first draft on: while the gate is shut, new rows have none and
-    cost nothing.
+    """The state of each row from its first draft on: while the gate is off, new rows have no state
+    and cost no time.
     """
     entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
     """The length of each row's sequence when it entered."""
     lookback_from_s: float = -math.inf
-    """From when on plain steps are compared with history again."""
+    """The time from which plain steps are compared with history again."""
 
     def enter(self, sequence: TorchSequence) -> None:
         self.entry_lengths[sequence] = sequence.length
@@ -76,7 +80,7 @@ class BatchSpeculation(Speculation):
         self.states.pop(sequence, None)
 
     def state(self, sequence: TorchSequence) -> RowDrafts:
-        """The state of a row, made where there is none."""
+        """Return the state of a row; create it if there is none."""
         state = self.states.get(sequence)
         if state is None:
             request, least = sequence.request, self.gate.rule.least
@@ -86,8 +90,8 @@ class BatchSpeculation(Speculation):
         return state
 
     def make_drafts(self, rows: Many[TorchSequence]) -> list[list[int]]:
-        """A draft for each row, perhaps empty; no draft contains the last token that the row may
-        generate.
+        """Return a draft for each row, perhaps empty; no draft contains the last token that the row
+        may generate.
         """
         began = self.clock()
         states = [self.state(sequence) for sequence in rows]
@@ -99,7 +103,9 @@ class BatchSpeculation(Speculation):
     def add_gained(
         self, sequence: TorchSequence, draft: list[int], tokens: list[int], given: Floats
     ) -> None:
-        """Record the tokens that a pass with this draft gave, and their log-probabilities."""
+        """Record the tokens that a pass with this draft gave, and `given`, their
+        log-probabilities.
+        """
         state, gained = self.states[sequence], np.array(tokens, np.uint32)
         sequence.gain(gained)
         state.keep(gained, given)
@@ -115,7 +121,8 @@ class BatchSpeculation(Speculation):
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
         """Compare the newest tokens, which plain steps gave, with the draft that history had for
-        them. It then rests, so that this takes at most `LOOKBACK_SHARE` of the time.
+        them. Later calls return at once for a while, so that comparisons take at most
+        `LOOKBACK_SHARE` of the time.
         """
         if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
             return
@@ -131,20 +138,20 @@ class BatchSpeculation(Speculation):
         self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], least)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
-        """The tokens that may be drafted, cut to the row's window and its remaining length."""
+        """Return the row's draft, cut to its window and its remaining length."""
         most = min(state.window, sequence.limit - sequence.length - 1)
         newest = self._newest(sequence, sequence.length)
         return self.propose(state, newest, most) if most > 0 else []
 
     def _newest(self, sequence: TorchSequence, end: int) -> list[int]:
-        """The newest of the first `end` tokens, as many as a look-up uses."""
+        """Return the newest of the first `end` tokens, as many as a look-up uses."""
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDrafts:
-    """The input of a pass; `row_of` (n,) is the row of each token, `drawn` (n, 1) the uniform with
-    which the token after it is drawn.
+    """Holds the input of a pass over n tokens; `row_of` (n,) is the row of each token, `drawn`
+    (n, 1) the uniform number with which the token after it is drawn.
     """
 
     drafted: DraftedTokens
@@ -182,8 +189,8 @@ def pack_drafts(
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
-    """How many of the drawn tokens the row gains: the accepted ones and one more. The second value
-    is whether the last of these is a stop token; tokens after a stop token are not gained.
+    """Return how many of the drawn tokens the row gains, the accepted ones and one more, and
+    whether the last of these is a stop token; tokens after a stop token are not gained.
     """
     for index, token in enumerate(drawn):
         if token in stop:

@@ -1,7 +1,10 @@
-"""The embedded engine: implements `Engine` in one process, without a thread of its own.
+"""Implements `Engine` inside the rollout's process, without a thread of its own (the engine
+`torch`).
 
-The decoder is chosen by the model's configuration and, where it uses transformers' forward, tested.
-A model that the engine cannot serve is refused before any memory is allocated.
+The model's configuration chooses the decoder: a fused decode path for the Llama and Qwen families,
+or transformers' forward pass, which is tested before it serves. A model that the engine cannot
+serve is refused before any memory is allocated. `TorchEngine` moves sequences between the queue
+(`queue.py`) and the running batch (`batch.py`, with drafts `speculative.py`).
 """
 
 import time
@@ -62,7 +65,7 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """The smallest attention window of a layer in tokens, None for full attention."""
+    """Return the smallest attention window of a layer in tokens, None for full attention."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
     local = "local" in (getattr(config, "attention_layers", None) or ())
@@ -77,8 +80,9 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Decoder, EngineWeights]:
-    """The fused decode path where it serves the configuration, else transformers' forward; and what
-    updates its weights. Raises `EngineRefused` with the reason where neither does.
+    """Return a decoder, the fused decode path if it serves the configuration, else transformers'
+    forward pass, and the weights that updates change. Raises `EngineRefused` with the reason if
+    neither serves it.
     """
     refuse_unsupported(config, context_max)
     shape = fused_shape(config)
@@ -92,10 +96,10 @@ def open_decoder(
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):
-    """Continuous batching of one decoder-only model.
+    """Generates with one decoder-only model by continuous batching.
 
     `tensors` are the weights of `version` under their checkpoint names, of any floating dtype; the
-    layers compute in `dtype`. Drafts change the speed only: the tokens are the same.
+    layers compute in `dtype`. Drafts affect only the speed: the tokens are the same.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class TorchEngine(QueuedEngine[TorchSequence]):
     def _enter(self, sequence: TorchSequence) -> bool:
         past, sequence.parked = sequence.parked, None
         if past is None:
-            kv = self._prefixes.get(self._waiting)  # of the first, which is this one
+            kv = self._prefixes.get(self._waiting)  # the KV of the first, which is this one
         else:
             new = sequence.prefix[past.shape[2] :]
             grown = CacheExtension(new, past, sequence.request.version)
@@ -241,8 +245,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
             self._busy_s += time.thread_time() - began
 
     def _recompute(self) -> None:
-        """Recompute the KV of all rows and of all held sequences; appended tokens that were not
-        prefilled yet are left to be prefilled.
+        """Recompute the KV of all rows and of all held sequences. Appended tokens without KV stay
+        without it until their sequence continues.
         """
         rows, held = self._batch.rows, self._held.values()
         prefixes = [sequence.prefix for sequence in rows]
@@ -260,12 +264,12 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
 
 def _length(kv: torch.Tensor | None) -> int:
-    """The number of cached tokens."""
+    """Return the number of cached tokens."""
     return 0 if kv is None else kv.shape[2]
 
 
 def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
-    """A batch that verifies drafts where `options` has a source for them."""
+    """Return a batch; it verifies drafts if `options` has a source of them."""
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)

@@ -1,17 +1,18 @@
-"""The weights of the fused decode path for the Llama and Qwen families, in the layout that decodes
-fastest, and the check whether a configuration is served.
+"""Holds the weights of the fused decode path for the Llama and Qwen families in the layout that
+decodes fastest (`FusedWeights`), and checks whether that path serves a configuration
+(`fused_shape`).
 
 For a configuration that is not served `fused_shape` returns the reason as text, and the model runs
-through transformers' forward (`hf_decoder.py`).
+through transformers' forward pass (`hf_decoder.py`).
 
 Query, key and value projections are one matrix, gate and up another, all stored (in, out): with few
 rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
 is multiplied into the matrix after it, the scale of attention into the queries. Heads are ordered
-by kv head: its queries, its key, its value, so that its queries are multiplied with the cache
-without a copy. The dimensions of query and key heads are interleaved, which changes no score, so
-that the rotation by position is one complex product. The head is fp32 whatever dtype the layers
-have: its rounding causes most of the difference between the engine's log-probabilities and the
-trainer's.
+by kv head, each with its queries, its key and its value, so that queries are multiplied with the
+cache without a copy. The dimensions of query and key heads are interleaved, which changes no score,
+so that the rotation by position is one complex product. The output matrix ("head") is fp32 for any
+dtype of the layers: its rounding causes most of the difference between the engine's
+log-probabilities and the trainer's.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,7 +32,9 @@ ROPES = ("default", "linear", "llama3")  # their frequencies depend on the confi
 
 @dataclass(frozen=True, slots=True)
 class FusedShape:
-    """Sizes and switches of one model. Query heads are `kv_heads` × `queries_per_kv`."""
+    """Describes one model by sizes and switches. It has `kv_heads` × `queries_per_kv` query heads
+    of `width` dimensions; `tied` models share the embedding and the head.
+    """
 
     layers: int
     hidden: int
@@ -52,7 +55,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Sizes of a model, or the reason why the fused path does not serve it."""
+    """Return the shape of a model, or the reason why the fused path does not serve it."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -83,7 +86,9 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """(positions, width / 2) complex64: the factor of each pair of dimensions at each position."""
+    """Return (positions, width / 2) complex64 factors: that of each pair of dimensions at each
+    position.
+    """
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
@@ -96,8 +101,8 @@ def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One block. `head_norm` is (queries_per_kv + 1, width): the norm of each query head of a kv
-    head, then the key's.
+    """Holds the matrices of one decoder layer. `head_norm` is (queries_per_kv + 1, width): the norm
+    of each query head of a kv head, then the key's.
     """
 
     qkv: torch.Tensor
@@ -110,8 +115,8 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """All weights of one model; `views` maps each checkpoint tensor to the served memory that it
-    fills.
+    """Holds all weights of one model; `views` maps each checkpoint tensor to the served memory that
+    it fills.
     """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -184,14 +189,16 @@ def _layer_views(
 
 
 def attention_scale(shape: FusedShape) -> float | None:
-    """The scale of attention, which is multiplied into the queries; None where their norm has
-    it.
+    """Return the scale of attention, which is multiplied into the queries; None if their norm
+    contains it.
     """
     return None if shape.head_norms else shape.width**-0.5
 
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of a served projection, outputs first, in the checkpoint's order."""
+    """Return views of the queries, keys and values in a served projection, outputs first, in the
+    checkpoint's order.
+    """
     by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
     by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))
     query, key, value = by_head.tensor_split((shape.queries_per_kv, shape.queries_per_kv + 1), 1)
@@ -199,14 +206,14 @@ def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, .
 
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
-    """A view in which dimension i of a head is next to dimension i + width / 2: both rotate as a
-    pair.
+    """Return a view in the checkpoint's order of dimensions; the memory has dimension i of a head
+    next to dimension i + width / 2, because both rotate as a pair.
     """
     return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 
 
 def expected_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
-    """The shape of every checkpoint tensor that the model needs, by its name."""
+    """Return the shape of every checkpoint tensor that the model needs, by name."""
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     outputs = {"q": query, "k": key, "v": key}
     expected: dict[str, tuple[int, ...]] = {

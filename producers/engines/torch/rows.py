@@ -1,17 +1,18 @@
-"""The rows of a batch: their order, their newest tokens, and the host state of their sequences.
+"""Keeps the rows of a batch: their order (`RowLayout`), their newest tokens (`TokenBuffer`), and
+the host state of their sequences (`TorchSequence`).
 
 `RowLayout` orders rows such that attention reads little padding. Rows of similar length are
 neighbours: there is a region per length class, the longest first. Rows in use are packed at the
-front. A row that leaves is replaced by the last row of its region, that one by the last row of the
-next region, and so on. All rows grow by one token per step, so a row rarely changes its region. The
-layout only plans: every method returns the moves `(from, to)` that the caller makes, in this order.
+front. The last row of a region replaces a row that leaves it, the last row of the next region
+replaces that one, and so on. All rows grow by one token per step, so a row rarely changes its
+region. The layout only plans: methods return the moves `(from, to)` that the caller makes in order.
 
 `TokenBuffer` holds the newest generated tokens on the device, a block of steps × rows that is
 copied to the host on demand. Column 0 is copied from the last column of the previous block. The
 newest column of a row holds the token that is the input of its next step.
 
-`TorchSequence` is one trajectory inside the engine: its tokens on the host, and the places of its
-newest tokens on the device.
+`TorchSequence` holds one trajectory's tokens on the host, and the places of its newest tokens on
+the device.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class TokenBuffer:
-    """`column` is the newest filled column; `steps` columns fit beside column 0."""
+    """Buffers the newest tokens of all rows on the device, with the uniform numbers of the next
+    steps. `column` is the newest filled column; `steps` columns fit beside column 0.
+    """
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
         self.steps, self.device = steps, device
@@ -44,11 +47,11 @@ class TokenBuffer:
         return self.column == self.steps
 
     def inputs(self, rows: int) -> torch.Tensor:
-        """(rows,) input tokens of the next step."""
+        """Return the (rows,) input tokens of the next step."""
         return self.tokens[self.column, :rows]
 
     def next_uniforms(self, rows: int) -> torch.Tensor:
-        """(rows, 1) uniforms with which the next step draws its tokens."""
+        """Return the (rows, 1) uniform numbers with which the next step draws its tokens."""
         return self._uniforms[self.column + 1, :rows, None]
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
@@ -89,7 +92,9 @@ class TokenBuffer:
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Tokens and log-probabilities of pieces `(row, first column, last column)`, joined."""
+        """Return tokens and log-probabilities of the pieces `(row, first column, last column)`,
+        joined.
+        """
         if self._on_host is None:
             end = self.column + 1
             self._on_host = (
@@ -109,13 +114,13 @@ class TokenBuffer:
 
 RowMove = tuple[int, int]
 
-# 48, 144, 432, …: the best of those tried on the long-tailed trace; finer classes move more rows.
+# 48, 144, 432, …: the best classes in a test on the long-tailed trace; finer ones move more rows.
 CLASS_FIRST, CLASS_GROWTH = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """Rows `[begin, end)` that attend to the columns from `column` on."""
+    """Names rows `[begin, end)`, for which one attention call reads the columns from `column`."""
 
     begin: int
     end: int
@@ -123,7 +128,7 @@ class RowSegment:
 
 
 def length_classes(context_max: int) -> tuple[int, ...]:
-    """Upper bounds of all classes but the last, ascending."""
+    """Return the longest length of every class but the last, ascending."""
     bounds: list[int] = []
     bound = CLASS_FIRST
     while bound < context_max:
@@ -133,8 +138,8 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowLayout:
-    """The number of rows per region; region 0 is that of the longest class. `spare` is a row
-    outside of the batch for swaps.
+    """Counts the rows per region; region 0 has the longest class. `spare` is a row outside of the
+    batch for swaps.
     """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
@@ -143,11 +148,11 @@ class RowLayout:
         self.spare = spare
 
     def region(self, length: int) -> int:
-        """The region of a row of this length."""
+        """Return the region of a row of this length."""
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
     def insert(self, region: int) -> tuple[int, list[RowMove]]:
-        """Add a row to this region. Returns its index, which is free after the moves."""
+        """Add a row to this region. Returns its index and the moves after which it is free."""
         hole = sum(self.counts)
         moves: list[RowMove] = []
         for later in range(len(self.counts) - 1, region, -1):
@@ -161,13 +166,13 @@ class RowLayout:
     def remove(self, row: int) -> list[RowMove]:
         """Remove a row; the moves pack the others."""
         moves: list[RowMove] = []
-        end, hole, found = 0, row, False
+        end, hole, is_past = 0, row, False
         for region, count in enumerate(self.counts):
             end += count
-            if not found and row < end:
-                found = True
+            if not is_past and row < end:
+                is_past = True
                 self.counts[region] -= 1
-            if found and count and hole != end - 1:
+            if is_past and count and hole != end - 1:
                 moves.append((end - 1, hole))
                 hole = end - 1
         return moves
@@ -185,35 +190,36 @@ class RowLayout:
 def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[RowSegment, ...]:
-    """The segments for attention calls; `columns` holds the first column of each region's longest
-    row.
+    """Return the segments for attention calls. `counts` holds the rows of each region, `columns`
+    the first column of its longest row.
 
-    A region is merged with the one before it when the padding that it then reads costs less than a
-    call of its own.
+    A region is merged with the one before it if the padding that it then reads costs less than a
+    call of its own, which costs as much as reading `overhead_tokens`.
     """
-    found: list[RowSegment] = []
+    merged: list[RowSegment] = []
     begin = 0
     for count, column in zip(counts, columns, strict=True):
         if not count:
             continue
         end = begin + count
-        if found and count * (column - found[-1].column) < overhead_tokens:
-            last = found[-1]
-            found[-1] = RowSegment(last.begin, end, min(last.column, column))
+        if merged and count * (column - merged[-1].column) < overhead_tokens:
+            last = merged[-1]
+            merged[-1] = RowSegment(last.begin, end, min(last.column, column))
         else:
-            found.append(RowSegment(begin, end, column))
+            merged.append(RowSegment(begin, end, column))
         begin = end
-    return tuple(found)
+    return tuple(merged)
 
 
 class TorchSequence(QueuedSequence):
-    """Host state of a trajectory.
+    """Holds the host state of a trajectory.
 
     `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
-    are in the columns of the block: first in `pieces` `(row, first column, last column)` of rows
-    that it had before it moved, then in its own row from column `first` on.
+    are in the columns of the token buffer: first in `pieces` `(row, first column, last column)` of
+    rows that it had before it moved, then in its own row from column `first` on.
 
-    `parked` is its KV, of all tokens but the newest and those appended since, while it is held.
+    While the sequence is held, `parked` is the KV of its tokens without the newest generated one
+    and those appended since.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:

@@ -1,12 +1,12 @@
-"""The batch with speculative decoding: plain steps while they are cheaper, else passes that verify
-drafts.
+"""Decodes a batch with speculative decoding: by passes that verify drafts while these are faster,
+else by plain steps. The tokens are those of `DecodeBatch`, up to rounding.
 
 Rows gain different numbers of tokens in a pass, and the cache stays aligned at the right: all rows
 advance by the largest number of tokens that a row gained, and the columns of rejected drafts are
-hidden by the row's mask. The length of a row is then that of its sequence, not that of its columns.
-Hidden columns are removed (`_squeeze`) before plain steps resume, when columns run out, and when
-reading them has cost as much as removing them. Weights change between two passes or steps, as
-without drafts.
+hidden by the row's mask. A row then has more columns than its sequence has cached tokens. Hidden
+columns are removed (`_squeeze`) before plain steps resume, when columns run out, and when reading
+them has cost as much as removing them. Weights change between two passes or steps, as without
+drafts.
 """
 
 import time
@@ -29,13 +29,15 @@ from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
 from rollstream.streams.values import Drafts, Floats, Tokens
 
-MEASURE_STEPS = 4  # one of this many plain steps is measured
-MEASURE_STEPS_HOPELESS = 16  # the same, while history is too seldom right for drafts to be tried
-SQUEEZE_FACTOR = 16  # times the cached tokens: hidden columns read before they are removed
+MEASURE_STEPS = 4  # one plain step in this many is measured
+MEASURE_STEPS_HOPELESS = 16  # the same, while drafts are too seldom accepted to be tried
+SQUEEZE_FACTOR = 16  # limit for the hidden columns read, as a multiple of the cached tokens
 
 
 class SpeculativeBatch(DecodeBatch):
-    """As `DecodeBatch`, with the same tokens."""
+    """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
+    `is_verifying` the tokens are on the host, in the states of `drafting`, not in the block.
+    """
 
     def __init__(
         self,
@@ -54,11 +56,11 @@ class SpeculativeBatch(DecodeBatch):
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
         self.drafting = BatchSpeculation(source, gate, decoder.vocabulary, self._clock)
         self._hidden_read = 0
-        """Hidden columns read since they were last removed."""
+        """The number of hidden columns read since they were last removed."""
         self._plain_left = 0
         """Plain steps until the next one that is measured and may follow a decision."""
         self._drawn = 0
-        """Tokens collected last from a row without a state."""
+        """The number of tokens collected last from a row without a state."""
 
     @property
     def drafts(self) -> DraftStats:
@@ -138,8 +140,8 @@ class SpeculativeBatch(DecodeBatch):
 
     @property
     def _steps_between(self) -> int:
-        """Steps from one that is measured to the next one, from one decision to the next at most
-        four of these.
+        """Steps from one measured step to the next; the gate decides after at most four of these
+        intervals.
         """
         if self.is_verifying or self.gate.probing:
             return 1
@@ -153,7 +155,7 @@ class SpeculativeBatch(DecodeBatch):
             self._begin_plain()
 
     def _begin_verifying(self) -> None:
-        """Copy all tokens to the host; from here on each pass brings its tokens there."""
+        """Copy all tokens to the host; each later pass copies its tokens there itself."""
         for sequence in self.rows:
             self.drafting.add_drawn(sequence, *super().collect(sequence))
         super().restart_block()
@@ -177,8 +179,9 @@ class SpeculativeBatch(DecodeBatch):
     # ---- verification --------------------------------------------------------------------------
 
     def _verify(self) -> list[TorchSequence]:
-        """1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4.
-        Accept.
+        """Make one verification pass; returns the sequences that ended.
+
+        1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4. Accept.
         """
         began = self._clock()
         if self.cache.column + 1 + self.gate.rule.most > self.cache.columns:  # 1
@@ -230,7 +233,7 @@ class SpeculativeBatch(DecodeBatch):
         return ended
 
     def _advance(self, kept: list[int]) -> None:
-        """End the pass: advance all rows, and hide the columns that are not in `kept`."""
+        """End the pass: advance all rows, and hide each row's columns beyond its `kept` ones."""
         most, rows = max(kept), len(kept)
         if min(kept) < most:
             self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
@@ -256,9 +259,9 @@ class SpeculativeBatch(DecodeBatch):
 
     def _squeeze(self, column: int) -> None:
         """Remove the hidden columns of every row; the next column is at least `column`."""
-        held = [self.cached(sequence) for sequence in self.rows]
-        self.cache.column = max([column, *(kv.shape[2] for kv in held)])
-        for sequence, kv in zip(self.rows, held, strict=True):
+        copies = [self.cached(sequence) for sequence in self.rows]
+        self.cache.column = max([column, *(kv.shape[2] for kv in copies)])
+        for sequence, kv in zip(self.rows, copies, strict=True):
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)
         self._hidden_read = 0
         self._next_promotion = 0  # computed again at the next step

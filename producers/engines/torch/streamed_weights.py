@@ -1,13 +1,14 @@
-"""Serves versions that are streamed into an engine: its own memory is the base of deltas, and no
-second copy of the weights is kept.
+"""Serves versions that are streamed into an engine: the engine's own memory is the base of deltas,
+so no second copy of the weights is kept.
 
-A served element is the checkpoint's, times factors, in the type of the layers. Where that can be
-undone bit for bit the checkpoint's element is read from the served memory: 16-bit elements in fp32
-(their products with a factor keep 24 bits, so the quotient rounds to the same 16), and any element
-without a factor in a type that holds it. Other tensors are kept as they came: norms, and in layers
-of 16 bits the matrices whose norm or scale is multiplied in.
+A served element is the checkpoint's element, times factors, in the type of the layers. If that can
+be undone bit for bit the checkpoint's element is read from the served memory: 16-bit elements in
+fp32 (their products with a factor keep 24 bits, so the quotient rounds to the same 16), and any
+element without a factor in a type that holds it. Other tensors are kept as they arrive: norms, and
+in layers of 16 bits the matrices whose norm or scale is multiplied in.
 
-Elements are read, decoded, served and compared a segment at a time.
+An update is prepared beside decoding: a pass (`_Pass`) reads, decodes and verifies a segment of
+elements at a time and collects the writes in a file. `StreamedWeights.load` then makes the writes.
 """
 
 import mmap
@@ -47,15 +48,16 @@ from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hash
 
 ALIGNMENT = 64  # of arrays in a file
 PATCH_SHARE = 6
-"""A part with more than 1 in this many elements changed is written whole: its elements take less
-room than positions.
+"""A part in which more than 1 of this many elements changed is written whole: all its elements take
+less room than the changed ones with their positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Elements of a tensor from position `begin` on: `values` are the checkpoint's. Each view has
-    the factors of its columns; `kept` is the tensor beside them.
+    """Writes a range of a tensor's elements from position `begin`: `values` are the checkpoint's.
+    Each of `views`, which have the factors of their columns, serves them; `kept` is the tensor's
+    own copy, if it has one.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -72,8 +74,8 @@ class PartWrite:
 
 @dataclass(frozen=True, slots=True)
 class StreamedWrites:
-    """An update whose every tensor was verified against its hash: its writes, whose values are in
-    files, the new tensors without served memory, and the others that are kept.
+    """Holds an update after every tensor was verified against its hash: the writes, whose values
+    are in files, the new tensors without served memory (`norms`), and the others that are `kept`.
     """
 
     writes: tuple[TensorWrite | PartWrite, ...]
@@ -83,9 +85,9 @@ class StreamedWrites:
 
 @dataclass(slots=True)
 class StreamedWeights:
-    """The weights of one engine, by `served`'s views. `kept` are the tensors that cannot be read
-    back from the served memory, by the engine's names. One thread at a time uses it, except that
-    `prepare` and `compare`, which change nothing, may run beside decoding.
+    """Updates the weights of one engine through the views of `served`. `kept` are the tensors that
+    cannot be read back from the served memory, by the engine's names. One thread at a time uses an
+    instance, except that `prepare` and `compare`, which change no weights, may run beside decoding.
     """
 
     served: ServedWeights
@@ -94,14 +96,15 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with `prepared` set, after all of its tensors were decoded from the served
-        ones and compared with their hashes. Raises `WrongBase`, which names all tensors that differ
-        from theirs, and `EngineRefused`, which names a tensor that the model cannot serve.
+        """Decode all tensors of the update from the served ones, compare them with their hashes,
+        and return the update with `prepared` set. Raises `WrongBase`, which names all tensors that
+        differ from their hashes, and `EngineRefused`, which names a tensor that the model cannot
+        serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve the update. After an error no version is held."""
+        """Serve the update. After an error during the writes no version is held."""
         prepared, tensors = update.prepared, _streamed(update)
         if not isinstance(prepared, StreamedWrites):
             prepared = _Pass(self, tensors).collect()
@@ -118,8 +121,8 @@ class StreamedWeights:
         self.manifest, self.served.held = tensors.manifest, update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served tensors with the hashes of the served version: the elements read from
-        them have the manifest's hash, and serving these again gives the same bits.
+        """Compare the served tensors with the hashes of the served version: a tensor is the same if
+        the elements read back have the manifest's hash and serving them again gives the same bits.
         """
         assert isinstance(tensors, StreamedTensors), "a streamed engine is given streamed versions"
         own = {name: self.stored(name, tensors) for name in self.served.shapes}
@@ -130,7 +133,7 @@ class StreamedWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """The name and the entry of the tensor `name` of this engine in a version."""
+        """Return under which name a version stores the engine's tensor `name`, and its entry."""
         weights = tensors.manifest.weights
         held = weights.owner(self.served.held_as(name, tensors))
         if held not in weights.tensors:
@@ -138,7 +141,7 @@ class StreamedWeights:
         return held, weights.tensors[held]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Reads the checkpoint's elements of a served tensor."""
+        """Return a function that reads a range of the checkpoint's elements of a served tensor."""
         kept, element = self.kept.get(name), element_of(dtype)
         view = None if kept is not None else self.exact_view(name, dtype, self.kept)
 
@@ -153,7 +156,7 @@ class StreamedWeights:
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """A view from which the tensor can be read bit for bit; None if it must be kept."""
+        """Return a view from which the tensor can be read bit for bit; None if it must be kept."""
         for view in self.served.views.get(name, ()):
             if is_exact(view, DTYPES[dtype], norms):
                 return view
@@ -173,7 +176,9 @@ class StreamedWeights:
 
 
 def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> EngineWeights:
-    """Serve these tensors; returns what updates them: by streams, if the first version is one."""
+    """Serve these tensors, and return the weights that updates change. If the first version is
+    streamed, all later ones must be.
+    """
     if not isinstance(tensors, StreamedTensors):
         served.fill(tensors)
         return served
@@ -183,14 +188,14 @@ def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> Engine
 
 
 class _WriteFile:
-    """The writes of an update; their arrays are in a file."""
+    """Collects the writes of an update; their arrays are in a file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
 
     def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
-        """`write` is called with these arrays as they are in the file."""
+        """Add the result of `write`, which is called with these arrays, mapped from the file."""
         places: list[tuple[torch.dtype, int, int]] = []
         for array in arrays:
             begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
@@ -205,11 +210,11 @@ class _WriteFile:
         self._writes.append(mapped)
 
     def add_mapped(self, write: PartWrite) -> None:
-        """A write whose values are in a file already."""
+        """Add a write whose values are in a file already."""
         self._writes.append(lambda _: write)
 
     def writes(self) -> tuple[TensorWrite | PartWrite, ...]:
-        """The writes in the order in which they were added; the file may be closed then."""
+        """Return the writes in the order of `add`; the caller may then close the file."""
         self._file.write(bytes(1))  # an empty file cannot be mapped
         self._file.flush()
         mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -217,7 +222,9 @@ class _WriteFile:
 
 
 class _Pass:
-    """One pass over a version's tensors, decoded from those that the engine serves."""
+    """Makes one pass over a version's tensors: decodes them from the tensors that the engine
+    serves, and verifies them.
+    """
 
     def __init__(self, weights: StreamedWeights, tensors: StreamedTensors) -> None:
         self._weights, self._tensors = weights, tensors
@@ -231,7 +238,7 @@ class _Pass:
                 )
 
     def collect(self) -> StreamedWrites:
-        """Verify all tensors and collect their writes; nothing that is served changes."""
+        """Verify all tensors and return their writes; the served weights do not change."""
         wrong: set[str] = set()
         norms: dict[str, Tensor] = {}
         for name in self._own.keys() - self._weights.served.views.keys():
@@ -256,7 +263,7 @@ class _Pass:
             return StreamedWrites(file.writes(), norms, kept)
 
     def _kept_from_now(self, name: str, norms: Mapping[str, Tensor]) -> Tensor | None:
-        """Memory for a tensor that cannot be read back from the new weights."""
+        """Return memory for a tensor that cannot be read back from the new weights, else None."""
         _, entry = self._own[name]
         if self._weights.exact_view(name, entry.dtype, norms) is not None:
             return None
@@ -290,7 +297,7 @@ class _Pass:
                 )
 
     def _parts(self, name: str) -> Iterator[TensorPart]:
-        """The parts of a tensor; raises `EngineRefused` for values that are not finite."""
+        """Yield the parts of a tensor; raises `EngineRefused` for values that are not finite."""
         stored, entry = self._own[name]
         base = None if self._tensors.base is None else self._weights.reader(name, entry.dtype)
         for part in self._tensors.parts(stored, base):
@@ -300,15 +307,15 @@ class _Pass:
             yield part
 
     def _norm(self, name: str) -> Tensor:
-        """A tensor without served memory: it is small, and kept."""
+        """Return a tensor without served memory: it is small, and kept."""
         _, entry = self._own[name]
-        found = torch.empty(prod(entry.shape), dtype=DTYPES[entry.dtype])
+        norm = torch.empty(prod(entry.shape), dtype=DTYPES[entry.dtype])
         for part in self._parts(name):
-            found[part.begin : part.begin + len(part.values)] = _tensor(part.values, entry.dtype)
-        return found.view(entry.shape)
+            norm[part.begin : part.begin + len(part.values)] = _tensor(part.values, entry.dtype)
+        return norm.view(entry.shape)
 
     def _changed_columns(self, name: str, norms: Mapping[str, Tensor]) -> Indices:
-        """The columns of a matrix whose factor changes."""
+        """Return the columns of a matrix whose factor changes."""
         found = [
             np.flatnonzero((bits_of_elements(norms[view.norm]) != bits_of_elements(before)).numpy())
             for view in self._weights.served.views[name]
@@ -345,7 +352,7 @@ def _streamed(update: WeightUpdate) -> StreamedTensors:
 
 
 def _tensor(values: Bits, dtype: str) -> Tensor:
-    """Bits as a tensor of this dtype, sharing their memory."""
+    """Return bits as a tensor of this dtype, in the same memory."""
     return torch.from_numpy(values.view(np.uint8)).view(DTYPES[dtype])  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -354,8 +361,8 @@ def _device_indices(indices: Indices, beside: Tensor) -> Tensor:
 
 
 def _in_columns(part: TensorPart, columns: Indices, width: int) -> Indices:
-    """The positions within a part of these columns of a matrix."""
+    """Return the positions within a part of the elements in these columns of a matrix."""
     end = part.begin + len(part.values)
     rows = np.arange(part.begin // width, -(-end // width), dtype=np.int64)
-    found = (rows[:, None] * width + columns).reshape(-1) - part.begin
-    return found[(found >= 0) & (found < len(part.values))]
+    positions = (rows[:, None] * width + columns).reshape(-1) - part.begin
+    return positions[(positions >= 0) & (positions < len(part.values))]

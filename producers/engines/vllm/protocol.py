@@ -1,5 +1,5 @@
-"""The protocol between the rollout and vLLM's engine, which is in this process, in one of its own,
-or behind a URL: plain values, and the calls that each kind of engine implements.
+"""Defines the protocol between the rollout and vLLM's engine, which is in this process, in one of
+its own, or behind a URL: plain values, and the calls that each kind of engine implements.
 
 All tokens that an engine returned before `pause` returned have one version.
 """
@@ -16,8 +16,8 @@ TEMPERATURES = (0.01, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """A LoRA adapter as vLLM knows it: the name and the id of its requests, the folder that it was
-    loaded from, and the count of loads when it was.
+    """Identifies a LoRA adapter in vLLM: the name and the id of its requests, the folder from which
+    it was loaded, and the number of that load.
     """
 
     name: str
@@ -28,10 +28,10 @@ class ServedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
-    """A request for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
+    """Asks vLLM for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
     share blocks of the prefix cache. `prompt` and `group` identify the sequence in the draft
-    history. `stay` numbers the stays of sequences in vLLM; the worker counts the drafts of a stay
-    in the block `place` of the shared draft counters.
+    history. A stay is the time from a sequence's `add` to its end in vLLM, numbered `stay`; the
+    worker counts the drafts of a stay in the block `place` of the shared draft counters.
     """
 
     key: str
@@ -49,8 +49,8 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The tokens of one request from one step. The last one of a request also has the versions of
-    all its tokens, as vLLM stamped them: (version, index of the first token).
+    """Holds the tokens of one request from one step. The last output of a request also has the
+    versions of all its tokens, as vLLM stamped them: (version, index of the first token).
     """
 
     key: str
@@ -62,8 +62,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class PauseResult:
-    """The outputs of the last steps, and the keys of the requests that were dropped: they restart
-    with the tokens that they have.
+    """Holds the outputs of the last steps, and the keys of the requests that the engine dropped:
+    the caller restarts them with their tokens so far.
     """
 
     outputs: list[StepOutput]
@@ -72,7 +72,7 @@ class PauseResult:
 
 @dataclass(frozen=True, slots=True)
 class CoreLoad:
-    """vLLM's statistics after its newest step."""
+    """Holds vLLM's statistics after its newest step."""
 
     running: int = 0
     waiting: int = 0
@@ -80,21 +80,21 @@ class CoreLoad:
 
 
 class EngineCore(Protocol):
-    """vLLM's engine. Each call raises `EngineRefused` when the engine has ended."""
+    """Computes tokens in vLLM. Each call raises `EngineRefused` if the engine has ended."""
 
     load: CoreLoad
     loads: int
-    """How often weights were loaded; KV blocks are shared only within one load."""
+    """The number of weight loads; KV blocks are shared only within one load."""
     kv_capacity: int
 
     def add(self, request: CoreRequest) -> None: ...
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        """The outputs of one step; none if no step was finished in time."""
+        """Return the outputs of one step; [] if no step finishes within `wait_s` seconds."""
         ...
 
     def pause(self) -> PauseResult:
-        """Stop stepping until `resume`."""
+        """Make no step until `resume`. Returns the outputs of the steps before."""
         ...
 
     def resume(self) -> None: ...
@@ -104,7 +104,7 @@ class EngineCore(Protocol):
         ...
 
     def reset_cache(self) -> None:
-        """Drop all KV; requests restart with the tokens that they have."""
+        """Drop all KV; requests restart with their tokens so far."""
         ...
 
     def release(self) -> None:
@@ -113,7 +113,7 @@ class EngineCore(Protocol):
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise `EngineRefused` where vLLM would raise, or silently draw at another temperature."""
+    """Raise `EngineRefused` for a temperature that vLLM would refuse or silently replace."""
     low, high = TEMPERATURES
     if temperature and not low <= temperature <= high:
         raise EngineRefused(

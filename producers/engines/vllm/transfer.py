@@ -1,9 +1,10 @@
 """Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines.
 
-The rollout has the verified tensors of a version and sends what changed since the served one. Whole
-tensors go through vLLM's layerwise reload, which keeps the served memory until a layer is complete;
-patches are written in place at their checkpoint coordinates. A failure in between leaves a mixture
-of both versions, so nothing is served until a later update has loaded everything.
+The rollout has the verified tensors of a version and sends the changes since the served version, as
+whole tensors or as patches, in chunks. Whole tensors go through vLLM's layerwise reload, which
+keeps the served memory until a layer is complete; patches are written in place at their checkpoint
+coordinates. A failure between chunks leaves a mixture of both versions, so the engine generates no
+tokens until a later update has loaded all weights.
 """
 
 from dataclasses import dataclass, field
@@ -40,14 +41,15 @@ from rollstream.storage.weights.resident import TensorPatch
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):
-    """Empty: no connection is needed, because tensors come with the chunks."""
+    """Is empty: no connection is needed, because tensors come with the chunks."""
 
 
 @dataclass
 class WeightChunk(WeightTransferUpdateInfo):
-    """Some tensors of a version, or some patches, never both in one update. From another process
-    they come as the `entries` of the staged file at `path`, from another machine as the checked
-    `upload`. `patched` has the shapes and types of the patched tensors.
+    """Holds some tensors of a version, or some patches, never both in one update. From another
+    process they come as the `entries` of the staged file at `path`, from another machine as the
+    checked `upload`. `patched` has the shapes and types of the patched tensors, None for whole
+    tensors.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
@@ -73,7 +75,7 @@ class WeightChunk(WeightTransferUpdateInfo):
 
 
 class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
-    """An update is a start, chunks, and a finish; a failed chunk ends it."""
+    """Receives updates of vLLM's weights: a start, chunks, and a finish; a failed chunk ends it."""
 
     init_info_cls = NoInitInfo
     update_info_cls = WeightChunk
@@ -118,7 +120,9 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
             raise
 
     def finish_weight_update(self) -> None:
-        """Raises `EngineRefused`, which names a parameter that was not loaded."""
+        """End a complete update. Raises `EngineRefused`, which names a parameter that was not
+        loaded.
+        """
         if not self._reloading:
             return
         missing = sorted(self._wanted - self._loaded)
@@ -130,8 +134,8 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         pass
 
     def give_up(self) -> None:
-        """End an incomplete update, and drop the received tensors of incomplete layers, which must
-        not be loaded later.
+        """End an incomplete update, and drop the received tensors of incomplete layers, so that
+        vLLM does not load them later.
         """
         if not self._reloading:
             return
@@ -141,8 +145,8 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         self._close()
 
     def _close(self) -> None:
-        """End the reload. Layers that received nothing keep their weights; a tied layer may have
-        packed a copy of the other layer's memory, so it is packed again.
+        """End the reload. Layers without a received tensor keep their weights. A tied layer may
+        have packed a copy of the other layer's memory, so it is packed again.
         """
         self._reloading = False
         finalize_layerwise_reload(self.model, self.model_config)
@@ -151,7 +155,7 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
 
 
 def _tied_layers(model: torch.nn.Module) -> list[Any]:
-    """Layers that share their weight with an earlier layer."""
+    """Return the layers that share their weight with an earlier layer."""
     seen: set[int] = set()
     tied: list[Any] = []
     for layer in model.modules():
@@ -165,7 +169,7 @@ def _tied_layers(model: torch.nn.Module) -> list[Any]:
 
 
 def is_elsewhere(model: Any, name: str) -> bool:
-    """Whether the layer of this tensor is in another pipeline stage."""
+    """Return whether the layer of this tensor is in another pipeline stage."""
     layers = model.named_modules()
     absent = {path for path, layer in layers if isinstance(layer, PPMissingLayer)}
     return not absent.isdisjoint(accumulate(name.split("."), "{}.{}".format))
@@ -173,17 +177,19 @@ def is_elsewhere(model: Any, name: str) -> bool:
 
 @torch.no_grad()
 def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that loading it gives this worker. vLLM's own loader cuts it, into
-    a scratch parameter on the CPU that is in the served one's place meanwhile. Not beside a step.
+    """Return the part of a whole tensor that this worker would serve after loading it. vLLM's own
+    loader cuts it into a scratch parameter on the CPU, which replaces the served parameter during
+    the call: no step may run beside it.
     """
     part = served_part(model, name)
     parameters, served = part.layer._parameters, part.layer._parameters[part.kind]
-    # As before vLLM packed it; a bias is not recorded there, and is not packed.
+    # The parameter's shape before vLLM packed it; a bias is not recorded there, and is not packed.
     recorded = get_layerwise_info(part.layer).restore_metadata[0].get(part.kind)
     with torch.device("cpu"):
         scratch = materialize_meta_tensor(to_meta_tensor(served) if recorded is None else recorded)
     loader: Any = getattr(scratch, "weight_loader", None)
-    while getattr(loader, "__name__", "") == "online_process_loader":  # of an earlier reload
+    # An earlier reload wrapped the loader.
+    while getattr(loader, "__name__", "") == "online_process_loader":
         loader = loader.__wrapped__
     if loader is not None:
         scratch.weight_loader = loader

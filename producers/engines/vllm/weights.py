@@ -1,7 +1,7 @@
-"""Loads weight versions into vLLM, and compares the served weights with the tensors that they came
-from.
+"""Loads weight versions into vLLM, and compares the served weights with the tensors from which they
+were loaded.
 
-An update is checked and cut into chunks before anything is written. Patches are used only where the
+An update is checked and cut into chunks before any weight is written. Patches are used only if the
 served version is their base and vLLM stores its matrices unpacked. On the CPU vLLM packs its
 matrices, so there a version is always loaded whole.
 
@@ -38,13 +38,14 @@ from rollstream.streams.values import Version
 Item = TypeVar("Item")
 
 CHUNK_BYTES = 256 << 20
-WHOLE_SHARE_MAX = 0.25  # of all elements; a whole tensor as a patch takes three times its bytes
+WHOLE_SHARE_MAX = 0.25  # share of elements; a whole tensor as a patch takes three times its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
-    """A checked update. `patches` turn the weights of `base` into the new version; None: load all
-    tensors. `chunks` has them as staged files, if the workers are in another process.
+    """Holds a checked update. `patches` turn the weights of `base` into the new version; with None
+    all tensors are loaded. `chunks` has them as staged files, if the workers are in another
+    process.
     """
 
     base: Version | None
@@ -73,7 +74,7 @@ def check_update(
 def whole_chunks(
     needed: ExpectedTensors, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """All tensors of a version in the order of its layers, at least one per chunk."""
+    """Yield all tensors of a version in the order of its layers, at least one per chunk."""
     own = needed.own(tensors)
     return _cut(own.items(), [tensor.nbytes for tensor in own.values()], bytes_max)
 
@@ -81,7 +82,7 @@ def whole_chunks(
 def patch_chunks(
     patches: Sequence[TensorPatch], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[TensorPatch]]:
-    """Chunks of patches, sized by the whole tensors that vLLM expands them to."""
+    """Yield chunks of patches, sized by the whole tensors to which vLLM expands them."""
     sizes = [torch.Size(p.shape).numel() * p.values.element_size() for p in patches]
     return _cut(patches, sizes, bytes_max)
 
@@ -100,8 +101,9 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
 
 
 def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPatch], set[str]]:
-    """Patches, and names of whole tensors, under the names that vLLM loads. A delta holds tied
-    tensors once, under any of their names. Tensors that the model does not have are left out.
+    """Return the patches, and the names of whole tensors, under the names that vLLM loads. A delta
+    holds tied tensors once, under any of their names. Tensors that the model does not have are left
+    out.
     """
     owners = untie(update.tensors)[1]
     patches: list[TensorPatch] = []
@@ -120,20 +122,22 @@ def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPa
 
 
 def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
-    """A whole tensor as a patch of all its elements: vLLM takes no whole tensor beside patches."""
+    """Return a whole tensor as a patch of all its elements: vLLM does not take whole tensors and
+    patches in one update.
+    """
     flat = tensor.reshape(-1)
     return TensorPatch(name, tuple(tensor.shape), tensor.dtype, torch.arange(len(flat)), flat)
 
 
 def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the tensors that the update holds whole are most of the weights."""
+    """Return whether the update's whole tensors are more than `WHOLE_SHARE_MAX` of the weights."""
     elements = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
     return elements > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())
 
 
 class VllmWeights:
-    """The weights of one vLLM engine. With `in_place` vLLM stores its matrices as a checkpoint
-    does, so that they can be patched.
+    """Updates and compares the weights of one vLLM engine. With `in_place` vLLM stores its matrices
+    as a checkpoint does, so that they can be patched.
     """
 
     def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
@@ -142,7 +146,9 @@ class VllmWeights:
         """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with `prepared` set. Raises `EngineRefused`, which names the wrong tensor."""
+        """Return the update with `prepared` set. Raises `EngineRefused`, which names the wrong
+        tensor.
+        """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
             prepared = replace(prepared, chunks=StagedChunks(self._staged(update, prepared)))
@@ -172,8 +178,8 @@ class VllmWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """As `Engine.read_back`. Each worker compares its own part; a tensor differs if it differs
-        at any worker, and is counted only if every part of it was read.
+        """Compare as `Engine.read_back` does. Each worker compares its own part; a tensor differs
+        if it differs at any worker, and is counted only if every part of it was read.
         """
         own, needed = self._needed.own(tensors), self._needed
         asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
@@ -184,7 +190,7 @@ class VllmWeights:
         return WeightComparison(read, differing)
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
-        """Whether the prepared update can be applied to the weights that are served now."""
+        """Return whether the prepared update can be applied to the weights that are served now."""
         is_used = prepared.chunks is not None and prepared.chunks.is_used
         return not is_used and (prepared.patches is None or prepared.base == self.held)
 
@@ -205,7 +211,7 @@ class VllmWeights:
             yield from (stage_tensors(chunk, held) for chunk in chunks)
 
     def _state(self, name: str, tensor: torch.Tensor, held: MappedTensors | None) -> PartState:
-        """The result of all workers for one tensor, under all its names."""
+        """Return the combined result of all workers for one tensor, under all its names."""
         names, tensors = [name, *self._needed.tied.get(name, ())], [(name, tensor)]
         states = self._core.call_with_tensors("compare_part", names, tensors=tensors, held=held)
         return combined(states)

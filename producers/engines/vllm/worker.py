@@ -1,13 +1,13 @@
-"""The extension of vLLM's worker: loading weights, reading them back, and drafts.
+"""Extends vLLM's worker by methods that load weights, read them back, and turn drafts on.
 
 vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
-transfer engine there, replaces a wrong function of the sampler, and makes a worker of another
+transfer engine there, replaces a wrong function of the sampler, and makes a worker in another
 process end with the rollout that started it, also after `kill -9`: otherwise it would keep
 computing and keep its memory.
 
 vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory that
 was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is never
-read. The function that calls the kernel is replaced where triton is missing. A runner that can
+read. The function that calls the kernel is replaced if triton is missing. A runner that can
 verify drafts runs verification in every step, also without drafts: on the CPU such a step is made a
 plain one.
 """
@@ -47,7 +47,7 @@ NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.dra
 
 
 class DraftingWorker:
-    """Methods of vLLM's worker, whose attributes they use."""
+    """Adds to vLLM's worker the method that turns drafts on; it uses the worker's attributes."""
 
     model_runner: Any
     rank: int
@@ -55,8 +55,9 @@ class DraftingWorker:
     def draft_from(
         self, source: DraftSource | str | None, window: str, forced: bool | None, counters_path: str
     ) -> None:
-        """Draft from this history, or from the one in this file; with None, stop drafting. Of
-        several workers vLLM uses the first one's drafts, so only that one writes counts.
+        """Draft from this history, or from the one in this file; with None, stop drafting. With
+        several workers vLLM uses the drafts of the first, so only that one writes counts. `window`
+        names a rule in `WINDOW_RULES`, `forced` fixes the gate.
         """
         runner = self.model_runner
         if source is None:
@@ -75,8 +76,8 @@ class DraftingWorker:
 
 
 def skip_empty_verification(runner: Any) -> None:
-    """Make steps without drafts plain ones from here on: rejection sampling of no drafts takes a
-    small model a tenth of a step or more. Idempotent.
+    """Make later steps without drafts plain ones: for a small model, rejection sampling of no
+    drafts takes a tenth of a step or more. Idempotent.
     """
     if "_prepare_inputs" in vars(runner):
         return
@@ -95,7 +96,7 @@ def skip_empty_verification(runner: Any) -> None:
 
 
 def patch_sampler() -> None:
-    """Replace the wrong function of vLLM; does nothing where triton is installed."""
+    """Replace the wrong function of vLLM; does nothing if triton is installed."""
     if not HAS_TRITON:
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
 
@@ -149,7 +150,7 @@ if "rollstream" not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension(DraftingWorker):
-    """Methods of vLLM's worker, whose attributes they use."""
+    """Adds methods to vLLM's worker that load and compare weights; they use its attributes."""
 
     weight_transfer_engine: Any
     _weight_update_active: bool
@@ -162,7 +163,7 @@ class WorkerExtension(DraftingWorker):
     def call_staged(
         self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
     ) -> Any:
-        """The result of a method below whose last argument are the tensors of a staged file."""
+        """Return the result of a method below whose last argument are a staged file's tensors."""
         return getattr(self, method)(*arguments, staged_tensors(path, entries))
 
     def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:
@@ -178,15 +179,15 @@ class WorkerExtension(DraftingWorker):
         return combined([_compared(part.copies(), wanted) for part in parts])
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
-        """Names of the factors of an adapter whose served bits differ from those that loading these
-        gives at this worker; a padded rank must be zero.
+        """Return the names of an adapter's factors whose served bits differ from those that loading
+        `factors` gives at this worker; the padding of a rank must be zero.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         differing: list[str] = []
         for name, factor in factors:
             factor_scaling = scaling if name.endswith(HIGH) else 1.0
             served = served_factors(manager, adapter, name, factor)
-            if not all(_is_factor(one, mine, factor_scaling) for one, mine in served):
+            if not all(_is_factor(copy, mine, factor_scaling) for copy, mine in served):
                 differing.append(name)
         return differing
 
@@ -212,6 +213,6 @@ def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits as integers, so that −0 differs from +0."""
+    """Return the bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(widths[tensor.element_size()])

@@ -1,10 +1,10 @@
 """Implements `protocol.EngineCore` with a vLLM server on another machine.
 
-The server computes without being asked, so at a pause its workers report how many tokens each
-request has. The client reads that many tokens of each, and drops the requests that the workers do
-not have (not started, or just ended). All tokens returned before new weights are therefore of the
-old weights, also those that were in transit at the pause. Each start of a rollout claims the
-server: from then on the previous owner's calls are refused.
+The server computes continuously and streams its tokens, so at a pause its workers report how many
+tokens each request has. The client reads that many tokens of each request, and drops the requests
+that the workers do not have (not started, or just ended). All tokens returned before new weights
+are therefore of the old weights, also those that were in transit at the pause. Each start of a
+rollout claims the server: afterwards the server refuses the previous owner's calls.
 """
 
 import threading
@@ -31,8 +31,8 @@ HEALTH_CHECK_S = 30.0
 
 
 class RemoteCore:
-    """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache, `load` is its last
-    known load.
+    """Generates on one server, claimed by `owner`; `kv_capacity` tokens fit into its cache, `load`
+    is its last known load.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class RemoteCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """1. Stop the server's steps.  2. Get the number of tokens of each request from the
-        workers.  3. Drop requests that they do not have, and read the others up to that number.
+        """Make the server pause, and return all tokens that it had generated before.
+
+        1. Stop the server's steps.  2. Get the number of tokens of each request from the workers.
+        3. Drop requests that they do not have, and read the others up to that number.
         """
         self.routes.call("check_owner", self.owner)
         self.routes.post("/pause", query={"mode": "keep", "clear_cache": "false"})  # 1
@@ -100,8 +102,8 @@ class RemoteCore:
         self._streams.close_all()
 
     def _progress(self) -> dict[str, int]:
-        """The number of generated tokens of each request that the workers have, by the client's
-        name of the request.
+        """Return the number of generated tokens of each request that the workers have, by the
+        client's name of the request.
         """
         inside = self.routes.call("progress")[0]
         return {request_name(name): int(count) for name, count in inside.items()}

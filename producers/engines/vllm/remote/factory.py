@@ -1,5 +1,5 @@
-"""Opens a vLLM server as an engine: every property that it must have is checked before it is used,
-and each error names the command that starts the server correctly.
+"""Opens a vLLM server as an engine: checks every property that the server must have before it is
+used, and names in each error the command that starts the server correctly.
 """
 
 import logging
@@ -23,7 +23,7 @@ from rollstream.producers.settings import VllmSettings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""How long a rollout waits for a server that does not answer, e.g. because it restarts."""
+"""Longest wait of a rollout for a server that does not answer, e.g. because it restarts."""
 POLL_S = 0.5
 LOG_EVERY_S = 15.0
 SERVER_COMMAND = (
@@ -37,8 +37,9 @@ SERVER_COMMAND = (
 def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
-    """The server at `settings.url`, claimed, paused and empty. Raises `ConfigurationError` for one
-    that was not started as in `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
+    """Claim the server at `settings.url`, pause it and drop its requests, and return its core and
+    its weights. Raises `ConfigurationError` for a server that was not started as in
+    `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
     """
     assert settings.url is not None, "without a URL vLLM is opened on this machine"
     headers = _headers(settings.api_key_env)
@@ -122,7 +123,7 @@ def _describe(routes: ServerRoutes) -> Mapping[str, Any]:
 def _find_lacks(
     found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
 ) -> list[str]:
-    """The properties of the server that do not fit, as parts of an error message."""
+    """Return the properties of the server that do not fit, as parts of an error message."""
     wanted = architecture_of(config)
     checks = [
         (found["transfer"] == "rollstream", "loads weights in another way"),

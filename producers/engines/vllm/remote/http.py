@@ -1,7 +1,8 @@
-"""HTTP calls to a vLLM server, and its wire format: requests for tokens, the events of a stream,
-and the lines of `/metrics` that are used. Token streams are read in `streams.py`.
+"""Makes the HTTP calls to a vLLM server (`ServerRoutes`), and encodes and decodes its wire format:
+requests for tokens, the events of a stream, and the lines of `/metrics` that are used.
+`streams.py` reads the token streams.
 
-Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. Every failure
+Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. A failed call
 is an `EngineRefused` that names the server and the route, and never the key.
 """
 
@@ -49,7 +50,9 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
-    """The body of a request for a stream of tokens with their log-probabilities."""
+    """Return the body of a request for a stream of tokens with their log-probabilities; `name` is
+    the client's name of the request.
+    """
     s = request.sampling
     sampling = {
         "temperature": s.temperature,
@@ -74,8 +77,8 @@ def generate_body(request: CoreRequest, name: str) -> bytes:
 
 
 def parse_output(key: str, data: bytes) -> StepOutput | None:
-    """The output in an event; None for an event without one. Raises `DecodeError` for an error that
-    the server reports, and for an event that cannot be decoded.
+    """Return the output in an event, of the request `key`; None for an event without one. Raises
+    `DecodeError` for an error that the server reports, and for an event that cannot be decoded.
     """
     try:
         event = _EVENTS.decode(data)
@@ -96,16 +99,16 @@ def parse_output(key: str, data: bytes) -> StepOutput | None:
 
 
 def request_name(inside: str) -> str:
-    """The name that this client gave to a request, from vLLM's internal name: that has a prefix
-    and, unless vLLM is configured otherwise, a dash and eight more characters. Names given here
-    contain no dash.
+    """Return the name that this client gave to a request, from vLLM's internal name. The internal
+    name has a prefix and, unless vLLM is configured otherwise, a dash and eight more characters;
+    the client's names contain no dash.
     """
     return inside.removeprefix(REQUEST_PREFIX).partition("-")[0]
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """The load in a page of metrics."""
-    found = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
+    """Return the load in a page of metrics."""
+    sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",
         "vllm:num_requests_waiting": "waiting",
@@ -114,18 +117,18 @@ def parse_load(lines: Iterable[str]) -> CoreLoad:
     for line in lines:
         name = names.get(line.partition("{")[0].partition(" ")[0])
         if name is not None:
-            found[name] += float(line.rpartition(" ")[2])
-    return CoreLoad(int(found["running"]), int(found["waiting"]), found["kv"])
+            sums[name] += float(line.rpartition(" ")[2])
+    return CoreLoad(int(sums["running"]), int(sums["waiting"]), sums["kv"])
 
 
 ANSWER_TIMEOUT_S = 60.0
-LOAD_TIMEOUT_S = 600.0  # a chunk of a large model into the memory of all of a server's workers
+LOAD_TIMEOUT_S = 600.0  # to load a chunk of a large model into all workers of a server
 CONNECT_TIMEOUT_S = 10.0
 NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class ServerRoutes:
-    """The routes of one server. Thread-safe."""
+    """Calls the routes of one server. Thread-safe; calls raise `EngineRefused` if it fails."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
@@ -141,11 +144,11 @@ class ServerRoutes:
         )
 
     def get(self, path: str) -> httpx2.Response:
-        """The response, whatever its status."""
+        """Return the response, of any status."""
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """The status of an empty request, which shows whether the route exists."""
+        """Return the status of an empty request, which shows whether the route exists."""
         return self._send("POST", path, json={}).status_code
 
     def post(
@@ -155,7 +158,7 @@ class ServerRoutes:
         query: Mapping[str, str] | None = None,
         within_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """The JSON of a successful response."""
+        """Return the JSON of a successful response; an error status raises `EngineRefused`."""
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
         if response.is_error:
             text = response.text[:1000]
@@ -165,8 +168,8 @@ class ServerRoutes:
         return response.json() if response.content else None
 
     def call(self, method: str, *arguments: Any, within_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
-        """The result of this method of each worker. Raises `EngineRefused` with a worker's
-        refusal.
+        """Call this method of each worker and return the results. Raises `EngineRefused` with a
+        worker's refusal.
         """
         body = {"method": method, "args": list(arguments)}
         answered = self.post("/collective_rpc", body, within_s=within_s)
@@ -177,7 +180,7 @@ class ServerRoutes:
         return results
 
     def is_alive(self) -> bool:
-        """Whether the server answers and its engine runs."""
+        """Return whether the server answers and its engine runs."""
         try:
             return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
         except httpx2.HTTPError:

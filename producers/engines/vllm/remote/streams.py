@@ -1,9 +1,9 @@
-"""The token streams of a vLLM server, read by one thread: each request has one HTTP response, which
+"""Reads the token streams of a vLLM server in one thread: each request has one HTTP response, which
 ends with the request.
 
-Every event is counted and then returned, in the order of its stream. Closing a stream aborts its
-request; tokens that were not read by then are ignored. A broken stream is reported by the next
-`take`.
+The thread queues the output of every event and then counts its tokens; `take` returns the outputs,
+in the order of each stream. Closing a stream aborts its request and drops its outputs that `take`
+has not returned. After a stream breaks, `take` returns the outputs before, then raises.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _POLL_S = 0.001
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """The stream of one request; `seen` of its tokens were read."""
+    """Holds the stream of one request; `seen` counts the tokens that the thread has read."""
 
     key: str
     name: str
@@ -40,14 +40,14 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class BrokenStream:
-    """A stream ended before its request."""
+    """Reports that a stream ended before its request."""
 
     why: str
 
 
 @dataclass(slots=True)
 class TokenStreams:
-    """The streams of one server, by the key of their request."""
+    """Reads the streams of one server; each has the key of its request."""
 
     url: str
     headers: Mapping[str, str]
@@ -61,7 +61,7 @@ class TokenStreams:
     _client: "httpx2.AsyncClient | None" = None
 
     def __post_init__(self) -> None:
-        # At INFO it logs every request; failures are raised as errors.
+        # At INFO httpx2 logs every request; failures are raised as errors.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True).start()
 
@@ -73,12 +73,12 @@ class TokenStreams:
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
     def names(self) -> dict[str, str]:
-        """The names of the open streams, by key."""
+        """Return the names of the open streams' requests, by key."""
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[StepOutput]:
-        """The outputs that arrived; waits for the first one up to `wait_s`. Raises `EngineRefused`
-        once a stream broke and all outputs before were returned.
+        """Return the outputs that have arrived; waits for the first one up to `wait_s`. Raises
+        `EngineRefused` once a stream is broken and all outputs before are returned.
         """
         outputs: list[StepOutput] = []
         while self._broken is None:
@@ -107,8 +107,8 @@ class TokenStreams:
                 stream.task.cancel()
 
     def settle(self, wanted: Mapping[str, int]) -> None:
-        """Wait until the wanted number of tokens of each stream was read, or the stream ended.
-        Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+        """Wait until the thread has read the `wanted` number of tokens of each stream, or the
+        stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
         end = time.monotonic() + SETTLE_TIMEOUT_S
         for key, count in wanted.items():
@@ -134,7 +134,7 @@ class TokenStreams:
         self._loop.stop()
 
     async def _read(self, stream: TokenStream, body: bytes) -> None:
-        """Queue all outputs of a stream, to its end."""
+        """Queue all outputs of a stream until it ends or breaks."""
         finished, broken = False, ""
         try:
             async for data in self._events(body):
@@ -154,7 +154,7 @@ class TokenStreams:
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:
-        """The data of each event of the response."""
+        """Yield the data of each event of the response."""
         headers = {"Content-Type": "application/json"}
         async with self._connected().stream(
             "POST", GENERATE_ROUTE, content=body, headers=headers
@@ -173,7 +173,7 @@ class TokenStreams:
                         yield data
 
     def _connected(self) -> httpx2.AsyncClient:
-        """The client, which belongs to the thread's event loop."""
+        """Return the HTTP client, which belongs to the thread's event loop."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 base_url=self.url,

@@ -1,8 +1,9 @@
-"""Tensors that a rollout sends to a worker of a vLLM server before they are loaded: bytes in
-pieces, then a check against the hash of each tensor. All in the worker's process, beside decoding.
+"""Receives the tensors that a rollout sends to a worker of a vLLM server before they are loaded:
+bytes in pieces, then a check against the hash of each tensor. It runs in the worker's process,
+beside decoding.
 
-No tensor of an upload is available before all of the upload was checked. When the next set of
-uploads begins, the previous one is dropped: at most one version is kept.
+A version is a set of chunks. No tensor of a chunk is available before all of the chunk is checked.
+The first piece of the next set drops the previous set: at most one version is kept.
 """
 
 import base64
@@ -18,7 +19,7 @@ from rollstream.storage.weights.tensors import tensor_hash, tensor_of
 
 @dataclass(slots=True)
 class ChunkUpload:
-    """One chunk of a version, being received."""
+    """Receives one chunk of a version; `tensors` are its tensors once they are checked."""
 
     data: bytearray
     received: int = 0
@@ -34,21 +35,22 @@ class ChunkUpload:
         self.received += len(piece)
 
     def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
-        """Raise `CorruptObject`, which names the tensor that differs from its hash."""
+        """Check all tensors; raises `CorruptObject`, which names one that differs from its hash."""
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
         view = memoryview(self.data)
         tensors: list[tuple[str, torch.Tensor]] = []
-        for e, wanted in zip(entries, hashes, strict=True):
-            part, shape = view[e["begin"] : e["begin"] + e["bytes"]], tuple(e["shape"])
-            if tensor_hash(e["dtype"], shape, part) != wanted:
-                raise CorruptObject(f"tensor {e['name']!r} differs from its hash")
-            tensors.append((e["name"], tensor_of(part, e["dtype"], shape)))
+        for entry, wanted in zip(entries, hashes, strict=True):
+            begin, shape = entry["begin"], tuple(entry["shape"])
+            part = view[begin : begin + entry["bytes"]]
+            if tensor_hash(entry["dtype"], shape, part) != wanted:
+                raise CorruptObject(f"tensor {entry['name']!r} differs from its hash")
+            tensors.append((entry["name"], tensor_of(part, entry["dtype"], shape)))
         self.tensors = tensors
 
 
 class ChunkUploads:
-    """The uploads of one worker, from the rollout that claimed its server last."""
+    """Holds the uploads of one worker, from the rollout that claimed its server last (`owner`)."""
 
     def __init__(self) -> None:
         self.owner = ""

@@ -1,8 +1,9 @@
-"""The worker extension of a vLLM server (`vllm serve --worker-extension-cls
-rollstream.producers.engines.vllm.remote.worker.ServerWorker`): the server's properties, its owner,
-the progress of its requests, and the loading of weights.
+"""Extends each worker of a vLLM server (`vllm serve --worker-extension-cls
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`) by the calls that a rollout needs:
+the server's properties, its owner, the progress of its requests, and the loading of weights.
 
-Each method is called by name over `/collective_rpc`; a refusal is returned as `{"refused": …}`.
+The rollout calls each method by name over `/collective_rpc`; a method returns a refusal as
+`{"refused": …}`.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,12 @@ RpcAnswer = dict[str, Any]
 
 
 class ServerWorker(WorkerExtension):
-    """Methods of vLLM's worker, whose attributes they use."""
+    """Adds methods to vLLM's worker, whose attributes they use."""
 
     vllm_config: Any
 
     def describe(self) -> RpcAnswer:
-        """The properties of the server that a rollout checks before it uses it."""
+        """Return the properties that a rollout checks before it uses the server."""
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
         return {
@@ -44,7 +45,7 @@ class ServerWorker(WorkerExtension):
         }
 
     def claim(self, owner: str) -> RpcAnswer:
-        """Make this rollout the owner, and end an update that another one left."""
+        """Make this rollout the owner, and end an update that the previous owner left."""
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
@@ -58,11 +59,11 @@ class ServerWorker(WorkerExtension):
     def check_chunk(
         self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
     ) -> RpcAnswer:
-        """`refused` names the tensor that differs from its hash."""
+        """Check an upload; `refused` names the tensor that differs from its hash."""
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
-        """The number of generated tokens of each started request, by vLLM's name of it."""
+        """Return the number of generated tokens of each started request, by vLLM's name of it."""
         runner = self.model_runner
         if hasattr(runner, "requests"):
             return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
@@ -71,17 +72,17 @@ class ServerWorker(WorkerExtension):
         return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
-        """Type and hash of every served copy of these tensors."""
+        """Return type and hash of every served copy of these tensors, by name."""
         model = self.model_runner.get_model()
-        found: dict[str, list[tuple[str, str]]] = {}
+        hashes: dict[str, list[tuple[str, str]]] = {}
         for name in names:
             copies = [copy.contiguous() for copy in served_part(model, name).copies()]
             kinds = [DTYPE_NAMES[copy.dtype] for copy in copies]
-            found[name] = [
+            hashes[name] = [
                 (kind, tensor_hash(kind, tuple(copy.shape), tensor_bytes(copy)))
                 for kind, copy in zip(kinds, copies, strict=True)
             ]
-        return found
+        return hashes
 
 
 def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
