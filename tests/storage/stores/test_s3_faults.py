@@ -28,7 +28,7 @@ PASSING = [
     Fault("reset", count=2),
     Fault("reset_after"),
     Fault("delay", 0.05, count=4),
-    Fault("blackhole", 3.0),
+    Fault("blackhole", 1.0),
     Fault("truncate", 0.5, count=2),
     Fault("shorten", 0.5, count=2),
     Fault("drip", 0.1, count=4),
@@ -55,7 +55,7 @@ def proxied():
     endpoint = parse_s3_url(url).endpoint
     with FaultProxy(endpoint) as proxy:  # pyright: ignore[reportArgumentType]
 
-        def through(deadline_s=6.0):
+        def through(deadline_s=60.0):
             changed = url.replace(endpoint, proxy.endpoint)  # pyright: ignore[reportArgumentType]
             return open_store(f"{changed}&deadline_s={deadline_s}")
 
