@@ -166,7 +166,7 @@ def test_what_does_not_fit_the_bound_is_not_pushed_and_is_stored(net: RelayNet) 
     # The manifest fits. On a busy machine its push may be given up, or come after the announcement.
     assert relay.figure("bucket_bytes_total") >= 2 * MIB
     assert relay.figure("pushed_bytes_total") < MIB
-    assert store.metric_values()["trainer_push_given_up_total"] >= 1
+    assert store.metric_values()["trainer_push_given_up_total"] in (1, 2)
 
 
 class Broken(MemoryStore):
